@@ -1,0 +1,192 @@
+"""Everything that is said to a client or to an operator when something is refused or fails.
+
+    KvlaneError
+    ├── RequestError                       a client is answered; class = status = type and code
+    │   ├── BadRequest                400  invalid_request_error
+    │   │   └── InvalidJson
+    │   ├── NotFound                  404  invalid_request_error
+    │   │   ├── UnknownModel               model_not_found
+    │   │   └── UnknownResponse
+    │   ├── MethodNotAllowed          405
+    │   ├── BodyTimeout               408
+    │   ├── BodyTooLarge              413
+    │   ├── Saturated                 429  rate_limit_error: a filter that knows says that all are exhausted
+    │   ├── BadGateway                502  the pods did not answer
+    │   ├── NoEndpoints               503  nobody can serve this
+    │   └── GatewayTimeout            504
+    ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
+    │   ├── ConnectFailed
+    │   └── UpstreamTimedOut
+    └── ConfigError                        all faults of a configuration, each with its path
+
+A RequestError is raised where it is known and rendered once, in `openai.render`, in the shape of the API called.
+Messages name what to do and never name a pod's URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+
+class Reason(Enum):
+    """Why a request was refused: the value of x-kvlane-reason and, where llm-d has it, of its dropped-reason."""
+
+    INVALID_REQUEST = "invalid-request"
+    UNKNOWN_PATH = "unknown-path"
+    UNKNOWN_MODEL = "unknown-model"
+    UNKNOWN_RESPONSE = "unknown-response"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    BODY_TIMEOUT = "body-timeout"
+    BODY_TOO_LARGE = "body-too-large"
+    NO_ENDPOINTS = "rejected-no-endpoints"
+    SATURATED = "rejected-saturated"
+    SHUTTING_DOWN = "rejected-shutting-down"
+    UPSTREAM_FAILED = "upstream-failed"
+    UPSTREAM_TIMED_OUT = "upstream-timed-out"
+    INTERNAL = "internal-error"
+
+    @property
+    def dropped_reason(self) -> str | None:
+        """llm-d's x-llm-d-request-dropped-reason, for refusals that it names too."""
+        return self.value if self.value.startswith("rejected-") else None
+
+
+class KvlaneError(Exception):
+    """Root of everything kvlane raises on purpose."""
+
+
+class RequestError(KvlaneError):
+    """Answered to the client. `param` names the field of the body that is at fault."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_server_error"
+    code: ClassVar[str | None] = None
+    reason: Reason = Reason.INTERNAL
+
+    def __init__(self, message: str, *, param: str | None = None, reason: Reason | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if reason is not None:
+            self.reason = reason
+
+
+class BadRequest(RequestError):
+    status = 400
+    type = "invalid_request_error"
+    reason = Reason.INVALID_REQUEST
+
+
+class InvalidJson(BadRequest):
+    code = "invalid_json"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+    reason = Reason.UNKNOWN_PATH
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
+    reason = Reason.UNKNOWN_MODEL
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model `{model}` does not exist; GET /v1/models lists those that do.", param="model")
+
+
+class UnknownResponse(NotFound):
+    reason = Reason.UNKNOWN_RESPONSE
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id}' not found; it may have expired.", param="response_id")
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+    reason = Reason.METHOD_NOT_ALLOWED
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = tuple(allowed)
+
+
+class BodyTimeout(RequestError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+    reason = Reason.BODY_TIMEOUT
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+    reason = Reason.BODY_TOO_LARGE
+
+
+class Saturated(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "saturated"
+    reason = Reason.SATURATED
+    retry_after: float = 1.0
+
+
+class BadGateway(RequestError):
+    status = 502
+    type = "server_error"
+    code = "upstream_failed"
+    reason = Reason.UPSTREAM_FAILED
+
+
+class NoEndpoints(RequestError):
+    status = 503
+    type = "server_error"
+    code = "no_endpoints"
+    reason = Reason.NO_ENDPOINTS
+    retry_after: float = 1.0
+
+
+class GatewayTimeout(RequestError):
+    status = 504
+    type = "server_error"
+    code = "upstream_timed_out"
+    reason = Reason.UPSTREAM_TIMED_OUT
+
+
+class UpstreamFailed(KvlaneError):
+    """A pod failed before the first byte of its answer. The message is for the log, not for the client."""
+
+
+class ConnectFailed(UpstreamFailed):
+    """No connection to the pod came about: nothing of the request was sent."""
+
+
+class UpstreamTimedOut(UpstreamFailed):
+    """The pod sent no first byte in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault of a configuration: `path` as `scheduling.plugins[2].parameters.threshold`."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigError(KvlaneError):
+    """All faults found, in the order of the file."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)

@@ -1,0 +1,61 @@
+"""One leg of one request: what is sent to a pod, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.request import InferenceRequest
+
+
+class Ending(Enum):
+    """How a leg ended; every leg has exactly one."""
+
+    COMPLETE = "complete"
+    CLIENT_GONE = "client-gone"
+    UPSTREAM_FAILED = "upstream-failed"
+    TIMED_OUT = "timed-out"
+    EVICTED = "evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counted them; `cached_tokens` is None where it does not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """Live from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come.
+
+    The relay fills in `status` (of the pod's answer), `first_byte_at`, `last_byte_at`, `response_bytes`, `chunks`,
+    `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`.
+    """
+
+    request: InferenceRequest
+    decision: Decision
+    endpoint: Endpoint
+    attempt: int
+    started_at: float
+    role: str = ""
+    upstream_headers: list[tuple[str, str]] = field(default_factory=list)
+    response_headers: list[tuple[str, str]] = field(default_factory=list)
+    status: int | None = None
+    first_byte_at: float | None = None
+    last_byte_at: float | None = None
+    chunks: int = 0
+    response_bytes: int = 0
+    usage: Usage | None = None
+    response_id: str | None = None
+    """The id that `/v1/responses` gave its answer: later requests about it must reach the same pod."""
+    ending: Ending | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """The pod gave the whole of a good answer."""
+        return self.ending is Ending.COMPLETE and self.status is not None and self.status < 300

@@ -1,0 +1,260 @@
+"""Dataclasses from YAML, strictly: every fault is collected with its path, every unknown key gets a suggestion."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from proxy.core.errors import ConfigError, Problem
+from proxy.core.units import Duration, Size, parse_duration, parse_size
+
+T = TypeVar("T")
+
+
+class Invalid(Exception):
+    """Faults found below one path."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+def param(
+    default: Any = dataclasses.MISSING,
+    doc: str = "",
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    more_than: float | None = None,
+    key: str | None = None,
+    aliases: Sequence[str] = (),
+) -> Any:
+    """A field with its documentation and bounds. `key` is its YAML name (camelCase of the field's unless given),
+    `aliases` are older spellings; without a default it is required."""
+    metadata = {
+        "doc": doc,
+        "key": key,
+        "aliases": tuple(aliases),
+        "bounds": (at_least, at_most, more_than),
+    }
+    if isinstance(default, list | dict | set):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def yaml_key(field: dataclasses.Field[Any]) -> str:
+    return field.metadata.get("key") or camel(field.name)
+
+
+@cache
+def hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def load(cls: type[T], data: Any, path: str = "") -> T:
+    """Raises ConfigError with all faults."""
+    try:
+        return build(cls, data, path)
+    except Invalid as invalid:
+        raise ConfigError(invalid.problems) from None
+
+
+def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = types.MappingProxyType({})) -> T:
+    """As `load`, but raises Invalid; `injected` are the values of fields that are not for the YAML to set."""
+    data = {} if data is None else data
+    if not isinstance(data, Mapping):
+        raise Invalid(Problem(path, f"must be a mapping, not {_spell(data)}"))
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in injected}  # type: ignore[arg-type]
+    values, problems = dict(injected), _unknown_keys(fields.values(), data, path)
+    for field in fields.values():
+        key = _given_key(field, data)
+        if key is None:
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                problems.append(Problem(join(path, yaml_key(field)), "is required"))
+            continue
+        try:
+            value = coerce(hints(cls)[field.name], data[key], join(path, key))
+            _check_bounds(field, value, join(path, key))
+            values[field.name] = value
+        except Invalid as invalid:
+            problems.extend(invalid.problems)
+    if problems:
+        raise Invalid(*problems)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise Invalid(Problem(path, str(error))) from None
+
+
+def coerce(kind: Any, value: Any, path: str) -> Any:
+    """The value as an instance of the annotated type. Raises Invalid."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _coerce_union(get_args(kind), value, path)
+    if origin is Literal:
+        return _choose({str(choice).lower(): choice for choice in get_args(kind)}, value, path)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _coerce_mapping(get_args(kind), value, path)
+    if isinstance(origin, type) and issubclass(origin, tuple | Sequence | frozenset):
+        return _coerce_items(origin, get_args(kind)[0], value, path)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return build(kind, value, path)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _choose({str(member.value).lower(): member for member in kind}, value, path)
+    if kind is Any:
+        return value
+    return _coerce_scalar(kind, value, path)
+
+
+def _coerce_scalar(kind: Any, value: Any, path: str) -> Any:
+    try:
+        return _SCALARS[kind](value)
+    except ValueError as error:
+        raise Invalid(Problem(path, str(error))) from None
+
+
+def _coerce_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    problems: list[Problem] = []
+    for kind in kinds:
+        if kind is type(None):
+            continue
+        try:
+            return coerce(kind, value, path)
+        except Invalid as invalid:
+            problems = problems or list(invalid.problems)
+    raise Invalid(*problems)
+
+
+def _coerce_mapping(kinds: tuple[Any, ...], value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Invalid(Problem(path, f"must be a mapping, not {_spell(value)}"))
+    return _collect(((str(key), join(path, str(key)), item) for key, item in value.items()), kinds[1], dict)  # type: ignore[no-any-return]
+
+
+def _coerce_items(origin: type, kind: Any, value: Any, path: str) -> Any:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise Invalid(Problem(path, f"must be a list, not {_spell(value)}"))
+    container = frozenset if issubclass(origin, frozenset) else tuple
+    pairs = ((index, f"{path}[{index}]", item) for index, item in enumerate(value))
+    return _collect(pairs, kind, lambda built: container(item for _, item in built))
+
+
+def _collect(entries: Any, kind: Any, finish: Callable[[list[tuple[Any, Any]]], Any]) -> Any:
+    built: list[tuple[Any, Any]] = []
+    problems: list[Problem] = []
+    for key, path, item in entries:
+        try:
+            built.append((key, coerce(kind, item, path)))
+        except Invalid as invalid:
+            problems.extend(invalid.problems)
+    if problems:
+        raise Invalid(*problems)
+    return finish(built)
+
+
+def _choose(choices: dict[str, Any], value: Any, path: str) -> Any:
+    chosen = choices.get(str(value).lower())
+    if chosen is None:
+        names = ", ".join(choices)
+        raise Invalid(Problem(path, f"{value!r} is none of {names}{suggestion(str(value), list(choices))}"))
+    return chosen
+
+
+def _unknown_keys(fields: Any, data: Mapping[Any, Any], path: str) -> list[Problem]:
+    known = [key for field in fields for key in (yaml_key(field), *field.metadata.get("aliases", ()))]
+    return [
+        Problem(path, f"unknown field '{key}'{suggestion(str(key), known)}") for key in data if str(key) not in known
+    ]
+
+
+def _given_key(field: dataclasses.Field[Any], data: Mapping[Any, Any]) -> str | None:
+    return next((key for key in (yaml_key(field), *field.metadata.get("aliases", ())) if key in data), None)
+
+
+def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
+    at_least, at_most, more_than = field.metadata.get("bounds", (None, None, None))
+    if not isinstance(value, int | float):
+        return
+    if at_least is not None and value < at_least:
+        raise Invalid(Problem(path, f"must be at least {at_least:g}, not {value:g}"))
+    if at_most is not None and value > at_most:
+        raise Invalid(Problem(path, f"must be at most {at_most:g}, not {value:g}"))
+    if more_than is not None and value <= more_than:
+        raise Invalid(Problem(path, f"must be more than {more_than:g}, not {value:g}"))
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {_spell(value)}")
+    return value
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ValueError(f"must be a whole number, not {_spell(value)}")
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"must be a finite number, not {_spell(value)}")
+    return float(value)
+
+
+def _str(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"must be text, not {_spell(value)}")
+    return str(value)
+
+
+def _duration(value: Any) -> Duration:
+    if isinstance(value, str):
+        return parse_duration(value)
+    seconds = _float(value)
+    if seconds < 0:
+        raise ValueError("a duration is not negative")
+    return Duration(seconds)
+
+
+def _size(value: Any) -> Size:
+    size = parse_size(value) if isinstance(value, str) else Size(_int(value))
+    if size < 0:
+        raise ValueError("a size is not negative")
+    return size
+
+
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _str,
+    Duration: _duration,
+    Size: _size,
+}
+
+
+def _spell(value: Any) -> str:
+    names = {type(None): "nothing", dict: "a mapping", list: "a list", str: f"the text {value!r}"}
+    return names.get(type(value), repr(value))

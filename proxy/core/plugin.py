@@ -1,0 +1,135 @@
+"""Every extension point, on one page.
+
+A plugin is a dataclass with the decorator `@plugin("its-type")`; its fields are its YAML parameters, those typed as a
+port of `core.ports` are injected. Filters, scorers and pickers change nothing observable: they run once per profile,
+shadow, retry and dry run. State moves in PreRequest and PostResponse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Exchange
+from proxy.core.request import InferenceRequest
+
+P = TypeVar("P", bound="type[Plugin]")
+
+
+def plugin(type_name: str) -> Callable[[P], P]:
+    """Names the type under which a class is configured; the registry finds it by looking through its module."""
+
+    def mark(cls: P) -> P:
+        cls.plugin_type = type_name
+        return cls
+
+    return mark
+
+
+class Plugin(Protocol):
+    """What all plugins have in common. Keys are checked and producers ordered at start-up."""
+
+    __slots__ = ()
+    plugin_type: ClassVar[str] = ""
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return ()
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        """Data whose absence makes the plugin useless: a configuration without a provider of it is refused, or gets
+        the default provider injected where there is one."""
+        return ()
+
+
+class DataProducer(Plugin, Protocol):
+    """Writes what it `provides` into `request.state`; the only plugin that may wait."""
+
+    __slots__ = ()
+    waits: ClassVar[bool] = True
+    """False promises that `produce` never suspends, which spares the deadline's timer."""
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None: ...
+
+
+class Filter(Plugin, Protocol):
+    """Keeps a subset of the endpoints, in their order."""
+
+    __slots__ = ()
+    exhausts: ClassVar[bool] = False
+    """True if what this filter removes is busy rather than unfit: then an emptied list is a 429, not a 503."""
+
+    def filter(
+        self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]
+    ) -> Sequence[Endpoint]: ...
+
+
+class Scorer(Plugin, Protocol):
+    """One score in [0, 1] per endpoint, in their order; 1 is best."""
+
+    __slots__ = ()
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]: ...
+
+
+class Picker(Plugin, Protocol):
+    """All scored endpoints, best first; handed at least one."""
+
+    __slots__ = ()
+
+    def pick(
+        self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
+    ) -> Sequence[ScoredEndpoint]: ...
+
+
+class ProfileHandler(Plugin, Protocol):
+    """Yields the name of a profile, is sent its result (or thrown its error), and returns the decision."""
+
+    __slots__ = ()
+
+    def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]: ...
+
+
+class PreRequest(Plugin, Protocol):
+    """Runs in the tick of the decision, before the leg is sent."""
+
+    __slots__ = ()
+
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None: ...
+
+
+class PostResponse(Plugin, Protocol):
+    """Runs exactly once per leg that had a PreRequest, however it ended."""
+
+    __slots__ = ()
+
+    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None: ...
+
+
+class EndpointRemoved(Plugin, Protocol):
+    """Told when a pod is gone, or came back without its memory: forget it."""
+
+    __slots__ = ()
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None: ...
+
+
+EXTENSION_POINTS: tuple[type[Plugin], ...] = (
+    ProfileHandler,
+    DataProducer,
+    Filter,
+    Scorer,
+    Picker,
+    PreRequest,
+    PostResponse,
+    EndpointRemoved,
+)
+
+
+def points_of(cls: type) -> tuple[type[Plugin], ...]:
+    """The extension points a class declares as its bases."""
+    return tuple(point for point in EXTENSION_POINTS if point in cls.__mro__)

@@ -1,0 +1,1 @@
+"""The prefix index: prompt -> chained block hashes -> which pod holds which blocks."""

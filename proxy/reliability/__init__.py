@@ -1,0 +1,1 @@
+"""What is done when a pod is slow or fails."""
