@@ -57,8 +57,13 @@ def yaml_key(field: dataclasses.Field[Any]) -> str:
     return field.metadata.get("key") or camel(field.name)
 
 
-@cache
 def hints(cls: Any) -> dict[str, Any]:
+    """The resolved annotations of a class."""
+    return _hints(cls)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
