@@ -6,11 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 
 ROLE_LABEL = "llm-d.ai/role"
-
-NO_ATTRIBUTES: Mapping[str, float] = MappingProxyType({})
 
 
 class EndpointState(Enum):
@@ -43,7 +40,7 @@ class Metrics:
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     process_started: float = 0.0
-    attributes: Mapping[str, float] = NO_ATTRIBUTES
+    attributes: Mapping[str, float] = field(default_factory=dict)
     scraped_at: float = -math.inf
     freshness: Freshness = Freshness.STALE
 

@@ -25,6 +25,12 @@ class Invalid(Exception):
         self.problems = problems
 
 
+class FromEnvironment(str):
+    """Text that an environment variable was expanded into: it may stand where a number or a boolean is wanted."""
+
+    __slots__ = ()
+
+
 def param(
     default: Any = dataclasses.MISSING,
     doc: str = "",
@@ -211,21 +217,34 @@ def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
 
 
 def _bool(value: Any) -> bool:
+    if isinstance(value, FromEnvironment):
+        value = {"true": True, "false": False}.get(value.lower(), value)
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {_spell(value)}")
     return value
 
 
 def _int(value: Any) -> int:
+    value = _number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         raise ValueError(f"must be a whole number, not {_spell(value)}")
     return int(value)
 
 
 def _float(value: Any) -> float:
+    value = _number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"must be a finite number, not {_spell(value)}")
     return float(value)
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, FromEnvironment):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _str(value: Any) -> str:
@@ -261,5 +280,6 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
 
 
 def _spell(value: Any) -> str:
-    names = {type(None): "nothing", dict: "a mapping", list: "a list", str: f"the text {value!r}"}
-    return names.get(type(value), repr(value))
+    names = {type(None): "nothing", dict: "a mapping", list: "a list", str: f"the text {str(value)!r}"}
+    kind = str if isinstance(value, str) else type(value)
+    return names.get(kind, repr(value))

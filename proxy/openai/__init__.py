@@ -1,0 +1,1 @@
+"""The wire formats without the wire: what a request asks for, what a response says, how an error looks."""

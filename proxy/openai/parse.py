@@ -1,0 +1,191 @@
+"""What a request body asks for: model, prompt, stream and limits; every API has its reader in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from proxy.core.errors import BadRequest, InvalidJson
+from proxy.core.request import EMPTY_PROMPT, Prompt
+from proxy.openai import multipart, prompts
+
+Body = Mapping[str, Any]
+
+ENGINE_INTERNALS = ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+"""Fields by which routers steer engines; from a client they could point a pod anywhere, or kill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """`model` is None where the client named none; `body` is what goes to the pod: the client's bytes, unless an
+    engine-internal field had to be taken out."""
+
+    model: str | None
+    body: bytes
+    prompt: Prompt = EMPTY_PROMPT
+    stream: bool = False
+    max_tokens: int = 0
+    previous_response_id: str | None = None
+
+
+def parse(path: str, body: bytes, content_type: str = "application/json") -> Parsed:
+    """Raises BadRequest for what no engine could understand; what an engine may judge is left to it."""
+    if content_type.startswith("multipart/"):
+        return Parsed(multipart.field(body, content_type, "model"), body)
+    if not body:
+        raise InvalidJson("The request has no body; send a JSON object.")
+    fields = _object(body)
+    body, fields = _without_internals(body, fields)
+    return Parsed(
+        model=_model(fields),
+        body=body,
+        prompt=_prompt(path, fields),
+        stream=_flag(fields, "stream"),
+        max_tokens=_max_tokens(fields),
+        previous_response_id=_text(fields, "previous_response_id"),
+    )
+
+
+def _object(body: bytes) -> Body:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        fields = _lenient(body, error)
+    if not isinstance(fields, dict):
+        raise BadRequest(f"The request body must be a JSON object, not {_kind(fields)}.")
+    return fields
+
+
+def _lenient(body: bytes, strict: ValueError) -> Any:
+    """Engines read JSON with Python's parser, which takes NaN and lone surrogates: what they accept is not refused."""
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise InvalidJson("The request body is nested too deeply.") from None
+    except ValueError:
+        raise InvalidJson(f"The request body is not valid JSON: {strict}.") from None
+
+
+def _without_internals(body: bytes, fields: Body) -> tuple[bytes, Body]:
+    if not any(name in fields for name in ENGINE_INTERNALS):
+        return body, fields
+    kept = {name: value for name, value in json.loads(body).items() if name not in ENGINE_INTERNALS}
+    return json.dumps(kept, separators=(",", ":")).encode(), kept
+
+
+def _model(fields: Body) -> str | None:
+    model = fields.get("model")
+    if model is None:
+        return None
+    if not isinstance(model, str):
+        raise BadRequest(f"'model' must be a string, not {_kind(model)}.", param="model")
+    if not model.strip():
+        raise BadRequest("'model' is empty; name one of GET /v1/models, or leave it out.", param="model")
+    return model
+
+
+def _flag(fields: Body, name: str) -> bool:
+    value = fields.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise BadRequest(f"'{name}' must be true or false, not {_kind(value)}.", param=name)
+
+
+def _text(fields: Body, name: str) -> str | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise BadRequest(f"'{name}' must be a string, not {_kind(value)}.", param=name)
+
+
+def _max_tokens(fields: Body) -> int:
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        limit = fields.get(name)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return 0
+
+
+def _prompt(path: str, fields: Body) -> Prompt:
+    read = _READERS.get(path)
+    if read is None:
+        return EMPTY_PROMPT
+    salt = fields.get("cache_salt")
+    return Prompt(read(fields), salt if isinstance(salt, str) else "")
+
+
+def _chat(fields: Body) -> tuple[bytes, ...]:
+    return (prompts.chat(fields.get("tools"), _messages(fields)),)
+
+
+def _chat_batch(fields: Body) -> tuple[bytes, ...]:
+    return tuple(prompts.chat(fields.get("tools"), conversation) for conversation in _messages(fields))
+
+
+def _anthropic(fields: Body) -> tuple[bytes, ...]:
+    return (prompts.chat(fields.get("tools"), _messages(fields), system=fields.get("system")),)
+
+
+def _responses(fields: Body) -> tuple[bytes, ...]:
+    given = fields.get("input")
+    items = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    return (prompts.chat(fields.get("tools"), items, system=fields.get("instructions")),)
+
+
+def _completions(fields: Body) -> tuple[bytes, ...]:
+    return prompts.batch(fields.get("prompt"), "prompt")
+
+
+def _inputs(fields: Body) -> tuple[bytes, ...]:
+    return _chat(fields) if "messages" in fields else prompts.batch(fields.get("input"), "input")
+
+
+def _pairs(fields: Body) -> tuple[bytes, ...]:
+    """Cross encoders see the query before each document."""
+    query = fields.get("query", fields.get("queries", fields.get("text_1")))
+    documents = fields.get("documents", fields.get("text_2"))
+    queries = prompts.texts(query)
+    return tuple(first + second for first in queries for second in prompts.texts(documents)) or queries
+
+
+def _generate(fields: Body) -> tuple[bytes, ...]:
+    return prompts.batch(fields.get("token_ids"), "token_ids")
+
+
+_READERS: dict[str, Callable[[Body], tuple[bytes, ...]]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/chat/completions/batch": _chat_batch,
+    "/v1/chat/completions/render": _chat,
+    "/v1/completions": _completions,
+    "/v1/completions/render": _completions,
+    "/v1/embeddings": _inputs,
+    "/v1/messages": _anthropic,
+    "/v1/responses": _responses,
+    "/v1/rerank": _pairs,
+    "/v2/rerank": _pairs,
+    "/rerank": _pairs,
+    "/v1/score": _pairs,
+    "/score": _pairs,
+    "/classify": _inputs,
+    "/pooling": _inputs,
+    "/v1/audio/speech": _inputs,
+    "/inference/v1/generate": _generate,
+}
+
+
+def _messages(fields: Body) -> list[Any]:
+    messages = fields.get("messages")
+    if messages is None:
+        raise BadRequest("'messages' is missing; send a list of messages.", param="messages")
+    if not isinstance(messages, list):
+        raise BadRequest(f"'messages' must be a list, not {_kind(messages)}.", param="messages")
+    return messages
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object")

@@ -1,0 +1,60 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.exchange import Usage
+from proxy.openai.observe import response_id_from, usage_from
+
+CHAT_USAGE = (
+    b'{"usage":{"prompt_tokens":5,"total_tokens":8,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}'
+)
+
+
+def test_usage_of_a_json_answer_is_found() -> None:
+    assert usage_from(b'{"choices":[],' + CHAT_USAGE[1:]) == Usage(5, 3, 2)
+
+
+def test_the_last_usage_of_a_stream_counts() -> None:
+    early = CHAT_USAGE.replace(b'"completion_tokens":3', b'"completion_tokens":1')
+    tail = b"data: " + early + b"\n\ndata: " + CHAT_USAGE + b"\n\ndata: [DONE]\n\n"
+    assert usage_from(tail) == Usage(5, 3, 2)
+
+
+def test_a_null_usage_is_passed_over() -> None:
+    assert usage_from(b"data: " + CHAT_USAGE + b'\n\ndata: {"usage":null}\n\n') == Usage(5, 3, 2)
+
+
+def test_an_engine_that_reports_no_cached_tokens_leaves_them_unknown() -> None:
+    assert usage_from(b'{"usage":{"prompt_tokens":5,"completion_tokens":3,"prompt_tokens_details":null}}') == Usage(
+        5, 3
+    )
+
+
+def test_the_shapes_of_responses_and_messages_are_read() -> None:
+    assert usage_from(
+        b'"usage":{"input_tokens":4,"input_tokens_details":{"cached_tokens":1},"output_tokens":2}'
+    ) == Usage(4, 2, 1)
+    assert usage_from(b'"usage":{"input_tokens":4,"output_tokens":2,"cache_read_input_tokens":3}') == Usage(4, 2, 3)
+
+
+def test_a_tail_that_begins_inside_the_usage_gives_none() -> None:
+    assert usage_from(CHAT_USAGE[20:]) is None
+
+
+@given(st.text())
+def test_what_the_model_wrote_is_never_taken_for_usage(text: str) -> None:
+    fake = '"usage":{"prompt_tokens":9,"completion_tokens":9}' + text
+    assert usage_from(json.dumps({"choices": [{"text": fake}]}).encode()) is None
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_searched_without_an_error(tail: bytes) -> None:
+    usage_from(tail + b'"usage":{' + tail)
+    response_id_from(tail)
+
+
+def test_the_id_of_a_stored_response_is_found_in_json_and_streams() -> None:
+    assert response_id_from(b'{"id":"resp_1","object":"response"}') == "resp_1"
+    assert response_id_from(b'event: response.created\ndata: {"response":{"id": "resp_2"') == "resp_2"
+    assert response_id_from(b'{"object":"response"}') is None

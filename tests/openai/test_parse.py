@@ -1,0 +1,214 @@
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.errors import BadRequest, InvalidJson
+from proxy.core.request import Prompt
+from proxy.openai.parse import ENGINE_INTERNALS, Parsed, parse
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def chat(*messages: object, **fields: object) -> Parsed:
+    return parse(CHAT, body(model="m", messages=list(messages), **fields))
+
+
+def prompt_of(*messages: object, **fields: object) -> bytes:
+    return chat(*messages, **fields).prompt.parts[0]
+
+
+USER = {"role": "user", "content": "hello"}
+
+
+def test_the_body_that_goes_to_the_pod_is_the_clients_to_the_byte() -> None:
+    raw = b'{ "model" : "m",\n "messages":[],  "temperature": 1.0e0 }'
+    assert parse(CHAT, raw).body is raw
+
+
+def test_a_chat_request_is_read() -> None:
+    parsed = chat(USER, stream=True, max_tokens=7, cache_salt="s")
+    assert (parsed.model, parsed.stream, parsed.max_tokens, parsed.prompt.salt) == ("m", True, 7, "s")
+
+
+def test_an_omitted_model_is_none_and_an_empty_one_is_refused() -> None:
+    assert parse(CHAT, body(messages=[])).model is None
+    with pytest.raises(BadRequest, match="empty"):
+        parse(CHAT, body(model=" ", messages=[]))
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b'{"a":1}}', b"nope"])
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidJson):
+        parse(CHAT, raw)
+
+
+@pytest.mark.parametrize("raw", [b"[1]", b'"x"', b"1", b"null", b"true"])
+def test_what_is_not_an_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(BadRequest, match="must be a JSON object"):
+        parse(CHAT, raw)
+
+
+@pytest.mark.parametrize("depth", [1500, 100_000])
+def test_deep_nesting_is_answered_not_crashed_upon(depth: int) -> None:
+    raw = b'{"model":"m","messages":[{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}]}"
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        parse(CHAT, raw)
+
+
+def test_json_that_engines_accept_is_accepted() -> None:
+    raw = (
+        b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}],"temperature":NaN,"seed":99999999999999999999}'
+    )
+    assert parse(CHAT, raw).body is raw
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": 1, "messages": []},
+        {"model": "m", "messages": "hello"},
+        {"model": "m", "messages": [1]},
+        {"model": "m", "messages": {}},
+        {"model": "m"},
+        {"model": "m", "messages": [], "stream": "yes"},
+    ],
+)
+def test_wrong_types_are_refused_with_the_field_at_fault(fields: dict[str, object]) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(CHAT, body(**fields))
+    assert refused.value.param
+
+
+@pytest.mark.parametrize("name", ENGINE_INTERNALS)
+def test_a_client_cannot_steer_engine_internals(name: str) -> None:
+    parsed = parse(CHAT, body(model="m", messages=[USER], seed=2**70, **{name: {"remote_host": "x"}}))
+    assert json.loads(parsed.body) == {"model": "m", "messages": [USER], "seed": 2**70}
+
+
+def test_the_words_kv_transfer_params_in_a_text_change_nothing() -> None:
+    raw = body(model="m", messages=[{"role": "user", "content": '"kv_transfer_params"'}])
+    assert parse(CHAT, raw).body is raw
+
+
+def test_a_text_in_parts_is_the_same_prompt_as_in_one() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}
+    assert prompt_of(parts) == prompt_of(USER)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [{"role": "assistant", "content": "hello"}],
+        [{"role": "user", "content": "hello", "tool_calls": [{"id": "1"}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": "u"}}],
+            }
+        ],
+    ],
+)
+def test_roles_tool_calls_and_images_make_another_prompt(other: list[object]) -> None:
+    assert prompt_of(*other) != prompt_of(USER)
+
+
+def test_tools_come_first_so_other_tools_share_no_prefix() -> None:
+    with_tools = prompt_of(USER, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert with_tools.endswith(prompt_of(USER))
+    assert not with_tools.startswith(b"user")
+
+
+def test_a_longer_conversation_begins_with_the_shorter() -> None:
+    answer = {"role": "assistant", "content": "hi"}
+    assert prompt_of(USER, answer, USER).startswith(prompt_of(USER, answer))
+
+
+def test_an_image_counts_its_tokens_and_not_the_bytes_of_its_base64() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+    assert 225 <= chat({"role": "user", "content": [image]}).prompt.tokens < 240
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        ("abcd", (b"abcd",)),
+        (["ab", "cd"], (b"ab", b"cd")),
+        ([1, 2], (b"\1\0\0\0\2\0\0\0",)),
+        ([[1], [2]], (b"\1\0\0\0", b"\2\0\0\0")),
+        (None, ()),
+        ([], ()),
+    ],
+)
+def test_completion_prompts_of_every_form_are_read(prompt: object, parts: tuple[bytes, ...]) -> None:
+    assert parse("/v1/completions", body(prompt=prompt)).prompt == Prompt(parts)
+
+
+@pytest.mark.parametrize("prompt", [1, {"a": 1}, [1, "a"], [[-1]], [[2**40]]])
+def test_prompts_of_no_known_form_are_refused(prompt: object) -> None:
+    with pytest.raises(BadRequest):
+        parse("/v1/completions", body(prompt=prompt))
+
+
+def test_a_token_counts_as_four_bytes_in_every_form() -> None:
+    assert parse("/v1/completions", body(prompt=[7] * 100)).prompt.tokens == 100
+    assert parse("/v1/completions", body(prompt="x" * 400)).prompt.tokens == 100
+
+
+def test_responses_and_messages_put_the_instructions_first() -> None:
+    responses = parse("/v1/responses", body(instructions="be brief", input="hello"))
+    messages = parse("/v1/messages", body(system=[{"type": "text", "text": "be brief"}], messages=[USER], max_tokens=3))
+    assert responses.prompt.parts == messages.prompt.parts == (b"system\nbe briefuser\nhello\n",)
+
+
+def test_previous_response_id_is_read() -> None:
+    assert parse("/v1/responses", body(input="a", previous_response_id="resp_1")).previous_response_id == "resp_1"
+
+
+def test_rerank_and_score_see_the_query_before_each_document() -> None:
+    assert parse("/rerank", body(query="q", documents=["a", {"text": "b"}])).prompt.parts == (b"qa", b'q{"text":"b"}')
+    assert parse("/score", body(text_1="q", text_2="a")).prompt.parts == (b"qa",)
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="language"\r\n\r\nen\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1'
+)
+
+
+@pytest.mark.parametrize("boundary", ["multipart/form-data; boundary=b", 'multipart/form-data; boundary="b"'])
+def test_the_model_of_an_upload_is_found_in_its_beginning(boundary: str) -> None:
+    parsed = parse("/v1/audio/transcriptions", FORM, boundary)
+    assert (parsed.model, parsed.body) == ("whisper", FORM)
+
+
+def test_a_form_field_that_has_not_arrived_whole_is_not_taken_for_one() -> None:
+    assert parse("/v1/audio/transcriptions", FORM[:110], "multipart/form-data; boundary=b").model is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = ("model", "messages", "prompt", "input", "tools", "system", "query", "documents", "stream", "max_tokens")
+PATHS = (CHAT, "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/messages", "/rerank", "/pooling")
+
+
+@given(path=st.sampled_from(PATHS), fields=st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_json_object_is_parsed_or_refused(path: str, fields: dict[str, object]) -> None:
+    with suppress(BadRequest):
+        assert all(isinstance(part, bytes) for part in parse(path, body(**fields)).prompt.parts)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
+    with suppress(BadRequest):
+        parse(CHAT, raw)

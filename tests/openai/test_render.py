@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from proxy.core import errors
+from proxy.core.errors import BadRequest, MethodNotAllowed, NoEndpoints, RequestError, Saturated, UnknownModel
+from proxy.openai.render import render, stream_error
+
+
+def answer(error: RequestError, path: str = "/v1/chat/completions") -> tuple[int, dict[str, str], dict[str, object]]:
+    status, headers, body = render(error, path, "id-1")
+    return status, dict(headers), json.loads(body)
+
+
+def test_an_openai_error_has_its_four_fields() -> None:
+    status, headers, body = answer(UnknownModel("x"))
+    assert status == 404
+    assert body["error"] == {
+        "message": "The model `x` does not exist; GET /v1/models lists those that do.",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+    assert headers["x-kvlane-reason"] == "unknown-model"
+    assert headers["x-request-id"] == "id-1"
+
+
+def test_an_anthropic_error_has_anthropics_shape() -> None:
+    _, _, body = answer(BadRequest("no"), "/v1/messages")
+    assert body == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}, "request_id": "id-1"}
+
+
+@pytest.mark.parametrize("error", [NoEndpoints("none"), Saturated("full")])
+def test_what_may_work_later_says_when_and_gives_llm_ds_reason(error: RequestError) -> None:
+    _, headers, _ = answer(error)
+    assert int(headers["retry-after"]) >= 1
+    assert headers["x-llm-d-request-dropped-reason"] == headers["x-kvlane-reason"] == error.reason.value
+
+
+def test_a_wrong_method_names_the_right_ones() -> None:
+    assert answer(MethodNotAllowed("no", ["GET", "POST"]))[1]["allow"] == "GET, POST"
+
+
+def test_every_error_class_has_its_own_status_and_a_reason() -> None:
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, RequestError)]
+    assert all(400 <= cls.status < 600 and cls.reason for cls in classes)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_a_stream_error_is_one_whole_event_with_the_message(path: str) -> None:
+    event = stream_error(path, "the pod went away")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n\n") == 1
+    data = next(line for line in event.split(b"\n") if line.startswith(b"data: "))
+    assert "the pod went away" in json.dumps(json.loads(data[6:]))
