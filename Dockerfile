@@ -1,0 +1,19 @@
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+RUN python -m venv /opt/kvlane && /opt/kvlane/bin/pip install --no-cache-dir -r requirements.lock
+COPY proxy proxy
+RUN /opt/kvlane/bin/pip install --no-cache-dir --no-deps .
+
+FROM python:3.13-slim
+COPY --from=build /opt/kvlane /opt/kvlane
+COPY config /etc/kvlane
+ENV PATH=/opt/kvlane/bin:$PATH PYTHONUNBUFFERED=1
+RUN useradd --system --uid 10001 kvlane
+USER kvlane
+EXPOSE 8000 9190
+# Alive is what the orchestrator restarts on; readiness is /readyz.
+HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
+  CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9190/healthz', timeout=1)"]
+ENTRYPOINT ["kvlane"]
+CMD ["serve", "-c", "/etc/kvlane/prefix-aware.yaml"]
