@@ -1,0 +1,28 @@
+"""All routes of a pod, as one aiohttp application."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from proxy.sim.api.admin import Admin
+from proxy.sim.api.audio import Audio
+from proxy.sim.api.call import Service
+from proxy.sim.api.chat import ChatCompletions
+from proxy.sim.api.completions import Completions
+from proxy.sim.api.messages import Messages
+from proxy.sim.api.pooling import Pooling
+from proxy.sim.api.realtime import Realtime
+from proxy.sim.api.responses import Responses
+from proxy.sim.api.routes import Dispatcher
+from proxy.sim.api.status import Status
+from proxy.sim.api.tokens import Tokens
+
+LARGEST_BODY = 256 * 1024 * 1024
+
+
+def build(service: Service) -> web.Application:
+    rooms = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Admin)
+    dispatcher = Dispatcher(service, [route for room in rooms for route in room(service).routes()])
+    app = web.Application(client_max_size=LARGEST_BODY)
+    app.router.add_route("*", "/{path:.*}", dispatcher.answer)
+    return app

@@ -1,0 +1,59 @@
+"""One HTTP call to a pod, and what a handler needs to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from proxy.sim.api import fields
+from proxy.sim.api.errors import unknown_model
+from proxy.sim.config import SimConfig
+from proxy.sim.driver import EngineDriver
+from proxy.sim.requests import RequestLog, RequestRecord
+
+SERVER = "uvicorn"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all handlers of one pod share. `wall` is the time in seconds since the epoch."""
+
+    config: SimConfig
+    driver: EngineDriver
+    log: RequestLog
+    wall: Callable[[], float]
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`id` is the client's X-Request-Id, else one of ours; `tail` is what the path has after the route's prefix."""
+
+    id: str
+    request: web.Request
+    raw: bytes
+    record: RequestRecord
+    tail: str = ""
+
+    def body(self) -> fields.Body:
+        return fields.parse(self.request.headers.get("Content-Type", ""), self.raw)
+
+    def take_model(self, body: fields.Body, config: SimConfig) -> str:
+        """The model that was asked for; without a name it is the base model."""
+        name = fields.text(body, "model") or config.model
+        if name not in config.models:
+            raise unknown_model(name, config.model)
+        self.record.model = name
+        return name
+
+
+def json_response(content: Any, status: int = 200) -> web.Response:
+    return raw_json(orjson.dumps(content), status)
+
+
+def raw_json(content: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=content, status=status, content_type="application/json", headers={"Server": SERVER})

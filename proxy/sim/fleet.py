@@ -1,0 +1,54 @@
+"""Several simulated pods together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from proxy.sim.config import SimConfig
+from proxy.sim.pod import SimPod
+
+
+class SimFleet:
+    """Pods on ephemeral ports, or on `port`, `port` + 1, …; one configuration for all, or one for each."""
+
+    def __init__(
+        self,
+        pods: int,
+        config: SimConfig | Sequence[SimConfig] | None = None,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        configs = [config or SimConfig()] * pods if config is None or isinstance(config, SimConfig) else list(config)
+        if len(configs) != pods:
+            raise ValueError(f"{pods} pods need {pods} configurations, not {len(configs)}")
+        self.pods = [SimPod(config) for config in configs]
+        self._host = host
+        self._port = port
+        self._stack = AsyncExitStack()
+
+    @property
+    def urls(self) -> list[str]:
+        return [pod.url for pod in self.pods]
+
+    async def __aenter__(self) -> SimFleet:
+        async with AsyncExitStack() as stack:
+            for index, pod in enumerate(self.pods):
+                await pod.start(self._host, self._port + index if self._port else 0)
+                await stack.enter_async_context(pod)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+
+async def serve(config: SimConfig, *, pods: int, host: str, port: int) -> None:
+    """Run pods on `port`, `port` + 1, … until cancelled."""
+    async with SimFleet(pods, config, port=port, host=host):
+        await asyncio.Event().wait()
