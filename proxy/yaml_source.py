@@ -57,8 +57,9 @@ def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: lis
     def replace(match: re.Match[str]) -> str:
         if match[0] == "$$":
             return "$"
-        name = match["name"]
-        found = environ.get(name, match["default"])
+        name: str = match["name"]
+        default: str | None = match["default"]
+        found = environ.get(name, default)
         if found is None:
             problems.append(
                 Problem(path, f"environment variable {name} is not set; set it or write ${{{name}:-default}}")
