@@ -1,0 +1,47 @@
+"""Which pod keeps which response: `/v1/responses` is stateful, so what follows must reach the pod that answered."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Clock
+
+
+class Bindings:
+    """Response id -> endpoint, for `ttl` seconds after the last use; at most `limit`, the least recently used go."""
+
+    def __init__(self, clock: Clock, limit: int = 100_000, ttl: float = 3600.0) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._ttl = ttl
+        self._bound: OrderedDict[str, tuple[Endpoint, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._bound)
+
+    def bind(self, response_id: str, endpoint: Endpoint) -> None:
+        now = self._clock.now()
+        self._bound[response_id] = (endpoint, now + self._ttl)
+        self._bound.move_to_end(response_id)
+        while len(self._bound) > self._limit or self._oldest() <= now:
+            self._bound.popitem(last=False)
+
+    def find(self, response_id: str) -> Endpoint | None:
+        """None if it was never bound, has expired, or its pod is gone."""
+        endpoint, expires = self._bound.get(response_id, (None, 0.0))
+        if endpoint is None or expires <= self._clock.now():
+            return None
+        self.bind(response_id, endpoint)
+        return endpoint
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The pod is gone, or came back without its memory."""
+        gone = [response_id for response_id, (other, _) in self._bound.items() if other is endpoint]
+        for response_id in gone:
+            del self._bound[response_id]
+
+    def _oldest(self) -> float:
+        """When the least recently used expires: every use moves to the end and renews, so it is the first to."""
+        _, expires = next(iter(self._bound.values()))
+        return expires

@@ -1,0 +1,96 @@
+"""How each engine names what the scheduler reads: tables, so that another engine is another row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from proxy.fleet.series import MetricSpec, parse_spec
+
+Engine = Literal["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "llamacpp"]
+
+Specs = tuple[MetricSpec, ...]
+"""Names of one thing through an engine's versions: the first that the exposition has is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Where one engine's exposition says what; what it does not say is empty.
+
+    `cache_info` is a series whose labels `block_size_label` and `blocks_label` carry the size and number of KV blocks;
+    `block_size` and `blocks` are series whose values do. `attributes` are custom values, by the key scorers ask for.
+    """
+
+    waiting: Specs = ()
+    running: Specs = ()
+    kv_usage: Specs = ()
+    lora: Specs = ()
+    cache_info: Specs = ()
+    block_size_label: str = "block_size"
+    blocks_label: str = "num_gpu_blocks"
+    block_size: Specs = ()
+    blocks: Specs = ()
+    prefix_queries: Specs = ()
+    prefix_hits: Specs = ()
+    attributes: tuple[tuple[str, MetricSpec], ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The families that have to be looked for."""
+        groups = (self.waiting, self.running, self.kv_usage, self.lora, self.cache_info, self.block_size, self.blocks)
+        counters = (self.prefix_queries, self.prefix_hits)
+        custom = tuple(spec for _, spec in self.attributes)
+        return frozenset(spec.name for group in (*groups, *counters, custom) for spec in group)
+
+    def with_attributes(self, specs: Mapping[str, str]) -> Dialect:
+        """Adds custom values. Raises ValueError for a spec that does not parse; an empty one is not scraped."""
+        parsed = ((key, parse_spec(text)) for key, text in specs.items())
+        return replace(self, attributes=self.attributes + tuple((key, spec) for key, spec in parsed if spec))
+
+
+def specs(*texts: str) -> Specs:
+    """Raises ValueError for one that does not parse."""
+    return tuple(spec for text in texts if (spec := parse_spec(text)))
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "vllm": Dialect(
+        waiting=specs("vllm:num_requests_waiting"),
+        running=specs("vllm:num_requests_running"),
+        kv_usage=specs("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        lora=specs("vllm:lora_requests_info"),
+        cache_info=specs("vllm:cache_config_info"),
+        prefix_queries=specs("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+        prefix_hits=specs("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    ),
+    "sglang": Dialect(
+        waiting=specs("sglang:num_queue_reqs", "sglang_num_queue_reqs"),
+        running=specs("sglang:num_running_reqs", "sglang_num_running_reqs"),
+        kv_usage=specs("sglang:token_usage", "sglang_token_usage"),
+        cache_info=specs("sglang:cache_config_info", "sglang_cache_config_info"),
+        block_size_label="page_size",
+        blocks_label="num_pages",
+        prefix_queries=specs("sglang:prompt_tokens_total", "sglang_prompt_tokens_total"),
+        prefix_hits=specs("sglang:cached_tokens_total", "sglang_cached_tokens_total"),
+    ),
+    "trtllm-serve": Dialect(
+        waiting=specs("trtllm_num_requests_waiting"),
+        running=specs("trtllm_num_requests_running"),
+        kv_usage=specs("trtllm_kv_cache_utilization"),
+        block_size=specs("trtllm_kv_cache_tokens_per_block"),
+        blocks=specs("trtllm_kv_cache_max_blocks"),
+    ),
+    "triton-tensorrt-llm": Dialect(
+        waiting=specs("nv_trt_llm_request_metrics{request_type=waiting}"),
+        running=specs("nv_trt_llm_request_metrics{request_type=scheduled}"),
+        kv_usage=specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}"),
+        block_size=specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}"),
+        blocks=specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}"),
+    ),
+    "llamacpp": Dialect(
+        waiting=specs("llamacpp:requests_deferred"),
+        running=specs("llamacpp:requests_processing"),
+        kv_usage=specs("llamacpp:kv_cache_usage_ratio"),
+    ),
+}

@@ -1,0 +1,1 @@
+"""Where pods come from while the program runs: a file per origin."""

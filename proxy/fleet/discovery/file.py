@@ -1,0 +1,112 @@
+"""A YAML list of pods in a file, read again whenever it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from proxy.core.errors import ConfigError, Problem
+from proxy.core.params import Invalid, build, param
+from proxy.fleet.dialects import Engine
+from proxy.fleet.settings import PodSettings, bracketed, duplicates
+
+log = logging.getLogger(__name__)
+
+ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
+_DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class _AddressEntry:
+    """A pod as llm-d's file discovery writes it; host names and IPv6 addresses are fine too."""
+
+    address: str = param(doc="IP address or host name")
+    port: str = param(doc="port of the engine")
+    name: str = param("", "name of the pod")
+    namespace: str = param(_DEFAULT_NAMESPACE, "namespace of the pod; a part of its name unless it is the default")
+    labels: Mapping[str, str] = param({}, "labels of the pod")
+
+    def __post_init__(self) -> None:
+        if not self.port.isdecimal() or not 0 < int(self.port) < 65536:
+            raise ValueError(f"port: {self.port!r} is none")
+
+    def pod(self) -> PodSettings:
+        namespace = "" if self.namespace == _DEFAULT_NAMESPACE else f"{self.namespace}/"
+        engines = [self.labels.get(label) for label in ENGINE_LABELS]
+        return PodSettings(
+            url=f"http://{bracketed(self.address.strip('[]'))}:{self.port}",
+            name=f"{namespace}{self.name}" if self.name else "",
+            labels=self.labels,
+            engine=next((engine for engine in get_args(Engine) if engine in engines), "vllm"),
+        )
+
+
+def parse_pods(text: str) -> tuple[PodSettings, ...]:
+    """A list of entries as in `pods.static`, or as llm-d has them (`name, namespace, address, port, labels`), mixed as
+    one likes. Raises ConfigError with every fault."""
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem("", " ".join(str(error).split()))]) from None
+    if entries is None:
+        return ()
+    if not isinstance(entries, list):
+        raise ConfigError([Problem("", "must be a list of pods")])
+    pods: list[PodSettings] = []
+    problems: list[Problem] = []
+    for index, entry in enumerate(entries):
+        try:
+            pods.append(_parse_entry(entry, f"[{index}]"))
+        except Invalid as invalid:
+            problems.extend(invalid.problems)
+    if problems or (problems := duplicates(pods)):
+        raise ConfigError(problems)
+    return tuple(pods)
+
+
+def _parse_entry(entry: Any, path: str) -> PodSettings:
+    if not isinstance(entry, dict) or "address" not in entry:
+        return build(PodSettings, entry, path)
+    try:
+        return build(_AddressEntry, entry, path).pod()
+    except ValueError as error:
+        raise Invalid(Problem(path, str(error))) from None
+
+
+class FileSource:
+    """A file that is missing or broken takes no pods away; its faults are logged once."""
+
+    name = "file"
+    interval = 1.0
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._seen: tuple[int, ...] | None = None
+
+    async def poll(self) -> Sequence[PodSettings] | None:
+        return await asyncio.to_thread(self._read_if_changed)
+
+    def _read_if_changed(self) -> Sequence[PodSettings] | None:
+        seen: tuple[int, ...] = ()
+        try:
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if seen == self._seen:
+                return None
+            pods = parse_pods(self._path.read_text(encoding="utf-8"))
+        except OSError as error:
+            if self._seen != ():
+                log.warning("%s cannot be read, its pods stay: %s", self._path, error.strerror)
+        except (ConfigError, UnicodeDecodeError) as error:
+            log.error("%s is broken, the pods stay as they were:\n%s", self._path, error)
+        else:
+            self._seen = seen
+            return pods
+        self._seen = seen
+        return None

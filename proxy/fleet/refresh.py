@@ -1,0 +1,207 @@
+"""The loop that keeps asking one pod how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import aiohttp
+
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.ports import Clock, Random
+from proxy.fleet.budget import Budget, metered
+from proxy.fleet.dialects import Dialect
+from proxy.fleet.scrape import Card, ScrapeError, parse, parse_models
+
+log = logging.getLogger(__name__)
+
+STALE_AFTER = 3
+"""Missed scrapes."""
+
+MODELS_INTERVAL = 5.0
+MODELS_RETRY = 1.0
+_MODELS_ROUNDS = 4
+"""A stretched refresh asks for the models in one round of so many at most: they are paid from the same budget."""
+
+_MAX_ANSWER = 32 * 1024 * 1024
+_JITTER = 0.1
+_RESTART_SLACK = 1.0
+"""Seconds by which the start time of one and the same process may differ: some engines compute it anew."""
+
+
+class Sink(Protocol):
+    """Where a loop puts what it found out; `Fleet` is one."""
+
+    def reached(self, endpoint: Endpoint) -> None: ...
+    def refused(self, endpoint: Endpoint) -> None: ...
+    def restarted(self, endpoint: Endpoint) -> None: ...
+    def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None: ...
+
+
+class _Refused(Exception):
+    """Nobody listens there."""
+
+
+class _Silent(Exception):
+    """No answer, or none in time."""
+
+
+class Refresher:
+    """Asks until it is cancelled. A pod that is slow becomes stale; one that refuses is ejected until it answers."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        sink: Sink,
+        session: aiohttp.ClientSession,
+        dialects: Mapping[str, Dialect],
+        budget: Budget,
+        clock: Clock,
+        rng: Random,
+    ) -> None:
+        """The timeout of one answer is the session's."""
+        self._endpoint = endpoint
+        self._sink = sink
+        self._session = session
+        self._dialects = dialects
+        self._budget = budget
+        self._clock = clock
+        self._rng = rng
+        self._reached = False
+        self._refused = False
+        self._missed = 0
+        self._last: Metrics | None = None
+        self._models_due = clock.now()
+        self.tried = asyncio.Event()
+        """Set after the first round, whatever came of it."""
+
+    async def run(self) -> None:
+        with self._budget.share():
+            while True:
+                began = self._clock.now()
+                await metered(self._round(), self._clock, self._budget.charge)
+                self.tried.set()
+                await asyncio.sleep(self._pause(self._clock.now() - began))
+
+    def _pause(self, elapsed: float) -> float:
+        """The rest of the interval; a pod that takes longer than that has half an interval of peace."""
+        interval = self._budget.interval
+        return max(interval - elapsed, interval / 2) * (1 - _JITTER + 2 * _JITTER * self._rng.random())
+
+    async def _round(self) -> None:
+        try:
+            answered = await self._scrape()
+            if (answered or not self._reached) and self._clock.now() >= self._models_due:
+                answered = await self._list_models() or answered
+            if answered or (not self._reached and await self._is_healthy()):
+                self._on_answer()
+        except _Refused:
+            self._on_refusal()
+
+    async def _scrape(self) -> bool:
+        """True if the pod answered 200, even if it made no sense."""
+        load, sent_at = self._endpoint.load, self._clock.now()
+        dispatched, finished = load.dispatched, load.finished
+        try:
+            status, body = await self._get("/metrics")
+            if status != 200:
+                raise ScrapeError(f"status {status}")
+            metrics = parse(body, self._dialects[self._endpoint.engine], sent_at)
+        except _Silent:
+            self._on_miss("no answer")
+            return False
+        except ScrapeError as error:
+            self._on_miss(str(error))
+            return status == 200
+        self._on_metrics(metrics, dispatched, finished)
+        return True
+
+    async def _list_models(self) -> bool:
+        """A pod without this path serves any model; one that fails at it is asked again soon."""
+        self._models_due = self._clock.now() + MODELS_RETRY
+        try:
+            status, body = await self._get("/v1/models")
+            if status not in (200, 404):
+                return False
+            self._sink.listed(self._endpoint, parse_models(body) if status == 200 else None)
+        except (_Silent, ScrapeError):
+            return False
+        self._models_due = self._clock.now() + max(MODELS_INTERVAL, _MODELS_ROUNDS * self._budget.interval)
+        return status == 200
+
+    async def _is_healthy(self) -> bool:
+        try:
+            status, _ = await self._get("/health")
+        except _Silent:
+            return False
+        return status == 200
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """The pod's URL is read anew every time, so that a changed one takes effect. Raises _Refused and _Silent."""
+        key = self._endpoint.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else None
+        try:
+            async with self._session.get(self._endpoint.url + path, headers=headers, allow_redirects=False) as answer:
+                return answer.status, await _read(answer.content)
+        except aiohttp.ClientConnectorError as error:
+            if error.os_error.errno == errno.ECONNREFUSED:
+                raise _Refused from None
+            raise _Silent from None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            raise _Silent from None
+
+    def _on_metrics(self, metrics: Metrics, dispatched: int, finished: int) -> None:
+        if self._last and _is_younger(metrics, self._last):
+            log.warning("pod %s was restarted", self._endpoint.name)
+            self._sink.restarted(self._endpoint)
+        self._missed, self._last = 0, metrics
+        self._endpoint.publish(metrics, dispatched, finished)
+
+    def _on_miss(self, why: str) -> None:
+        self._missed += 1
+        if self._missed == STALE_AFTER:
+            endpoint = self._endpoint
+            log.warning("pod %s: the metrics are stale: %s", endpoint.name, why)
+            stale = replace(endpoint.metrics, freshness=Freshness.STALE)
+            endpoint.publish(stale, endpoint.load.dispatched, endpoint.load.finished)
+
+    def _on_answer(self) -> None:
+        if self._reached:
+            return
+        self._reached = True
+        if self._refused:
+            self._sink.restarted(self._endpoint)
+        self._sink.reached(self._endpoint)
+
+    def _on_refusal(self) -> None:
+        """What refused has lost its process, and with it all that was in its memory."""
+        self._on_miss("connection refused")
+        self._models_due = self._clock.now()
+        if self._reached:
+            self._reached, self._refused, self._last = False, True, None
+            log.warning("pod %s refuses connections", self._endpoint.name)
+            self._sink.refused(self._endpoint)
+
+
+async def _read(content: aiohttp.StreamReader) -> bytes:
+    """Raises ValueError for an answer that does not end."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in content.iter_any():
+        size += len(chunk)
+        if size > _MAX_ANSWER:
+            raise ValueError("the answer is too long")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _is_younger(metrics: Metrics, last: Metrics) -> bool:
+    """Another process answers: it says so, or its counters have begun anew."""
+    both_say = metrics.process_started and last.process_started
+    if both_say and abs(metrics.process_started - last.process_started) > _RESTART_SLACK:
+        return True
+    return metrics.prefix_queries < last.prefix_queries or metrics.prefix_hits < last.prefix_hits

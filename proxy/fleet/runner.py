@@ -1,0 +1,118 @@
+"""Starts and stops what keeps the fleet up to date: discovery, and one refresh loop per pod."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+
+import aiohttp
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Clock, Random
+from proxy.core.tasks import Tasks
+from proxy.fleet.budget import Budget
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.dialects import DIALECTS, Dialect
+from proxy.fleet.discovery.dns import DnsSource
+from proxy.fleet.discovery.file import FileSource
+from proxy.fleet.discovery.source import Source
+from proxy.fleet.refresh import Refresher
+from proxy.fleet.settings import FleetSettings
+
+SWEEP_INTERVAL = 0.1
+
+
+class FleetRunner:
+    """`async with FleetRunner(…)`: inside of it pods come, are asked, and go."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: FleetSettings,
+        clock: Clock,
+        rng: Random,
+        dialects: Mapping[str, Dialect] = DIALECTS,
+    ) -> None:
+        refresh = settings.refresh
+        self._fleet = fleet
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._dialects = {name: dialect.with_attributes(refresh.attributes) for name, dialect in dialects.items()}
+        self._sources = _sources(settings)
+        self._polled = {source.name: asyncio.Event() for source in self._sources}
+        self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
+        self._tasks = Tasks()
+        self.budget = Budget(refresh.interval, refresh.max_core)
+
+    async def __aenter__(self) -> FleetRunner:
+        self._session = _session(self._settings.refresh.timeout)
+        self._fleet.reconcile("static", self._settings.static)
+        self._fleet.watch(self._added, self._removed)
+        for source in self._sources:
+            self._tasks.start(self._discover(source), f"discovery by {source.name}")
+        self._tasks.start(self._sweep(), "sweep of removed pods")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.stop()
+        await self._session.close()
+
+    async def first_contact(self, timeout: float) -> bool:
+        """Waits until discovery has looked once and every pod there is by then has been tried once, whatever came of
+        it. False if that takes longer than `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                for polled in self._polled.values():
+                    await polled.wait()
+                for refresher, _ in list(self._loops.values()):
+                    await refresher.tried.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _added(self, endpoint: Endpoint) -> None:
+        refresher = Refresher(endpoint, self._fleet, self._session, self._dialects, self.budget, self._clock, self._rng)
+        task = self._tasks.start(refresher.run(), f"refresh of {endpoint.name}")
+        self._loops[endpoint] = (refresher, task)
+
+    def _removed(self, endpoint: Endpoint) -> None:
+        refresher, task = self._loops.pop(endpoint)
+        task.cancel()
+        refresher.tried.set()
+
+    async def _discover(self, source: Source) -> None:
+        while True:
+            pods = await source.poll()
+            if pods is not None:
+                self._fleet.reconcile(source.name, pods)
+            self._polled[source.name].set()
+            await asyncio.sleep(source.interval)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL)
+            self._fleet.sweep()
+
+
+def _sources(settings: FleetSettings) -> list[Source]:
+    sources: list[Source] = []
+    if settings.file is not None:
+        sources.append(FileSource(settings.file))
+    if settings.dns is not None:
+        sources.append(DnsSource(settings.dns))
+    return sources
+
+
+def _session(timeout: float) -> aiohttp.ClientSession:
+    """Without a limit of connections, or slow pods would hold up the others; without compression and redirects, which
+    cost the engine and the budget; without cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=timeout),
+        headers={"Accept": "text/plain, application/json", "Accept-Encoding": "identity", "User-Agent": "kvlane"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )

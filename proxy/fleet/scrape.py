@@ -1,0 +1,166 @@
+"""What a pod answers, as values: a metrics exposition as Metrics, a model list as its cards. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from proxy.core.endpoint import Freshness, Metrics
+from proxy.core.errors import KvlaneError
+from proxy.fleet.dialects import Dialect, Specs
+from proxy.fleet.series import Sample, Samples
+
+PROCESS_START = "process_start_time_seconds"
+
+Card = Mapping[str, Any]
+"""One entry of /v1/models; it has an `id`, everything else is the engine's."""
+
+_COUNT_LIMIT = 2.0**53
+
+
+class ScrapeError(KvlaneError):
+    """The answer is not what was asked for."""
+
+
+def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
+    """Raises ScrapeError if nothing of the dialect is in the text.
+
+    The series of data-parallel ranks are added up, shares are averaged. Only lines of the dialect are looked at.
+    """
+    samples = _samples(text, dialect)
+    if not samples.keys() - {PROCESS_START}:
+        raise ScrapeError("the exposition has none of the engine's metrics")
+    block_size, blocks = _blocks(dialect, samples)
+    active, waiting, max_active = _adapters(_first(dialect.lora, samples))
+    return Metrics(
+        waiting=_count(_total(dialect.waiting, samples)),
+        running=_count(_total(dialect.running, samples)),
+        kv_usage=_share(_first(dialect.kv_usage, samples)),
+        active_models=active,
+        waiting_models=waiting,
+        max_active_models=max_active,
+        block_size=block_size,
+        blocks=blocks,
+        prefix_queries=_total(dialect.prefix_queries, samples),
+        prefix_hits=_total(dialect.prefix_hits, samples),
+        process_started=max((sample.value for sample in samples.get(PROCESS_START, ())), default=0.0),
+        attributes=_attributes(dialect, samples),
+        scraped_at=scraped_at,
+        freshness=Freshness.FRESH,
+    )
+
+
+def parse_models(body: bytes) -> tuple[Card, ...]:
+    """The cards of a /v1/models answer. Raises ScrapeError for anything else."""
+    try:
+        cards = orjson.loads(body)["data"]
+        ids = [card["id"] for card in cards]
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+        raise ScrapeError("the answer is not a list of models") from None
+    if not all(isinstance(model, str) for model in ids):
+        raise ScrapeError("the answer lists a model whose id is not text")
+    return tuple(cards)
+
+
+def _samples(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
+    samples: dict[str, list[Sample]] = {}
+    for name, line in _lines(dialect).findall(b"\n" + text):
+        if (sample := _sample(line)) is not None:
+            samples.setdefault(name.decode(), []).append(sample)
+    return samples
+
+
+@cache
+def _lines(dialect: Dialect) -> re.Pattern[bytes]:
+    """One search through the text for all families costs a third of one `find` each; it is that cheap because common
+    beginnings are shared, so that a line is given up at its first byte that differs."""
+    names = _alternatives(sorted(dialect.names | {PROCESS_START}))
+    return re.compile(rf"\n({names})(?=[{{ \t])([^\n]*)".encode())
+
+
+def _alternatives(words: Collection[str]) -> str:
+    """A pattern that matches exactly these words, as a tree of their common beginnings."""
+    branches = []
+    for first, group in groupby(sorted(word for word in words if word), key=lambda word: word[0]):
+        tails = [word[1:] for word in group]
+        branches.append(re.escape(first) + _alternatives(tails))
+    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+    return f"(?:{pattern})?" if pattern and "" in words else pattern
+
+
+def _sample(line: bytes) -> Sample | None:
+    """`{labels} value timestamp`, of which the value alone is not optional; an exemplar behind it is cut off."""
+    if b" # {" in line:
+        line = line[: line.rindex(b" # {")]
+    labels, _, numbers = line.rpartition(b"}")
+    try:
+        value, timestamp = map(float, [*numbers.split(), b"0"][:2])
+    except ValueError:
+        return None
+    return Sample(labels, value, timestamp) if math.isfinite(value) else None
+
+
+def _first(alternatives: Specs, samples: Samples) -> Sequence[Sample]:
+    for spec in alternatives:
+        if found := spec.select(samples):
+            return found
+    return ()
+
+
+def _total(alternatives: Specs, samples: Samples) -> float:
+    return max(0.0, sum(sample.value for sample in _first(alternatives, samples)))
+
+
+def _share(found: Sequence[Sample]) -> float:
+    return sum(min(max(sample.value, 0.0), 1.0) for sample in found) / len(found) if found else 0.0
+
+
+def _count(value: float) -> int:
+    return int(min(value, _COUNT_LIMIT))
+
+
+def _blocks(dialect: Dialect, samples: Samples) -> tuple[int, int]:
+    """Tokens per KV block, and blocks of all ranks together."""
+    labels = [sample.labels for sample in _first(dialect.cache_info, samples)]
+    if labels:
+        sizes = [_number(label.get(dialect.block_size_label)) for label in labels]
+        return max(sizes), sum(_number(label.get(dialect.blocks_label)) for label in labels)
+    size = max((sample.value for sample in _first(dialect.block_size, samples)), default=0.0)
+    return _count(max(0.0, size)), _count(_total(dialect.blocks, samples))
+
+
+def _number(text: str | None) -> int:
+    """Engines write `None` before they know."""
+    return int(text) if text and len(text) < 16 and text.isdecimal() else 0
+
+
+def _adapters(found: Sequence[Sample]) -> tuple[frozenset[str], frozenset[str], int]:
+    """Label sets of the past stay in the exposition; the value is the time each was last true."""
+    if not found:
+        return frozenset(), frozenset(), 0
+    labels = max(found, key=lambda sample: sample.value).labels
+    return (
+        _names(labels.get("running_lora_adapters", "")),
+        _names(labels.get("waiting_lora_adapters", "")),
+        _number(labels.get("max_lora")),
+    )
+
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(_stripped(listed.split(",")))
+
+
+def _stripped(names: Iterable[str]) -> Iterable[str]:
+    return (name.strip() for name in names if name.strip())
+
+
+def _attributes(dialect: Dialect, samples: Samples) -> dict[str, float]:
+    """Of several series the newest counts, and the first where they have no timestamps."""
+    found = ((key, spec.select(samples)) for key, spec in dialect.attributes)
+    return {key: max(series, key=lambda sample: sample.timestamp).value for key, series in found if series}

@@ -1,0 +1,124 @@
+"""The `pods` section: which pods there are, or where to learn of them, and how often they are asked."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from proxy.core.errors import Problem
+from proxy.core.params import param
+from proxy.core.units import Duration
+from proxy.fleet.dialects import Engine
+from proxy.fleet.series import parse_spec
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettings:
+    """One pod as it is wanted, whoever wants it: a file, a name server or an operator."""
+
+    url: str = param(doc="base URL of the engine's server")
+    name: str = param("", "what the pod is called in headers, logs and metrics; host:port of the URL unless given")
+    role: str = param("", "prefill, decode or a compound of them; the label llm-d.ai/role says the same")
+    labels: Mapping[str, str] = param({}, "what filters select by")
+    weight: float = param(1.0, "share of the traffic where nothing else decides", more_than=0)
+    models: tuple[str, ...] = param((), "the models it serves; the pod is asked unless given")
+    engine: Engine = param("vllm", "whose metrics it exposes")
+    api_key: str | None = param(None, "sent to the pod as its bearer token")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a URL that is none."""
+        host, port = _check_url(self.url)
+        object.__setattr__(self, "url", self.url.rstrip("/"))
+        object.__setattr__(self, "name", self.name or f"{host}:{port}")
+
+
+@dataclass(frozen=True, slots=True)
+class DnsSettings:
+    """A pod for every address of a name; all other keys are what each of them is like."""
+
+    name: str = param(doc="the name to look up")
+    port: int = param(doc="the port of every pod", at_least=1, at_most=65535)
+    scheme: Literal["http", "https"] = param("http", "of every pod's URL")
+    interval: Duration = param(Duration(5.0), "between two lookups", more_than=0)
+    role: str = param("", "of every pod")
+    labels: Mapping[str, str] = param({}, "of every pod")
+    weight: float = param(1.0, "of every pod", more_than=0)
+    models: tuple[str, ...] = param((), "of every pod; they are asked unless given")
+    engine: Engine = param("vllm", "of every pod")
+    api_key: str | None = param(None, "of every pod")
+
+    def pod(self, address: str) -> PodSettings:
+        return PodSettings(
+            url=f"{self.scheme}://{bracketed(address)}:{self.port}",
+            role=self.role,
+            labels=self.labels,
+            weight=self.weight,
+            models=self.models,
+            engine=self.engine,
+            api_key=self.api_key,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshSettings:
+    interval: Duration = param(Duration(0.25), "between two scrapes of a pod, while maxCore allows it", more_than=0)
+    timeout: Duration = param(Duration(1.0), "for one answer of a pod", more_than=0)
+    max_core: float = param(0.05, "share of one core that all scrapes together may take", more_than=0, at_most=1)
+    attributes: Mapping[str, str] = param({}, "further values to scrape: key -> name{label=value}")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an attribute that is no metric."""
+        for text in self.attributes.values():
+            parse_spec(text)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    static: tuple[PodSettings, ...] = param((), "pods that are there from the start")
+    file: str | None = param(None, "a YAML list of pods, watched for changes")
+    dns: DnsSettings | None = param(None, "a name whose addresses are pods")
+    refresh: RefreshSettings = field(default_factory=RefreshSettings)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for pods that cannot be told apart."""
+        if problems := duplicates(self.static, "static"):
+            raise ValueError("; ".join(map(str, problems)))
+
+
+def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:
+    """A problem for every name and URL that an earlier pod has."""
+    problems: list[Problem] = []
+    first: dict[tuple[str, str], int] = {}
+    for index, pod in enumerate(pods):
+        for key, value in (("name", pod.name), ("url", pod.url)):
+            other = first.setdefault((key, value), index)
+            if other != index:
+                problems.append(Problem(f"{path}[{index}].{key}", f"'{value}' is taken by {path}[{other}]"))
+    return problems
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands in a URL: an IPv6 address in brackets."""
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host
+
+
+def _check_url(url: str) -> tuple[str, int]:
+    """Host as in a URL, and port. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ValueError(f"url: {url!r} is no URL of a pod; write http://host:port")
+    if "?" in url or "#" in url:
+        raise ValueError(f"url: {url!r} has a query or a fragment; leave it out")
+    if "@" in parts.netloc:
+        raise ValueError("url: credentials do not belong into a URL; write apiKey")
+    if any(sign <= " " for sign in url):
+        raise ValueError(f"url: {url!r} has spaces in it")
+    return bracketed(parts.hostname), parts.port or _DEFAULT_PORTS[parts.scheme]

@@ -1,0 +1,66 @@
+"""Which pod keeps which response."""
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.fleet.bindings import Bindings
+
+A, B = Endpoint("a"), Endpoint("b")
+
+
+def test_a_response_is_found_where_it_was_bound() -> None:
+    bindings = Bindings(ManualClock())
+    bindings.bind("r1", A)
+    bindings.bind("r2", B)
+    assert bindings.find("r1") is A
+    assert bindings.find("r2") is B
+    assert bindings.find("r3") is None
+
+
+def test_a_binding_expires_after_its_last_use() -> None:
+    clock = ManualClock()
+    bindings = Bindings(clock, ttl=10)
+    bindings.bind("used", A)
+    bindings.bind("unused", A)
+    clock.advance(6)
+    assert bindings.find("used") is A
+    clock.advance(6)
+    assert bindings.find("used") is A
+    assert bindings.find("unused") is None
+    clock.advance(10)
+    assert bindings.find("used") is None
+
+
+def test_expired_bindings_take_no_memory_once_another_is_made() -> None:
+    clock = ManualClock()
+    bindings = Bindings(clock, ttl=10)
+    for number in range(5):
+        bindings.bind(f"r{number}", A)
+    clock.advance(10)
+    bindings.bind("new", B)
+    assert len(bindings) == 1
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    bindings = Bindings(ManualClock(), limit=2)
+    bindings.bind("r1", A)
+    bindings.bind("r2", A)
+    bindings.find("r1")
+    bindings.bind("r3", A)
+    assert [bindings.find(name) for name in ("r1", "r2", "r3")] == [A, None, A]
+
+
+def test_a_pod_that_is_gone_is_forgotten_and_others_are_not() -> None:
+    bindings = Bindings(ManualClock())
+    bindings.bind("r1", A)
+    bindings.bind("r2", B)
+    bindings.forget(A)
+    assert bindings.find("r1") is None
+    assert bindings.find("r2") is B
+
+
+def test_a_response_bound_again_belongs_to_the_last_pod() -> None:
+    bindings = Bindings(ManualClock())
+    bindings.bind("r", A)
+    bindings.bind("r", B)
+    assert bindings.find("r") is B
+    assert len(bindings) == 1

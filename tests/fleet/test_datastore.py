@@ -1,0 +1,320 @@
+"""The living endpoints."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.settings import PodSettings
+
+
+def pod(name: str, **keys: object) -> PodSettings:
+    return PodSettings(url=f"http://{name}", name=name, **keys)  # type: ignore[arg-type]
+
+
+def cards(*ids: str, **extra: object) -> list[dict[str, object]]:
+    return [{"id": model, **extra} for model in ids]
+
+
+def state(endpoint: Endpoint) -> EndpointState:
+    return endpoint.state
+
+
+class Calls:
+    """A fleet, and what it said to its hooks, with the slot the endpoint had at that moment."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.heard: list[tuple[str, str, int]] = []
+        self.fleet = Fleet(
+            self.clock,
+            on_ready=lambda endpoint: self.hear("ready", endpoint),
+            on_restarted=lambda endpoint: self.hear("restarted", endpoint),
+            on_removed=lambda endpoint: self.hear("removed", endpoint),
+            grace=30.0,
+        )
+
+    def hear(self, what: str, endpoint: Endpoint) -> None:
+        self.heard.append((what, endpoint.name, endpoint.slot))
+
+    def ready(self, name: str, *models: str, **keys: object) -> Endpoint:
+        endpoint = self.fleet.add(pod(name, **keys))
+        self.fleet.listed(endpoint, cards(*models) if models else None)
+        self.fleet.reached(endpoint)
+        return endpoint
+
+
+def test_a_pod_is_a_candidate_from_its_first_answer_on() -> None:
+    calls = Calls()
+    endpoint = calls.fleet.add(pod("a"))
+    assert state(endpoint) is EndpointState.STARTING
+    assert calls.fleet.serving("m") == ()
+    calls.fleet.reached(endpoint)
+    assert state(endpoint) is EndpointState.READY
+    assert list(calls.fleet.serving("m")) == [endpoint]
+    assert calls.heard == [("ready", "a", 0)]
+
+
+def test_a_model_is_served_by_the_pods_that_name_it_and_by_those_that_name_none() -> None:
+    calls = Calls()
+    a, b, any_model = calls.ready("a", "m", "n"), calls.ready("b", "m"), calls.ready("c")
+    assert list(calls.fleet.serving("m")) == [a, b, any_model]
+    assert list(calls.fleet.serving("n")) == [a, any_model]
+    assert list(calls.fleet.serving("other")) == [any_model]
+
+
+def test_candidates_are_the_same_object_until_something_changes() -> None:
+    calls = Calls()
+    a = calls.ready("a", "m")
+    first = calls.fleet.serving("m")
+    assert calls.fleet.serving("m") is first
+    calls.ready("b", "m")
+    assert calls.fleet.serving("m") is not first
+    calls.fleet.listed(a, cards("other"))
+    assert [endpoint.name for endpoint in calls.fleet.serving("m")] == ["b"]
+
+
+def test_made_up_models_take_no_memory() -> None:
+    calls = Calls()
+    calls.ready("a", "m")
+    calls.ready("b")
+    assert calls.fleet.serving("x1") is calls.fleet.serving("x2")
+
+
+def test_a_configured_model_list_stands_whatever_the_pod_says() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a", "m", "n", models=("n", "extra"))
+    assert endpoint.models == frozenset({"n", "extra"})
+    assert calls.fleet.models() == [{"id": "n"}, {"id": "extra", "object": "model"}]
+
+
+def test_a_model_once_known_stays_known() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a", "m")
+    assert calls.fleet.knows("m")
+    assert not calls.fleet.knows("other")
+    calls.fleet.refused(endpoint)
+    assert calls.fleet.serving("m") == ()
+    assert calls.fleet.knows("m")
+    calls.fleet.remove("a")
+    assert calls.fleet.knows("m")
+
+
+def test_before_any_pod_has_spoken_every_model_may_exist() -> None:
+    calls = Calls()
+    assert calls.fleet.knows("m")
+    calls.fleet.add(pod("a"))
+    assert calls.fleet.knows("m")
+
+
+def test_a_pod_that_serves_anything_makes_every_model_known_even_while_it_is_away() -> None:
+    calls = Calls()
+    calls.ready("a", "m")
+    calls.fleet.add(pod("silent"))
+    assert not calls.fleet.knows("other")
+    calls.fleet.refused(calls.ready("b"))
+    assert calls.fleet.knows("other")
+
+
+def test_the_only_model_is_the_one_base_model_there_is() -> None:
+    calls = Calls()
+    assert calls.fleet.only_model() is None
+    endpoint = calls.ready("a", "m")
+    calls.fleet.listed(endpoint, [{"id": "m"}, {"id": "adapter", "parent": "m"}])
+    calls.ready("b", "m")
+    assert calls.fleet.only_model() == "m"
+    calls.ready("c", "n")
+    assert calls.fleet.only_model() is None
+
+
+def test_model_cards_are_merged_in_the_order_of_pod_names_with_all_their_fields() -> None:
+    calls = Calls()
+    second, first, away = calls.ready("b"), calls.ready("a"), calls.ready("c", "gone")
+    calls.fleet.listed(second, [{"id": "m", "root": "/b"}, {"id": "n", "parent": "m"}])
+    calls.fleet.listed(first, [{"id": "m", "root": "/a", "max_model_len": 8192}])
+    calls.fleet.refused(away)
+    assert calls.fleet.models() == [{"id": "m", "root": "/a", "max_model_len": 8192}, {"id": "n", "parent": "m"}]
+
+
+def test_a_refusing_pod_is_no_candidate_until_it_answers_again() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a")
+    calls.fleet.refused(endpoint)
+    assert state(endpoint) is EndpointState.EJECTED
+    assert calls.fleet.ready == ()
+    calls.fleet.reached(endpoint)
+    assert state(endpoint) is EndpointState.READY
+    assert list(calls.fleet.ready) == [endpoint]
+
+
+def test_a_drained_pod_gets_nothing_new_and_returns_to_what_it_was() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a")
+    calls.fleet.drain("a")
+    assert state(endpoint) is EndpointState.DRAINING
+    assert calls.fleet.ready == ()
+    calls.fleet.refused(endpoint)
+    assert state(endpoint) is EndpointState.DRAINING
+    calls.fleet.undrain("a")
+    assert state(endpoint) is EndpointState.EJECTED
+    with pytest.raises(KeyError):
+        calls.fleet.drain("nobody")
+
+
+def test_an_idle_pod_is_removed_at_once() -> None:
+    calls = Calls()
+    calls.ready("a")
+    calls.fleet.remove("a")
+    assert list(calls.fleet.endpoints) == []
+    assert calls.fleet.get("a") is None
+    assert calls.heard[-1] == ("removed", "a", 0)
+
+
+def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a")
+    endpoint.load.requests = 1
+    calls.fleet.remove("a")
+    calls.fleet.sweep()
+    assert state(endpoint) is EndpointState.DRAINING
+    assert list(calls.fleet.endpoints) == [endpoint]
+    assert calls.fleet.ready == ()
+    endpoint.load.requests = 0
+    calls.fleet.sweep()
+    assert list(calls.fleet.endpoints) == []
+    assert [what for what, _, _ in calls.heard] == ["ready", "removed"]
+
+
+def test_a_pod_whose_requests_do_not_end_is_removed_after_the_grace() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a")
+    endpoint.load.requests = 1
+    calls.fleet.remove("a")
+    calls.clock.advance(29)
+    calls.fleet.sweep()
+    assert len(calls.fleet.endpoints) == 1
+    calls.clock.advance(1)
+    calls.fleet.sweep()
+    assert len(calls.fleet.endpoints) == 0
+
+
+def test_a_pod_that_is_wanted_again_before_it_is_gone_stays_what_it_was() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a")
+    endpoint.load.requests = 1
+    calls.fleet.remove("a")
+    assert calls.fleet.add(pod("a", weight=2.0)) is endpoint
+    assert state(endpoint) is EndpointState.READY
+    endpoint.load.requests = 0
+    calls.fleet.sweep()
+    assert calls.fleet.get("a") is endpoint
+
+
+def test_a_pod_that_comes_back_after_it_was_gone_is_a_new_one() -> None:
+    calls = Calls()
+    old = calls.ready("a")
+    calls.fleet.remove("a")
+    new = calls.fleet.add(pod("a"))
+    assert new is not old
+    calls.fleet.reached(old)
+    calls.fleet.listed(old, cards("m"))
+    calls.fleet.restarted(old)
+    assert state(new) is EndpointState.STARTING
+    assert new.models is None
+    assert "restarted" not in [what for what, _, _ in calls.heard]
+
+
+def test_slots_are_the_smallest_that_no_living_pod_has() -> None:
+    calls = Calls()
+    a, b, c = (calls.fleet.add(pod(name)) for name in "abc")
+    assert [a.slot, b.slot, c.slot] == [0, 1, 2]
+    calls.fleet.remove("b")
+    calls.fleet.remove("a")
+    assert calls.heard == [("removed", "b", 1), ("removed", "a", 0)]
+    assert (a.slot, b.slot) == (-1, -1)
+    assert [calls.fleet.add(pod(name)).slot for name in "def"] == [0, 1, 3]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
+def test_living_pods_never_share_a_slot(steps: list[tuple[bool, int]]) -> None:
+    fleet = Fleet(ManualClock())
+    for add, number in steps:
+        if add:
+            fleet.add(pod(str(number)))
+        elif fleet.get(str(number)):
+            fleet.remove(str(number))
+        slots = [endpoint.slot for endpoint in fleet.endpoints]
+        assert len(set(slots)) == len(slots)
+        assert all(0 <= slot <= 5 for slot in slots)
+
+
+def test_reconciling_adds_updates_and_removes_the_pods_of_one_source() -> None:
+    calls = Calls()
+    fleet = calls.fleet
+    fleet.add(pod("mine"))
+    fleet.reconcile("file", [pod("a"), pod("b", weight=1.0)])
+    b = fleet.get("b")
+    fleet.reconcile("file", [pod("b", weight=3.0, role="decode", labels={"x": "y"}, engine="sglang"), pod("c")])
+    assert [endpoint.name for endpoint in fleet.endpoints] == ["mine", "b", "c"]
+    assert b is not None
+    assert fleet.get("b") is b
+    assert (b.weight, b.role, b.labels, b.engine) == (
+        3.0,
+        "decode",
+        {"x": "y", "llm-d.ai/role": "decode"},
+        "sglang",
+    )
+
+
+def test_a_pod_that_moved_keeps_its_identity() -> None:
+    fleet = Calls().fleet
+    fleet.reconcile("file", [PodSettings(url="http://a:1", name="a")])
+    endpoint = fleet.get("a")
+    fleet.reconcile("file", [PodSettings(url="http://a:2", name="a")])
+    assert endpoint is not None
+    assert fleet.get("a") is endpoint
+    assert endpoint.url == "http://a:2"
+
+
+def test_the_role_may_stand_in_a_label_and_follows_it() -> None:
+    fleet = Calls().fleet
+    endpoint = fleet.add(pod("a", labels={"llm-d.ai/role": "prefill"}))
+    assert endpoint.role == "prefill"
+    fleet.add(pod("a"))
+    assert endpoint.role == ""
+
+
+def test_a_source_does_not_take_over_the_pod_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Calls().fleet
+    fleet.reconcile("static", [pod("a", weight=2.0)])
+    fleet.reconcile("dns", [pod("a"), pod("b")])
+    fleet.reconcile("dns", [pod("b")])
+    endpoint = fleet.get("a")
+    assert endpoint is not None
+    assert endpoint.weight == 2.0
+    assert "static has one of this name" in caplog.text
+
+
+def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(endpoint: Endpoint) -> None:
+        raise RuntimeError("no")
+
+    fleet = Fleet(ManualClock(), on_removed=fail)
+    fleet.add(pod("a"))
+    fleet.remove("a")
+    assert list(fleet.endpoints) == []
+    assert "a hook failed for pod a" in caplog.text
+
+
+def test_watchers_hear_of_those_that_are_there_that_come_and_that_go() -> None:
+    fleet = Calls().fleet
+    heard: list[str] = []
+    fleet.add(pod("a"))
+    fleet.watch(lambda endpoint: heard.append("+" + endpoint.name), lambda endpoint: heard.append("-" + endpoint.name))
+    fleet.add(pod("b"))
+    fleet.remove("a")
+    assert heard == ["+a", "+b", "-a"]

@@ -1,0 +1,170 @@
+"""Where pods come from while the program runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from proxy.core.errors import ConfigError
+from proxy.fleet.discovery.dns import DnsSource, system_lookup
+from proxy.fleet.discovery.file import FileSource, parse_pods
+from proxy.fleet.settings import DnsSettings, PodSettings
+
+OURS = "- {url: 'http://a:8000', name: a, role: decode, labels: {x: y}, weight: 2, models: [m], engine: sglang}\n"
+
+
+def test_our_entries_are_those_of_the_static_list() -> None:
+    assert parse_pods(OURS) == (PodSettings("http://a:8000", "a", "decode", {"x": "y"}, 2.0, ("m",), "sglang"),)
+
+
+def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses_too() -> None:
+    text = """
+- {name: p0, namespace: default, address: 10.0.0.1, port: "8000", labels: {llm-d.ai/role: prefill}}
+- {name: p1, namespace: team, address: vllm.example, port: 8001}
+- {name: p2, address: "fd00::1", port: "8000", labels: {llm-d.ai/engine-type: sglang}}
+- {address: "[fd00::2]", port: "8000", labels: {llm-d.ai/engine-type: unheard-of}}
+"""
+    pods = parse_pods(text)
+    assert [(pod.name, pod.url, pod.engine) for pod in pods] == [
+        ("p0", "http://10.0.0.1:8000", "vllm"),
+        ("team/p1", "http://vllm.example:8001", "vllm"),
+        ("p2", "http://[fd00::1]:8000", "sglang"),
+        ("[fd00::2]:8000", "http://[fd00::2]:8000", "vllm"),
+    ]
+    assert pods[0].labels == {"llm-d.ai/role": "prefill"}
+
+
+def test_an_empty_file_is_no_pods() -> None:
+    assert parse_pods("") == parse_pods("[]") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [", "while parsing"),
+        ("a: 1", "must be a list of pods"),
+        ("- 7", "[0]: must be a mapping"),
+        ("- {url: 'http://a', port: 1}", "[0]: unknown field 'port'"),
+        ("- {address: a}", "[0].port: is required"),
+        ("- {address: a, port: x}", "[0]: port: 'x' is none"),
+        ("- {address: '', port: 1}", "[0]: url:"),
+        ("- {url: 'http://a'}\n- {url: 'http://a'}", "[1].name: 'a:80' is taken by [0]"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_faults(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_pods(text)
+    assert fault in str(caught.value)
+
+
+def test_all_faults_of_a_file_are_found() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_pods("- {url: x}\n- {url: 'http://a'}\n- {name: y}\n")
+    assert [problem.path for problem in caught.value.problems] == ["[0]", "[2].url"]
+
+
+async def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(OURS)
+    source = FileSource(str(path))
+    assert [pod.name for pod in await source.poll() or ()] == ["a"]
+    assert await source.poll() is None
+    path.write_text(OURS.replace("name: a", "name: longer"))
+    assert [pod.name for pod in await source.poll() or ()] == ["longer"]
+
+
+async def test_a_file_that_is_replaced_is_noticed_even_with_the_same_size_and_time(tmp_path: Path) -> None:
+    path, other = tmp_path / "pods.yaml", tmp_path / "new.yaml"
+    path.write_text(OURS)
+    source = FileSource(str(path))
+    await source.poll()
+    other.write_text(OURS.replace("name: a", "name: b"))
+    stat = path.stat()
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(path)
+    assert [pod.name for pod in await source.poll() or ()] == ["b"]
+
+
+async def test_a_broken_edit_keeps_the_pods_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(OURS)
+    source = FileSource(str(path))
+    await source.poll()
+    path.write_text("- {url: nonsense}\n")
+    assert await source.poll() is None
+    assert await source.poll() is None
+    assert caplog.text.count("is broken") == 1
+    assert "[0]: url: 'nonsense'" in caplog.text
+    path.write_bytes(b"\xff\xfe")
+    assert await source.poll() is None
+    path.write_text(OURS)
+    assert [pod.name for pod in await source.poll() or ()] == ["a"]
+
+
+async def test_a_missing_file_keeps_the_pods_and_may_come_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pods.yaml"
+    source = FileSource(str(path))
+    assert await source.poll() is None
+    assert await source.poll() is None
+    assert caplog.text.count("cannot be read") == 1
+    path.write_text(OURS)
+    assert await source.poll() is not None
+    path.unlink()
+    assert await source.poll() is None
+    assert caplog.text.count("cannot be read") == 2
+
+
+class Names:
+    """A name server whose answer can be changed."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses: Sequence[str] = addresses
+        self.failing = False
+
+    async def lookup(self, name: str) -> Sequence[str]:
+        if self.failing:
+            raise OSError(f"{name} is unknown")
+        return self.addresses
+
+
+async def test_every_address_of_a_name_is_a_pod() -> None:
+    names = Names("10.0.0.1", "10.0.0.2")
+    source = DnsSource(DnsSettings("vllm", 8000), names.lookup)
+    assert [pod.url for pod in await source.poll() or ()] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    names.addresses = ["10.0.0.2", "10.0.0.1"]
+    assert await source.poll() is None
+    names.addresses = ["10.0.0.3"]
+    assert [pod.name for pod in await source.poll() or ()] == ["10.0.0.3:8000"]
+
+
+async def test_a_lookup_that_fails_or_finds_nobody_keeps_the_pods(caplog: pytest.LogCaptureFixture) -> None:
+    names = Names("10.0.0.1")
+    source = DnsSource(DnsSettings("vllm", 8000), names.lookup)
+    await source.poll()
+    names.failing = True
+    assert await source.poll() is None
+    assert await source.poll() is None
+    assert caplog.text.count("vllm is unknown") == 1
+    names.failing, names.addresses = False, ()
+    assert await source.poll() is None
+    names.addresses = ["10.0.0.1"]
+    assert await source.poll() is None
+    names.addresses = ["10.0.0.2"]
+    assert await source.poll() is not None
+
+
+async def test_the_systems_resolver_gives_addresses_of_one_family() -> None:
+    assert await system_lookup("127.0.0.1") == ["127.0.0.1"]
+    assert await system_lookup("::1") == ["::1"]
+
+
+async def test_a_name_that_nobody_could_have_fails_as_a_lookup() -> None:
+    source = DnsSource(DnsSettings("a" * 300, 8000))
+    assert await source.poll() is None

@@ -1,0 +1,194 @@
+"""What this proxy has in flight, exactly once in and out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest, Prompt
+from proxy.fleet.ledger import RECENT_SECONDS, Ledger
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Every pod holds this many blocks of 16 tokens."""
+
+    blocks: int
+    block_size: int = 16
+    total: int = 100
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
+        return [self.blocks] * len(endpoints)
+
+
+def exchange(endpoint: Endpoint, tokens: int = 10, cached_blocks: int | None = None, output: int = 0) -> Exchange:
+    request = InferenceRequest("r", "/v1/completions", "m", Prompt((b"x" * 4 * tokens,)))
+    if cached_blocks is not None:
+        request.state.write(PREFIX_MATCH, Cached(cached_blocks))
+    if output:
+        request.state.write(OUTPUT_ESTIMATE, output)
+    return Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
+
+
+def counts(endpoint: Endpoint) -> tuple[int, int, int, int]:
+    load = endpoint.load
+    return load.requests, load.tokens, load.dispatched, load.finished
+
+
+def test_a_leg_counts_from_its_dispatch_to_its_end() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    leg = exchange(pod, tokens=100, cached_blocks=2, output=30)
+    ledger.enter(leg)
+    assert counts(pod) == (1, 100 - 32 + 30, 1, 0)
+    assert ledger.in_flight == 1
+    ledger.first_byte(leg)
+    assert counts(pod) == (1, 30, 1, 0)
+    ledger.leave(leg)
+    assert counts(pod) == (0, 0, 1, 1)
+    assert ledger.in_flight == 0
+
+
+def test_without_a_match_all_prompt_tokens_are_uncached() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    ledger.enter(exchange(pod, tokens=100))
+    assert pod.load.tokens == 100
+
+
+def test_a_match_longer_than_the_prompt_leaves_nothing_to_prefill() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    ledger.enter(exchange(pod, tokens=20, cached_blocks=5))
+    assert pod.load.tokens == 0
+
+
+def test_a_tokenized_prompt_counts_instead_of_the_estimate() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    leg = exchange(pod, tokens=100)
+    leg.request.state.write(TOKENIZED_PROMPT, Prompt((b"1234" * 7,)))
+    ledger.enter(leg)
+    assert pod.load.tokens == 7
+
+
+def test_repeated_calls_change_nothing() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    leg = exchange(pod)
+    ledger.enter(leg)
+    ledger.enter(leg)
+    assert counts(pod) == (1, 10, 1, 0)
+    ledger.first_byte(leg)
+    ledger.first_byte(leg)
+    ledger.leave(leg)
+    ledger.leave(leg)
+    ledger.first_byte(leg)
+    assert counts(pod) == (0, 0, 1, 1)
+
+
+def test_a_leg_that_has_ended_does_not_enter_again() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    leg = exchange(pod)
+    ledger.enter(leg)
+    leg.ending = Ending.COMPLETE
+    ledger.leave(leg)
+    ledger.enter(leg)
+    assert counts(pod) == (0, 0, 1, 1)
+
+
+def test_what_never_entered_does_not_leave() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    leg = exchange(pod)
+    ledger.first_byte(leg)
+    ledger.leave(leg)
+    assert counts(pod) == (0, 0, 0, 0)
+
+
+def test_a_pod_that_was_removed_and_came_back_is_not_charged_for_its_past() -> None:
+    ledger, old, new = Ledger(ManualClock()), Endpoint("a"), Endpoint("a")
+    leg = exchange(old)
+    ledger.enter(leg)
+    ledger.leave(leg)
+    assert counts(old) == (0, 0, 1, 1)
+    assert counts(new) == (0, 0, 0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["enter", "first_byte", "leave"])), max_size=80))
+def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[int, str]]) -> None:
+    ledger, pods = Ledger(ManualClock()), [Endpoint("a"), Endpoint("b", weight=3)]
+    legs = [exchange(pods[n % 2], tokens=n * 7, cached_blocks=n if n % 3 else None, output=n) for n in range(6)]
+    for number, call in steps:
+        getattr(ledger, call)(legs[number])
+        for pod in pods:
+            assert min(counts(pod)) >= 0
+            assert pod.load.requests == pod.load.dispatched - pod.load.finished
+    for leg in legs:
+        ledger.leave(leg)
+    for pod in pods:
+        assert (pod.load.requests, pod.load.tokens) == (0, 0)
+        assert pod.load.dispatched == pod.load.finished
+    assert ledger.in_flight == 0
+
+
+def test_recent_work_is_the_log_of_work_per_weight_that_decays() -> None:
+    clock = ManualClock()
+    ledger, pod = Ledger(clock), Endpoint("a", weight=2.0)
+    ledger.enter(exchange(pod, tokens=9))
+    clock.advance(RECENT_SECONDS)
+    ledger.enter(exchange(pod, tokens=19))
+    decayed = math.exp(pod.load.recent - clock.now() / RECENT_SECONDS)
+    assert decayed == pytest.approx(10 / 2 / math.e + 20 / 2)
+
+
+def test_recent_work_is_stable_after_years_of_uptime() -> None:
+    clock = ManualClock(now=3e8)
+    ledger, busy, idle = Ledger(clock), Endpoint("busy"), Endpoint("idle")
+    ledger.enter(exchange(busy))
+    ledger.enter(exchange(idle))
+    before = busy.load.recent
+    ledger.enter(exchange(busy))
+    assert math.isfinite(busy.load.recent)
+    assert busy.load.recent > before == idle.load.recent
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.01, 1.0])
+def test_weights_of_three_to_one_give_traffic_of_three_to_one_when_ties_go_to_the_least_recent(gap: float) -> None:
+    clock, rng = ManualClock(), random.Random(1)
+    ledger, pods = Ledger(clock), [Endpoint("a", weight=3.0), Endpoint("b", weight=1.0)]
+    picks: Counter[str] = Counter()
+    for _ in range(4000):
+        target = min(pods, key=lambda pod: (pod.load.recent, rng.random()))
+        leg = exchange(target)
+        ledger.enter(leg)
+        ledger.leave(leg)
+        picks[target.name] += 1
+        clock.advance(gap)
+    assert picks["a"] / picks["b"] == pytest.approx(3.0, rel=0.02)
+
+
+def test_a_pod_that_joins_does_not_get_all_the_traffic() -> None:
+    clock = ManualClock()
+    ledger, pods = Ledger(clock), [Endpoint("a"), Endpoint("b"), Endpoint("c")]
+    for leg in [exchange(pod) for pod in pods[:2] for _ in range(100)]:
+        ledger.enter(leg)
+    ledger.level(pods[2], pods)
+    picks: Counter[str] = Counter()
+    for _ in range(300):
+        target = min(pods, key=lambda pod: pod.load.recent)
+        ledger.enter(exchange(target))
+        picks[target.name] += 1
+    assert picks["c"] == pytest.approx(100, abs=2)
+
+
+def test_a_pod_that_joins_alone_stays_without_a_past() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    ledger.level(pod, [pod])
+    assert pod.load.recent == -math.inf
