@@ -45,6 +45,7 @@ class Fleet:
     on_ready      a pod answered, for the first time or again after it refused
     on_restarted  a pod lost its memory: forget what was known of its caches
     on_removed    a pod is gone for good: forget it; its slot is still its own
+    on_missed     a scrape of a pod came to nothing
 
     A removed pod gets no new requests, and goes when its last one ends or `grace` seconds have passed.
     """
@@ -56,12 +57,14 @@ class Fleet:
         on_ready: Hook = _nothing,
         on_restarted: Hook = _nothing,
         on_removed: Hook = _nothing,
+        on_missed: Hook = _nothing,
         grace: float = 120.0,
     ) -> None:
         self._clock = clock
         self._on_ready = on_ready
         self._on_restarted = on_restarted
         self._on_removed = on_removed
+        self._on_missed = on_missed
         self._grace = grace
         self._members: dict[str, _Member] = {}
         self._known: set[str] = set()
@@ -160,6 +163,11 @@ class Fleet:
             added(endpoint)
 
     # What the refresh loops report; of an endpoint that is gone nothing is taken.
+
+    def missed(self, endpoint: Endpoint) -> None:
+        """A scrape of it failed."""
+        if self._member_of(endpoint):
+            self._call(self._on_missed, endpoint)
 
     def reached(self, endpoint: Endpoint) -> None:
         """It answers: starting or ejected -> ready."""

@@ -16,6 +16,7 @@ from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, metered
 from proxy.fleet.dialects import Dialect
 from proxy.fleet.scrape import Card, ScrapeError, parse, parse_models
+from proxy.fleet.settings import RefreshSettings
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ _RESTART_SLACK = 1.0
 class Sink(Protocol):
     """Where a loop puts what it found out; `Fleet` is one."""
 
+    def missed(self, endpoint: Endpoint) -> None: ...
     def reached(self, endpoint: Endpoint) -> None: ...
     def refused(self, endpoint: Endpoint) -> None: ...
     def restarted(self, endpoint: Endpoint) -> None: ...
@@ -58,6 +60,7 @@ class Refresher:
         endpoint: Endpoint,
         sink: Sink,
         session: aiohttp.ClientSession,
+        settings: RefreshSettings,
         dialects: Mapping[str, Dialect],
         budget: Budget,
         clock: Clock,
@@ -67,6 +70,7 @@ class Refresher:
         self._endpoint = endpoint
         self._sink = sink
         self._session = session
+        self._settings = settings
         self._dialects = dialects
         self._budget = budget
         self._clock = clock
@@ -107,7 +111,7 @@ class Refresher:
         load, sent_at = self._endpoint.load, self._clock.now()
         dispatched, finished = load.dispatched, load.finished
         try:
-            status, body = await self._get("/metrics")
+            status, body = await self._get(self._settings.metrics_url(self._endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
             metrics = parse(body, self._dialects[self._endpoint.engine], sent_at)
@@ -124,7 +128,7 @@ class Refresher:
         """A pod without this path serves any model; one that fails at it is asked again soon."""
         self._models_due = self._clock.now() + MODELS_RETRY
         try:
-            status, body = await self._get("/v1/models")
+            status, body = await self._get(self._endpoint.url + "/v1/models")
             if status not in (200, 404):
                 return False
             self._sink.listed(self._endpoint, parse_models(body) if status == 200 else None)
@@ -135,17 +139,17 @@ class Refresher:
 
     async def _is_healthy(self) -> bool:
         try:
-            status, _ = await self._get("/health")
+            status, _ = await self._get(self._endpoint.url + "/health")
         except _Silent:
             return False
         return status == 200
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def _get(self, url: str) -> tuple[int, bytes]:
         """The pod's URL is read anew every time, so that a changed one takes effect. Raises _Refused and _Silent."""
         key = self._endpoint.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else None
         try:
-            async with self._session.get(self._endpoint.url + path, headers=headers, allow_redirects=False) as answer:
+            async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
                 return answer.status, await _read(answer.content)
         except aiohttp.ClientConnectorError as error:
             if error.os_error.errno == errno.ECONNREFUSED:
@@ -163,6 +167,7 @@ class Refresher:
 
     def _on_miss(self, why: str) -> None:
         self._missed += 1
+        self._sink.missed(self._endpoint)
         if self._missed == STALE_AFTER:
             endpoint = self._endpoint
             log.warning("pod %s: the metrics are stale: %s", endpoint.name, why)

@@ -75,7 +75,16 @@ class FleetRunner:
         return True
 
     def _added(self, endpoint: Endpoint) -> None:
-        refresher = Refresher(endpoint, self._fleet, self._session, self._dialects, self.budget, self._clock, self._rng)
+        refresher = Refresher(
+            endpoint,
+            self._fleet,
+            self._session,
+            self._settings.refresh,
+            self._dialects,
+            self.budget,
+            self._clock,
+            self._rng,
+        )
         task = self._tasks.start(refresher.run(), f"refresh of {endpoint.name}")
         self._loops[endpoint] = (refresher, task)
 

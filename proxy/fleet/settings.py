@@ -70,6 +70,17 @@ class RefreshSettings:
     timeout: Duration = param(Duration(1.0), "for one answer of a pod", more_than=0)
     max_core: float = param(0.05, "share of one core that all scrapes together may take", more_than=0, at_most=1)
     attributes: Mapping[str, str] = param({}, "further values to scrape: key -> name{label=value}")
+    path: str = param("/metrics", "where a pod exposes its metrics")
+    port: int | None = param(None, "of the metrics; the pod's own unless given", at_least=1, at_most=65535)
+    scheme: Literal["http", "https"] | None = param(None, "of the metrics; the pod's own unless given")
+
+    def metrics_url(self, pod_url: str) -> str:
+        """Where the pod of this base URL is scraped."""
+        if self.port is None and self.scheme is None:
+            return pod_url + self.path
+        parts = urlsplit(pod_url)
+        port = self.port or parts.port or _DEFAULT_PORTS[parts.scheme]
+        return f"{self.scheme or parts.scheme}://{bracketed(parts.hostname or '')}:{port}{self.path}"
 
     def __post_init__(self) -> None:
         """Raises ValueError for an attribute that is no metric."""

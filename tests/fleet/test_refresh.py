@@ -16,7 +16,7 @@ from proxy.fleet.budget import Budget
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.refresh import Refresher
-from proxy.fleet.settings import PodSettings
+from proxy.fleet.settings import PodSettings, RefreshSettings
 from tests.fleet.pods import FakePod, exposition, models
 
 
@@ -41,22 +41,30 @@ class Asked:
         self.refresher = refresher
         self.budget = budget
         self.restarts = 0
+        self.misses = 0
 
     def is_in(self, state: EndpointState) -> Callable[[], bool]:
         return lambda: self.endpoint.state is state
 
 
 @asynccontextmanager
-async def asking(settings: PodSettings, timeout: float = 0.1) -> AsyncIterator[Asked]:
+async def asking(
+    settings: PodSettings, timeout: float = 0.1, refresh: RefreshSettings | None = None
+) -> AsyncIterator[Asked]:
     clock = SystemClock()
 
     def restarted(endpoint: Endpoint) -> None:
         asked.restarts += 1
 
-    fleet, budget = Fleet(clock, on_restarted=restarted), Budget(0.01, 1.0)
+    def missed(endpoint: Endpoint) -> None:
+        asked.misses += 1
+
+    fleet, budget = Fleet(clock, on_restarted=restarted, on_missed=missed), Budget(0.01, 1.0)
     endpoint = fleet.add(settings)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
-        refresher = Refresher(endpoint, fleet, session, DIALECTS, budget, clock, random.Random(1))
+        refresher = Refresher(
+            endpoint, fleet, session, refresh or RefreshSettings(), DIALECTS, budget, clock, random.Random(1)
+        )
         asked = Asked(fleet, endpoint, refresher, budget)
         task = asyncio.get_running_loop().create_task(refresher.run())
         try:
@@ -108,6 +116,15 @@ async def test_a_pod_without_metrics_is_ready_and_stale() -> None:
             await until(asked.is_in(EndpointState.READY))
             await rounds(asked.budget, 4)
             assert asked.endpoint.metrics.freshness is Freshness.STALE
+            assert asked.misses >= 4
+
+
+async def test_metrics_may_have_a_port_and_a_path_of_their_own() -> None:
+    async with FakePod() as pod, FakePod() as exporter:
+        exporter.bodies["/stats"] = exposition(running=9)
+        refresh = RefreshSettings(path="/stats", port=int(exporter.url.rpartition(":")[2]), scheme="http")
+        async with asking(PodSettings(url=pod.url), refresh=refresh) as asked:
+            await until(lambda: asked.endpoint.metrics.running == 9)
 
 
 async def test_a_pod_with_nothing_but_health_is_ready_and_serves_any_model() -> None:
