@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.core.endpoint import Endpoint
 
@@ -17,8 +18,7 @@ class ProfileRun:
     shadow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredEndpoint:
+class ScoredEndpoint(NamedTuple):
     endpoint: Endpoint
     score: float
 

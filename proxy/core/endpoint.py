@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 ROLE_LABEL = "llm-d.ai/role"
 
@@ -63,8 +64,7 @@ class Load:
     recent: float = -math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class LoadView:
+class LoadView(NamedTuple):
     """The scrape, shifted by what this proxy dispatched and finished since: what scorers read."""
 
     waiting: int
@@ -96,6 +96,8 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         self.role = self.role or self.labels.get(ROLE_LABEL, "")
+        if self.role and ROLE_LABEL not in self.labels:
+            self.labels = {**self.labels, ROLE_LABEL: self.role}
 
     def publish(self, metrics: Metrics, dispatched: int, finished: int) -> None:
         """Swap in a scrape; the two counters are the load's, read when the scrape was sent."""

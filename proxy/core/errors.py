@@ -4,9 +4,11 @@
     ├── RequestError                       a client is answered; class = status = type and code
     │   ├── BadRequest                400  invalid_request_error
     │   │   └── InvalidJson
+    │   ├── Unauthorized              401  authentication_error
     │   ├── NotFound                  404  invalid_request_error
     │   │   ├── UnknownModel               model_not_found
-    │   │   └── UnknownResponse
+    │   │   ├── UnknownResponse
+    │   │   └── UnknownPod
     │   ├── MethodNotAllowed          405
     │   ├── BodyTimeout               408
     │   ├── BodyTooLarge              413
@@ -35,9 +37,11 @@ class Reason(Enum):
     """Why a request was refused: the value of x-kvlane-reason and, where llm-d has it, of its dropped-reason."""
 
     INVALID_REQUEST = "invalid-request"
+    UNAUTHORIZED = "unauthorized"
     UNKNOWN_PATH = "unknown-path"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_RESPONSE = "unknown-response"
+    UNKNOWN_POD = "unknown-pod"
     METHOD_NOT_ALLOWED = "method-not-allowed"
     BODY_TIMEOUT = "body-timeout"
     BODY_TOO_LARGE = "body-too-large"
@@ -84,6 +88,13 @@ class InvalidJson(BadRequest):
     code = "invalid_json"
 
 
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+    reason = Reason.UNAUTHORIZED
+
+
 class NotFound(RequestError):
     status = 404
     type = "invalid_request_error"
@@ -104,6 +115,14 @@ class UnknownResponse(NotFound):
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"Response with id '{response_id}' not found; it may have expired.", param="response_id")
+
+
+class UnknownPod(NotFound):
+    code = "pod_not_found"
+    reason = Reason.UNKNOWN_POD
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No pod is named '{name}'; GET /admin/pods lists those there are.")
 
 
 class MethodNotAllowed(RequestError):

@@ -54,6 +54,8 @@ class Exchange:
     response_id: str | None = None
     """The id that `/v1/responses` gave its answer: later requests about it must reach the same pod."""
     ending: Ending | None = None
+    predicted_cached_tokens: int | None = None
+    """Prompt tokens the prefix index expects in the pod's KV cache, set when the leg begins; None: no prediction."""
 
     @property
     def succeeded(self) -> bool:

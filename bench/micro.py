@@ -1,0 +1,280 @@
+"""Microseconds of each step of the hot path, per request and per chunk, in about two seconds.
+
+    python bench/micro.py [--pods 4] [--json] [STEP ...]
+
+Each figure is the fastest of several batches: what the step costs when nothing disturbs it. STEPs are the beginnings of
+names. A step that cannot be prepared, because a plugin is missing, is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from proxy.core.clock import SystemClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.errors import ConfigError
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.ports import Clock, Random
+from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.fleet.ledger import Ledger
+from proxy.http.framing import CLOSED, OPENED, WholeChunks
+from proxy.openai.observe import usage_from
+from proxy.openai.parse import Parsed, parse
+from proxy.prefix.hashing import chains
+from proxy.prefix.index import PrefixIndex
+from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.document import read
+from proxy.telemetry.access_log import FLUSH_LINES, AccessLog
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.instruments import Counter
+from proxy.telemetry.observer import Observer
+from proxy.telemetry.timing import Timing
+
+PATH = "/v1/chat/completions"
+SECONDS_PER_STEP = 0.08
+BATCHES = 6
+
+Step = Callable[[], object]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--pods", type=int, default=4)
+    arguments.add_argument("--json", action="store_true")
+    arguments.add_argument("steps", nargs="*", metavar="STEP")
+    options = arguments.parse_args()
+    figures: dict[str, dict[str, float]] = {"request": {}, "chunk": {}}
+    absent: dict[str, str] = {}
+    for per, name, prepare in steps():
+        if options.steps and not name.startswith(tuple(options.steps)):
+            continue
+        try:
+            figures[per][name] = round(measure(prepare(Parts(options.pods))), 3)
+        except ConfigError as error:
+            absent[name] = str(error)
+    if options.json:
+        print(json.dumps({"pods": options.pods, "microseconds": figures, "absent": absent}))
+    else:
+        show(figures, absent)
+
+
+def show(figures: dict[str, dict[str, float]], absent: dict[str, str]) -> None:
+    for per, steps_of in figures.items():
+        if steps_of:
+            print(f"{'per ' + per:<34}{'us':>8}")
+        for name, microseconds in steps_of.items():
+            print(f"  {name:<32}{microseconds:>8.2f}")
+    for name, reason in absent.items():
+        print(f"not measured: {name}: {reason.splitlines()[0]}")
+
+
+def measure(step: Step) -> float:
+    """Microseconds of one call: the fastest of BATCHES."""
+    step()
+    started = time.perf_counter()
+    step()
+    once = max(time.perf_counter() - started, 1e-7)
+    calls = max(1, min(100_000, int(SECONDS_PER_STEP / BATCHES / once)))
+    return min(_batch(step, calls) for _ in range(BATCHES)) / calls * 1e6
+
+
+def _batch(step: Step, calls: int) -> float:
+    started = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return time.perf_counter() - started
+
+
+def steps() -> Iterator[tuple[str, str, Callable[[Parts], Step]]]:
+    """What it is paid per, its name, and what prepares it; in the order of a request's life."""
+    yield "request", "parse 1 KB", lambda parts: lambda: parse(PATH, SMALL)
+    yield "request", "parse 32 KB", lambda parts: lambda: parse(PATH, LARGE)
+    yield "request", "hash 1 KB", lambda parts: _hash(parse(PATH, SMALL).prompt)
+    yield "request", "hash 32 KB", lambda parts: _hash(parse(PATH, LARGE).prompt)
+    yield "request", "match 32 KB, one pod has it", _match
+    yield "request", "reserve and confirm 32 KB", _reserve
+    yield "request", "schedule 1 KB, as shipped", _schedule
+    yield "request", "schedule 1 KB, untimed plugins", lambda parts: _schedule(parts, timed=False)
+    yield "request", "ledger in and out", _ledger
+    yield "request", "observe decided", lambda parts: lambda: parts.observer.decided(parts.exchange.decision, 1e-5)
+    yield "request", "observe first byte", lambda parts: lambda: parts.observer.first_byte(parts.exchange)
+    yield "request", "observe leg ended", lambda parts: lambda: parts.observer.leg_ended(parts.exchange)
+    yield "request", "observe request ended, logged", lambda parts: _request_ended(parts, parts.logging_observer)
+    yield "request", "observe request ended, no log", lambda parts: _request_ended(parts, parts.observer)
+    yield "request", "access log: format and hand over", _format
+    yield "request", "usage from the end of a stream", lambda parts: lambda: usage_from(TAIL)
+    yield "chunk", "framing of a whole chunk", _framing
+
+
+@dataclass
+class Call:
+    id: str = "0d9f2c7e5b1a4c38"
+    method: str = "POST"
+    path: str = PATH
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    received_at: float = 0.0
+
+
+class Parts:
+    """The parts of a proxy with so many pods, made when a step asks for them."""
+
+    def __init__(self, pods: int) -> None:
+        self.clock = SystemClock()
+        self.catalogue = Catalogue("bench")
+        draw = random.Random(1)
+        self.endpoints = [_endpoint(number, draw) for number in range(pods)]
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        request = _request(parse(PATH, SMALL))
+        exchange = Exchange(request, Decision(self.endpoints[0]), self.endpoints[0], 0, 0.0)
+        exchange.status, exchange.ending, exchange.usage = 200, Ending.COMPLETE, Usage(250, 64, 128)
+        exchange.first_byte_at, exchange.last_byte_at = 0.2, 2.0
+        exchange.predicted_cached_tokens = 128
+        return exchange
+
+    @cached_property
+    def observer(self) -> Observer:
+        series = EndpointSeries(self.catalogue, self, None, self.clock)
+        return Observer(self.catalogue, series, self.clock)
+
+    @cached_property
+    def logging_observer(self) -> Observer:
+        series = EndpointSeries(self.catalogue, self, None, self.clock)
+        return Observer(self.catalogue, series, self.clock, self.access_log)
+
+    @cached_property
+    def access_log(self) -> AccessLog:
+        return _Unwritten(len, self.clock, Counter())
+
+    def scheduling(self, timed: bool) -> Scheduling:
+        ports = {Clock: self.clock, Random: random.Random(1)}
+        document, registry = read(None), Registry.discover()
+        if not timed:
+            return build(document, registry, ports)
+        return build(document, registry, ports, Timing(self.catalogue, time.perf_counter).wrap)
+
+
+class _Unwritten(AccessLog):
+    """Only collects: formatting has a step of its own."""
+
+    def flush(self) -> None:
+        self._lines.clear()
+
+
+def _hash(prompt: Prompt) -> Step:
+    return lambda: chains(prompt, "sim", 64, 8192)
+
+
+def _match(parts: Parts) -> Step:
+    index = PrefixIndex(parts.clock, 16)
+    found = chains(parse(PATH, LARGE).prompt, "sim", 64, 8192)
+    index.confirm(index.reserve(found, parts.endpoints[0], 100_000))
+    return lambda: index.match(found[0])
+
+
+def _reserve(parts: Parts) -> Step:
+    index = PrefixIndex(parts.clock, 16)
+    found = chains(parse(PATH, LARGE).prompt, "sim", 64, 8192)
+    return lambda: index.confirm(index.reserve(found, parts.endpoints[0], 100_000))
+
+
+def _schedule(parts: Parts, timed: bool = True) -> Step:
+    scheduling = parts.scheduling(timed)
+    request = _request(parse(PATH, SMALL))
+
+    async def produce() -> None:
+        for producer in scheduling.producers:
+            await producer.produce(request, parts.endpoints)
+
+    asyncio.run(produce())
+    return lambda: scheduling.scheduler.schedule(request, parts.endpoints)
+
+
+def _ledger(parts: Parts) -> Step:
+    ledger = Ledger(parts.clock)
+    exchange = parts.exchange
+    exchange.ending = None
+
+    def in_and_out() -> None:
+        ledger.enter(exchange)
+        ledger.first_byte(exchange)
+        ledger.leave(exchange)
+
+    return in_and_out
+
+
+def _request_ended(parts: Parts, observer: Observer) -> Step:
+    call, exchange = Call(), parts.exchange
+    observer.first_byte(exchange)
+    return lambda: observer.request_ended(call, 200, Ending.COMPLETE, exchange)
+
+
+def _format(parts: Parts) -> Step:
+    """The mean of a full batch, so that it adds up with the other steps."""
+    call, exchange = Call(), parts.exchange
+    log, lines = AccessLog(len, parts.clock, Counter()), 0
+
+    def one() -> None:
+        nonlocal log, lines
+        log.add(call, 200, "complete", exchange, 2.0, 5000)
+        lines += 1
+        if lines == FLUSH_LINES - 1:
+            log.flush()
+            log, lines = AccessLog(len, parts.clock, Counter()), 0
+
+    return one
+
+
+def _framing(parts: Parts) -> Step:
+    framing, chunk = WholeChunks(), b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+    bodies, marks = [EVENT], [OPENED, CLOSED]
+    return lambda: framing.feed(chunk, bodies, marks)
+
+
+def _endpoint(number: int, draw: random.Random) -> Endpoint:
+    metrics = Metrics(waiting=draw.choice((0, 0, 1, 5)), running=draw.randrange(20), kv_usage=draw.random())
+    metrics = Metrics(metrics.waiting, metrics.running, metrics.kv_usage, freshness=Freshness.FRESH)
+    return Endpoint(f"pod-{number}", state=EndpointState.READY, metrics=metrics, slot=number)
+
+
+def _request(parsed: Parsed) -> InferenceRequest:
+    return InferenceRequest("bench", PATH, "sim", parsed.prompt, parsed.body, stream=True)
+
+
+def _body(size: int) -> bytes:
+    words = random.Random(2).choices(WORDS, k=size)
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": " ".join(words)[:size]},
+    ]
+    return json.dumps({"model": "sim", "stream": True, "max_tokens": 64, "messages": messages}).encode()
+
+
+WORDS = ("the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as")
+SMALL = _body(1024)
+LARGE = _body(32 * 1024)
+EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
+TAIL = (
+    EVENT * 10
+    + b'data: {"id":"chatcmpl-1","choices":[],"usage":{"prompt_tokens":250,"completion_tokens":64,"total_tokens":314,'
+    + b'"prompt_tokens_details":{"cached_tokens":128}}}\n\ndata: [DONE]\n\n'
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Every Prometheus series in one catalogue; logs; the access log; the timing wrapper."""

@@ -1,0 +1,120 @@
+"""Series that live and die with a pod: counted per endpoint object, read from the fleet for every exposition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState
+from proxy.core.ports import Clock
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.instruments import OTHER, Counter, Family, Gauge
+
+PODS_AT_ONCE = 100
+"""Read without a pause: about a millisecond."""
+
+
+class FleetView(Protocol):
+    @property
+    def endpoints(self) -> Collection[Endpoint]:
+        """Every pod there is, whatever its state."""
+
+
+class IndexView(Protocol):
+    """(block, pod) pairs held, and the bytes they take."""
+
+    @property
+    def pairs(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+class EndpointCounts:
+    """What was counted for one pod since it was discovered."""
+
+    __slots__ = ("attempts", "decisions", "scrape_failures")
+
+    def __init__(self) -> None:
+        self.decisions = 0
+        self.scrape_failures = 0
+        self.attempts: dict[str, int] = {}
+
+
+class EndpointSeries:
+    """At most `limit` pods are named; the rest are added up as `other`, the largest of their shares and ages shown."""
+
+    def __init__(
+        self, catalogue: Catalogue, fleet: FleetView, index: IndexView | None, clock: Clock, limit: int = 1000
+    ) -> None:
+        self._catalogue = catalogue
+        self._fleet = fleet
+        self._index = index
+        self._clock = clock
+        self._limit = limit
+        self._counts: dict[Endpoint, EndpointCounts] = {}
+
+    def of(self, endpoint: Endpoint) -> EndpointCounts:
+        return self._counts.get(endpoint) or self._begin(endpoint)
+
+    async def read(self) -> None:
+        """Bring the catalogue's endpoint, pool and index series up to date. Lets the event loop run in between, so one
+        read must end before the next begins."""
+        endpoints = self._fleet.endpoints
+        for family in self._per_endpoint():
+            family.clear()
+        now = self._clock.now()
+        for position, endpoint in enumerate(endpoints):
+            if position % PODS_AT_ONCE == PODS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            label = endpoint.name if position < self._limit else OTHER
+            self._read_load(label, endpoint)
+            self._read_metrics(label, endpoint, now)
+            self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
+        self._read_pool([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
+        if self._index is not None:
+            self._catalogue.index_pairs.cell().value = self._index.pairs
+            self._catalogue.index_bytes.cell().value = self._index.bytes
+
+    def _begin(self, endpoint: Endpoint) -> EndpointCounts:
+        """Pods that are gone leave when one comes. A leg that outlives its pod is counted nowhere."""
+        present = set(self._fleet.endpoints)
+        self._counts = {known: counts for known, counts in self._counts.items() if known in present}
+        counts = EndpointCounts()
+        if endpoint in present:
+            self._counts[endpoint] = counts
+        return counts
+
+    def _per_endpoint(self) -> Iterable[Family[Counter] | Family[Gauge]]:
+        c = self._catalogue
+        yield from (c.decisions, c.attempts, c.scrape_failures)
+        yield from (c.in_flight, c.in_flight_tokens, c.state, c.waiting, c.running, c.kv_usage, c.scrape_age)
+
+    def _read_load(self, label: str, endpoint: Endpoint) -> None:
+        self._catalogue.in_flight.cell(label).value += endpoint.load.requests
+        self._catalogue.in_flight_tokens.cell(label).value += endpoint.load.tokens
+        self._catalogue.state.cell(label, endpoint.state.value).value += 1
+
+    def _read_metrics(self, label: str, endpoint: Endpoint, now: float) -> None:
+        metrics = endpoint.metrics
+        if metrics is NEVER_SCRAPED:
+            return
+        self._catalogue.waiting.cell(label).value += metrics.waiting
+        self._catalogue.running.cell(label).value += metrics.running
+        usage = self._catalogue.kv_usage.cell(label)
+        usage.value = max(usage.value, metrics.kv_usage)
+        age = self._catalogue.scrape_age.cell(label)
+        age.value = max(age.value, now - metrics.scraped_at)
+
+    def _read_counts(self, label: str, counts: EndpointCounts) -> None:
+        self._catalogue.decisions.cell(label).add(counts.decisions)
+        self._catalogue.scrape_failures.cell(label).add(counts.scrape_failures)
+        for ending, number in counts.attempts.items():
+            self._catalogue.attempts.cell(label, ending).add(number)
+
+    def _read_pool(self, ready: Collection[Endpoint]) -> None:
+        views = [endpoint.view for endpoint in ready]
+        share = 1 / len(views) if views else 0.0
+        self._catalogue.pool_ready.cell().value = len(views)
+        self._catalogue.pool_waiting.cell().value = share * sum(view.waiting for view in views)
+        self._catalogue.pool_kv_usage.cell().value = share * sum(view.kv_usage for view in views)

@@ -1,0 +1,53 @@
+"""How log records look: a line for people, or one JSON object per line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import orjson
+
+from proxy.telemetry.settings import LogFormat, Telemetry
+
+
+def set_up(settings: Telemetry, stream: TextIO) -> None:
+    """Gives the root logger one handler, in place of those it has."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Json() if settings.log_format is LogFormat.JSON else _text())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level.name)
+
+
+def _text() -> logging.Formatter:
+    return logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json_line(fields).decode().rstrip("\n")
+
+
+def json_line(fields: Mapping[str, Any]) -> bytes:
+    """Text from headers and paths can hold lone surrogates, which are no Unicode: they are spelt out."""
+    try:
+        return orjson.dumps(fields, option=_LINE)
+    except TypeError:
+        return orjson.dumps({name: _spelt_out(value) for name, value in fields.items()}, option=_LINE)
+
+
+def _spelt_out(value: Any) -> Any:
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z

@@ -1,0 +1,80 @@
+"""An admin port on a real socket, with a real fleet behind it and pods that behave as told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.settings import PodSettings
+from proxy.http.admin import admin_application
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.exposition import Exposition
+
+Client = TestClient[web.Request, web.Application]
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Port:
+    """`stopping` and `config` are read by the port at every request."""
+
+    client: Client
+    fleet: Fleet
+    stopping: bool = False
+    config: Any = field(default_factory=dict)
+
+    def add(self, name: str, url: str = "", **settings: Any) -> Endpoint:
+        endpoint = self.fleet.add(PodSettings(url=url or f"http://{name}:8000", name=name, **settings))
+        self.fleet.reached(endpoint)
+        return endpoint
+
+    async def json(self, method: str, path: str, expected: int = 200, **options: Any) -> Any:
+        async with self.client.request(method, path, **options) as answer:
+            assert answer.status == expected, await answer.text()
+            assert answer.content_type == "application/json"
+            return await answer.json()
+
+    async def error(self, method: str, path: str, expected: int, **options: Any) -> dict[str, Any]:
+        answer = await self.json(method, path, expected, **options)
+        assert set(answer) == {"error"}
+        fields: dict[str, Any] = answer["error"]
+        assert set(fields) == {"message", "type", "param", "code"}
+        return fields
+
+
+@asynccontextmanager
+async def admin_port(api_key: str | None = None) -> AsyncIterator[Port]:
+    clock = ManualClock()
+    fleet = Fleet(clock)
+    catalogue = Catalogue("test")
+    async with aiohttp.ClientSession() as session:
+        app = admin_application(
+            fleet=fleet,
+            exposition=Exposition(catalogue, EndpointSeries(catalogue, fleet, None, clock)),
+            config=lambda: port.config,
+            session=session,
+            stopping=lambda: port.stopping,
+            api_key=api_key,
+        )
+        async with TestClient(TestServer(app)) as client:
+            port = Port(client, fleet)
+            yield port
+
+
+@asynccontextmanager
+async def engine(answer: Answer) -> AsyncIterator[str]:
+    """The URL of a server that answers everything the same way."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.http.admin_config import redacted
+from tests.http_admin.fakes import admin_port
+
+
+@pytest.mark.parametrize(
+    ("shown", "config"),
+    [
+        ({"admin": {"port": 9190, "apiKey": "***"}}, {"admin": {"port": 9190, "apiKey": "s3"}}),
+        ({"apiKey": None}, {"apiKey": None}),
+        ({"apiKeys": ["***", "***"]}, {"apiKeys": ["s3", "s4"]}),
+        ({"apiKeys": [{"name": "***", "key": "***"}]}, {"apiKeys": [{"name": "a", "key": "s3"}]}),
+        ({"apiKey": {"value": "***", "origin": "file"}}, {"apiKey": {"value": "s3", "origin": "file"}}),
+        ({"pods.static[0].apiKey": "***"}, {"pods.static[0].apiKey": "s3"}),
+        ({"security.apiKeys[0].key": "***"}, {"security.apiKeys[0].key": "s3"}),
+        ({"password": "***", "clientSecret": "***"}, {"password": "s3", "clientSecret": "s4"}),
+        ({"maxTokens": 5, "url": "http://a"}, {"maxTokens": 5, "url": "http://a"}),
+    ],
+)
+def test_secrets_are_not_shown_wherever_they_stand(shown: Any, config: Any) -> None:
+    assert redacted(config) == shown
+
+
+async def test_the_configuration_is_shown_with_origins_and_without_secrets() -> None:
+    async with admin_port() as port:
+        port.config = {
+            "admin": {"apiKey": {"value": "s3", "origin": "file"}, "port": {"value": 9190, "origin": "default"}}
+        }
+        assert await port.json("GET", "/admin/config") == {
+            "admin": {"apiKey": {"value": "***", "origin": "file"}, "port": {"value": 9190, "origin": "default"}}
+        }

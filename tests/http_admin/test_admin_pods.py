@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core.endpoint import Freshness, Metrics
+from tests.http_admin.fakes import admin_port
+
+
+async def test_a_pod_is_shown_with_all_that_is_known_but_its_key() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a", role="decode", labels={"gpu": "h100"}, weight=2.0, models=("m",), api_key="s3")
+        metrics = Metrics(3, 7, 0.5, frozenset({"lora"}), attributes={"x": 1.0, "nan": float("nan")})
+        endpoint.publish(Metrics(**{**_fields(metrics), "freshness": Freshness.FRESH}), 0, 0)
+        endpoint.load.requests = endpoint.load.dispatched = 2
+        shown = await port.json("GET", "/admin/pods")
+        assert shown == {"pods": [await port.json("GET", "/admin/pods/pod-a")]}
+    pod = shown["pods"][0]
+    assert pod["name"] == "pod-a"
+    assert pod["state"] == "ready"
+    assert pod["role"] == "decode"
+    assert pod["labels"]["gpu"] == "h100"
+    assert pod["weight"] == 2
+    assert pod["models"] == ["m"]
+    assert pod["metrics"]["waiting"] == 3
+    assert pod["metrics"]["activeModels"] == ["lora"]
+    assert pod["metrics"]["attributes"] == {"x": 1.0}
+    assert pod["load"] == {"requests": 2, "tokens": 0}
+    assert pod["view"] == {"waiting": 5, "running": 7, "kvUsage": 0.5}
+    assert "s3" not in str(pod)
+
+
+async def test_a_pod_that_was_never_scraped_has_no_metrics() -> None:
+    async with admin_port() as port:
+        port.add("pod-a")
+        pod = await port.json("GET", "/admin/pods/pod-a")
+        assert pod["metrics"] is None
+        assert pod["models"] is None
+
+
+async def test_a_pod_is_added_with_the_schema_of_the_file() -> None:
+    async with admin_port() as port:
+        entry = {"url": "http://vllm-9:8000/", "labels": {"gpu": "h100"}, "weight": 2, "apiKey": "s3"}
+        pod = await port.json("POST", "/admin/pods", 201, json=entry)
+        assert (pod["name"], pod["state"], pod["labels"]) == ("vllm-9:8000", "starting", {"gpu": "h100"})
+        endpoint = port.fleet.get("vllm-9:8000")
+        assert endpoint is not None
+        assert (endpoint.url, endpoint.weight, endpoint.api_key) == ("http://vllm-9:8000", 2, "s3")
+
+
+async def test_a_pod_that_is_added_again_is_brought_up_to_date() -> None:
+    async with admin_port() as port:
+        first = port.add("pod-a")
+        pod = await port.json("POST", "/admin/pods", 200, json={"url": "http://pod-a:9000", "name": "pod-a"})
+        assert pod["url"] == "http://pod-a:9000"
+        assert port.fleet.endpoints == [first]
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "param"),
+    [
+        (b"", "is empty", None),
+        (b"{", "not valid JSON", None),
+        (b"[]", "must be a mapping", None),
+        (b"{}", "url: is required", "url"),
+        (b'{"url": "ftp://x"}', "is no URL of a pod", None),
+        (b'{"url": "http://x", "wieght": 2}', "did you mean 'weight'?", None),
+        (b'{"url": "http://x", "weight": 0}', "must be more than 0", "weight"),
+        (b'{"url": "http://x", "weight": "a", "labels": 1}', "labels: must be a mapping", "labels"),
+        (b'{"url": "http://pod-a:8000", "name": "b"}', "'pod-a' has this URL already", "url"),
+    ],
+)
+async def test_an_entry_that_cannot_be_a_pod_is_refused_with_what_is_wrong(
+    body: bytes, said: str, param: str | None
+) -> None:
+    async with admin_port() as port:
+        port.add("pod-a")
+        error = await port.error("POST", "/admin/pods", 400, data=body)
+        assert said in error["message"]
+        assert error["type"] == "invalid_request_error"
+        if param:
+            assert error["param"] == param
+        assert len(port.fleet.endpoints) == 1
+
+
+async def test_draining_keeps_new_requests_away_until_it_is_undone() -> None:
+    async with admin_port() as port:
+        port.add("pod-a")
+        assert (await port.json("POST", "/admin/pods/pod-a/drain"))["state"] == "draining"
+        assert not port.fleet.ready
+        assert (await port.json("POST", "/admin/pods/pod-a/undrain"))["state"] == "ready"
+        assert port.fleet.ready
+
+
+async def test_a_removed_pod_finishes_its_requests_first() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        endpoint.load.requests = 1
+        assert (await port.json("DELETE", "/admin/pods/pod-a", 202))["state"] == "draining"
+        assert port.fleet.get("pod-a") is endpoint
+        endpoint.load.requests = 0
+        port.fleet.sweep()
+        await port.error("DELETE", "/admin/pods/pod-a", 404)
+
+
+async def test_an_idle_pod_is_removed_at_once() -> None:
+    async with admin_port() as port:
+        port.add("pod-a")
+        await port.json("DELETE", "/admin/pods/pod-a", 202)
+        assert port.fleet.endpoints == []
+
+
+@pytest.mark.parametrize("name", ["10.0.0.1:8000", "[::1]:8000", "häs%20päs"])
+async def test_names_with_all_kinds_of_signs_are_found(name: str) -> None:
+    async with admin_port() as port:
+        port.add(name, url="http://pod-a:8000")
+        path = port.client.make_url("/admin/pods").joinpath(name)
+        async with port.client.session.post(path / "drain") as answer:
+            assert (await answer.json())["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/pods/ghost"),
+        ("DELETE", "/admin/pods/ghost"),
+        ("POST", "/admin/pods/ghost/drain"),
+        ("POST", "/admin/pods/ghost/undrain"),
+        ("GET", "/admin/pods/ghost/proxy/metrics"),
+    ],
+)
+async def test_a_pod_that_does_not_exist_is_named(method: str, path: str) -> None:
+    async with admin_port() as port:
+        error = await port.error(method, path, 404)
+        assert error["code"] == "pod_not_found"
+        assert "'ghost'" in error["message"]
+
+
+def _fields(metrics: Metrics) -> dict[str, Any]:
+    return {name: getattr(metrics, name) for name in Metrics.__slots__}

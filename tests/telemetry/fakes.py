@@ -1,0 +1,88 @@
+"""A small world to observe: pods, requests and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.observer import Observer
+
+
+@dataclass
+class FakeFleet:
+    endpoints: list[Endpoint] = field(default_factory=list)
+
+    def add(self, name: str, **fields: object) -> Endpoint:
+        endpoint = Endpoint(name, state=EndpointState.READY)
+        endpoint.metrics = Metrics(scraped_at=0.0, freshness=Freshness.FRESH, **fields)  # type: ignore[arg-type]
+        self.endpoints.append(endpoint)
+        return endpoint
+
+
+@dataclass
+class FakeIndex:
+    pairs: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class FakeCall:
+    path: str = "/v1/chat/completions"
+    id: str = "req-1"
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b"{}"
+    received_at: float = 0.0
+
+
+class World:
+    """Everything of the room, wired as the composition root does it."""
+
+    def __init__(self, access_log: AccessLog | None = None, limit: int = 1000) -> None:
+        self.clock = ManualClock()
+        self.catalogue = Catalogue("1.2.3")
+        self.fleet = FakeFleet()
+        self.index = FakeIndex()
+        self.series = EndpointSeries(self.catalogue, self.fleet, self.index, self.clock, limit)
+        self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
+
+    def scrape(self) -> Seen:
+        body, _ = asyncio.run(Exposition(self.catalogue, self.series).render(""))
+        return Seen(body.decode())
+
+    def leg(self, endpoint: Endpoint, model: str = "sim", attempt: int = 0, stream: bool = True) -> Exchange:
+        """A leg whose answer came whole: first byte after 0.3 s, eleven tokens in one more second."""
+        request = InferenceRequest("req-1", "/v1/chat/completions", model, Prompt((b"x" * 400,)), stream=stream)
+        exchange = Exchange(request, Decision(endpoint), endpoint, attempt, 0.0)
+        exchange.status, exchange.ending = 200, Ending.COMPLETE
+        exchange.first_byte_at, exchange.last_byte_at = 0.3, 1.3
+        exchange.chunks, exchange.response_bytes = 21, 5000
+        exchange.usage = Usage(100, 11, 64)
+        return exchange
+
+
+class Seen:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+
+    def __getitem__(self, name: str) -> dict[tuple[str, ...], float]:
+        """Label values (in the order of the label names) -> value, of one sample name."""
+        return {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == name
+        }

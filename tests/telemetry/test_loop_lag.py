@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.telemetry import loop_lag
+from proxy.telemetry.instruments import Gauge
+
+
+@pytest.mark.parametrize(("slept", "lag"), [(0.3, 0.3), (0.0, 0.0), (-0.1, 0.0)])
+async def test_the_gauge_shows_by_how_much_a_timer_was_late(
+    monkeypatch: pytest.MonkeyPatch, slept: float, lag: float
+) -> None:
+    monkeypatch.setattr(loop_lag, "PROBE_INTERVAL", 0.02)
+    clock, gauge = ManualClock(), Announcing()
+    probing = asyncio.get_running_loop().create_task(loop_lag.probe(cast(Gauge, gauge), clock))
+    await asyncio.sleep(0)
+    clock.advance(0.02 + slept)
+    async with asyncio.timeout(5):
+        await gauge.announced.wait()
+    probing.cancel()
+    assert gauge.values[0] == pytest.approx(lag)
+
+
+class Announcing:
+    """A gauge that says when it was set."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.announced = asyncio.Event()
+
+    @property
+    def value(self) -> float:
+        return self.values[-1]
+
+    @value.setter
+    def value(self, value: float) -> None:
+        self.values.append(value)
+        self.announced.set()

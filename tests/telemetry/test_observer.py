@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Exchange, Usage
+from tests.telemetry.fakes import FakeCall, World
+
+
+def whole_request(world: World, exchange: Exchange) -> None:
+    world.observer.decided(exchange.decision, 2e-5)
+    world.observer.first_byte(exchange)
+    world.observer.leg_ended(exchange)
+    assert exchange.ending is not None
+    world.observer.request_ended(FakeCall(), exchange.status or 502, exchange.ending, exchange)
+
+
+def test_a_whole_stream_is_counted_once_everywhere() -> None:
+    world = World()
+    world.clock.advance(1.5)
+    whole_request(world, world.leg(world.fleet.add("pod-a")))
+    seen = world.scrape()
+    assert seen["kvlane_requests_total"] == {("sim", "complete", "chat", "2xx"): 1}
+    assert seen["kvlane_time_to_first_token_seconds_sum"] == {("sim", "true"): 0.3, ("sim", "false"): 0}
+    assert seen["kvlane_time_per_output_token_seconds_sum"]["sim",] == pytest.approx(0.1)
+    assert seen["kvlane_request_duration_seconds_sum"] == {("sim",): 1.5}
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+    assert seen["kvlane_completion_tokens_total"] == {("sim",): 11}
+    assert seen["kvlane_cached_tokens_total"] == {("sim",): 64}
+    assert seen["kvlane_prefix_actual_prompt_tokens_total"] == {(): 100}
+    assert seen["kvlane_prefix_actual_hit_tokens_total"] == {(): 64}
+    assert seen["kvlane_scheduling_decisions_total"] == {("pod-a",): 1}
+    assert seen["kvlane_scheduling_duration_seconds_count"] == {(): 1}
+    assert seen["kvlane_attempts_total"] == {("complete", "pod-a"): 1}
+    assert seen["kvlane_retries_total"] == {(): 0}
+
+
+def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
+    world = World()
+    exchange = world.leg(world.fleet.add("pod-a"))
+    exchange.usage = None
+    world.observer.leg_ended(exchange)
+    seen = world.scrape()
+    assert seen["kvlane_time_per_output_token_seconds_sum"]["sim",] == pytest.approx(1.0 / 20)
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 0}
+
+
+@pytest.mark.parametrize("change", ["one token", "no stream", "no last byte"])
+def test_time_per_token_is_not_invented(change: str) -> None:
+    world = World()
+    exchange = world.leg(world.fleet.add("pod-a"), stream=change != "no stream")
+    if change == "one token":
+        exchange.usage = Usage(100, 1)
+    if change == "no last byte":
+        exchange.last_byte_at = None
+    world.observer.leg_ended(exchange)
+    assert world.scrape()["kvlane_time_per_output_token_seconds_count"] == {("sim",): 0}
+
+
+def test_an_answer_in_one_piece_has_its_own_time_to_first_token() -> None:
+    world = World()
+    world.observer.first_byte(world.leg(world.fleet.add("pod-a"), stream=False))
+    assert world.scrape()["kvlane_time_to_first_token_seconds_count"] == {("sim", "true"): 0, ("sim", "false"): 1}
+
+
+def test_an_error_of_a_pod_has_no_latencies_and_no_tokens() -> None:
+    world = World()
+    whole_request(world, world.leg(world.fleet.add("pod-a")))
+    failed = world.leg(world.fleet.endpoints[0])
+    failed.status = 500
+    whole_request(world, failed)
+    seen = world.scrape()
+    assert seen["kvlane_requests_total"]["sim", "complete", "chat", "5xx"] == 1
+    for name in ("time_to_first_token", "time_per_output_token", "request_duration"):
+        assert sum(seen[f"kvlane_{name}_seconds_count"].values()) == 1
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+
+
+def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> None:
+    world = World()
+    exchange = world.leg(world.fleet.add("pod-a"))
+    exchange.usage = Usage(100, 11, None)
+    world.observer.leg_ended(exchange)
+    seen = world.scrape()
+    assert seen["kvlane_prefix_actual_prompt_tokens_total"] == {(): 0}
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+
+
+def test_predicted_hits_are_counted_beside_the_prompts_they_were_predicted_for() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    predicted, unpredicted = world.leg(endpoint), world.leg(endpoint)
+    predicted.predicted_cached_tokens = 48
+    world.observer.leg_ended(predicted)
+    world.observer.leg_ended(unpredicted)
+    seen = world.scrape()
+    assert seen["kvlane_prefix_predicted_prompt_tokens_total"] == {(): 100}
+    assert seen["kvlane_prefix_predicted_hit_tokens_total"] == {(): 48}
+
+
+def test_a_second_leg_is_a_retry_and_both_legs_are_attempts() -> None:
+    world = World()
+    first = world.leg(world.fleet.add("pod-a"))
+    first.status, first.ending = None, Ending.UPSTREAM_FAILED
+    world.observer.leg_ended(first)
+    world.observer.leg_ended(world.leg(world.fleet.add("pod-b"), attempt=1))
+    seen = world.scrape()
+    assert seen["kvlane_retries_total"] == {(): 1}
+    assert seen["kvlane_attempts_total"] == {("upstream-failed", "pod-a"): 1, ("complete", "pod-b"): 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        (Reason.UNKNOWN_MODEL, "refused"),
+        (Reason.UPSTREAM_FAILED, "upstream-failed"),
+        (Reason.UPSTREAM_TIMED_OUT, "timed-out"),
+    ],
+)
+def test_a_refusal_is_counted_by_reason_and_as_an_outcome(reason: Reason, outcome: str) -> None:
+    world = World()
+    world.observer.refused(reason)
+    world.observer.request_ended(FakeCall(), 503, reason)
+    seen = world.scrape()
+    assert seen["kvlane_refused_total"] == {(reason.value,): 1}
+    assert seen["kvlane_requests_total"] == {("", outcome, "chat", "5xx"): 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("/v1/responses/resp_123/cancel", "responses"),
+        ("/v1/audio/transcriptions", "audio"),
+        ("/v1/chat/completionsX", "other"),
+        ("/wp-login.php", "other"),
+    ],
+)
+def test_paths_are_grouped_so_that_ids_and_scanners_make_no_series(path: str, group: str) -> None:
+    world = World()
+    world.observer.request_ended(FakeCall(path), 404, Reason.UNKNOWN_PATH)
+    assert world.scrape()["kvlane_requests_total"] == {("", "refused", group, "4xx"): 1}
+
+
+def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
+    world = World()
+    invented = world.leg(world.fleet.add("pod-a"), model="invented")
+    invented.status = 404
+    whole_request(world, invented)
+    seen = world.scrape()
+    assert seen["kvlane_requests_total"] == {("other", "complete", "chat", "4xx"): 1}
+    assert "invented" not in seen.text
+
+
+def test_models_beyond_the_limit_are_one_series() -> None:
+    world = World(limit=3)
+    endpoint = world.fleet.add("pod-a")
+    for number in range(10):
+        whole_request(world, world.leg(endpoint, model=f"model-{number}"))
+    seen = world.scrape()
+    assert seen["kvlane_prompt_tokens_total"] == {
+        ("model-0",): 100, ("model-1",): 100, ("model-2",): 100, ("other",): 700
+    }  # fmt: skip
+    assert seen["kvlane_requests_total"]["other", "complete", "chat", "2xx"] == 7
+
+
+def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
+    world = World()
+    a, b = world.fleet.add("pod-a"), world.fleet.add("pod-b")
+    world.observer.scorer_fault("my-scorer", "nan")
+    world.observer.shadow(Decision(a), ProfileResult("candidate", (ScoredEndpoint(a, 1.0),)))
+    world.observer.shadow(Decision(a), ProfileResult("candidate", (ScoredEndpoint(b, 1.0),)))
+    seen = world.scrape()
+    assert seen["kvlane_scorer_faults_total"] == {("nan", "my-scorer"): 1}
+    assert seen["kvlane_shadow_decisions_total"] == {("true", "candidate"): 1, ("false", "candidate"): 1}
