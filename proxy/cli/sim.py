@@ -11,6 +11,9 @@ from proxy.sim import SimConfig
 from proxy.sim import serve as serve_pods
 
 
+DEFAULT = SimConfig()
+
+
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=int, required=True, help="Port of the first pod; the others follow.")
@@ -20,14 +23,14 @@ from proxy.sim import serve as serve_pods
 @click.option(
     "--gpu-blocks",
     type=click.IntRange(1),
-    default=SimConfig.num_gpu_blocks,
+    default=DEFAULT.num_gpu_blocks,
     show_default=True,
     help="KV cache, in blocks.",
 )
 @click.option(
-    "--block-size", type=click.IntRange(1), default=SimConfig.block_size, show_default=True, help="Tokens per block."
+    "--block-size", type=click.IntRange(1), default=DEFAULT.block_size, show_default=True, help="Tokens per block."
 )
-@click.option("--max-num-seqs", type=click.IntRange(1), default=SimConfig.max_num_seqs, show_default=True)
+@click.option("--max-num-seqs", type=click.IntRange(1), default=DEFAULT.max_num_seqs, show_default=True)
 @click.option(
     "--time-scale",
     type=click.FloatRange(min=0, min_open=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -226,14 +226,14 @@ def _bool(value: Any) -> bool:
 
 def _int(value: Any) -> int:
     value = _number(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise ValueError(f"must be a whole number, not {_spell(value)}")
     return int(value)
 
 
 def _float(value: Any) -> float:
     value = _number(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"must be a finite number, not {_spell(value)}")
     return float(value)
 

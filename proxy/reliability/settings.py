@@ -25,6 +25,12 @@ class Retries:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    grace: Duration = param(Duration(120.0), "that running requests have to end when kvlane is told to stop")
+
+
+@dataclass(frozen=True, slots=True)
 class ReliabilitySettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     retries: Retries = field(default_factory=Retries)
+    drain: Drain = field(default_factory=Drain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState
@@ -45,11 +45,11 @@ class EndpointSeries:
     """At most `limit` pods are named; the rest are added up as `other`, the largest of their shares and ages shown."""
 
     def __init__(
-        self, catalogue: Catalogue, fleet: FleetView, index: IndexView | None, clock: Clock, limit: int = 1000
+        self, catalogue: Catalogue, fleet: FleetView, indexes: Sequence[IndexView], clock: Clock, limit: int = 1000
     ) -> None:
         self._catalogue = catalogue
         self._fleet = fleet
-        self._index = index
+        self._indexes = indexes
         self._clock = clock
         self._limit = limit
         self._counts: dict[Endpoint, EndpointCounts] = {}
@@ -72,9 +72,8 @@ class EndpointSeries:
             self._read_metrics(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
         self._read_pool([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
-        if self._index is not None:
-            self._catalogue.index_pairs.cell().value = self._index.pairs
-            self._catalogue.index_bytes.cell().value = self._index.bytes
+        self._catalogue.index_pairs.cell().value = sum(index.pairs for index in self._indexes)
+        self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
 
     def _begin(self, endpoint: Endpoint) -> EndpointCounts:
         """Pods that are gone leave when one comes. A leg that outlives its pod is counted nowhere."""

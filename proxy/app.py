@@ -1,0 +1,183 @@
+"""The composition root: everything is constructed here, in the order in which it starts."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from proxy import __version__
+from proxy.core.clock import SystemClock
+from proxy.core.decision import Decision, ProfileResult
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Call, Clock, Random
+from proxy.core.registry import Registry
+from proxy.core.tasks import Tasks
+from proxy.fleet.bindings import Bindings
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.ledger import Ledger
+from proxy.fleet.runner import FleetRunner
+from proxy.gateway import Gateway
+from proxy.http.admin import admin_application
+from proxy.http.admin_server import AdminServer
+from proxy.http.server import DataServer
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.scheduling.build import Scheduling, build
+from proxy.settings import Settings, effective
+from proxy.telemetry import loop_lag
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.observer import Observer
+from proxy.telemetry.timing import Timing
+
+FIRST_CONTACT = 5.0
+"""Seconds that the listening ports wait for the pods to be tried once, so that the first requests find them."""
+
+
+class App:
+    """`async with App(settings) as app`: inside of it the proxy serves. Raises ConfigError when constructed with
+    settings whose scheduling cannot be built."""
+
+    def __init__(self, settings: Settings, registry: Registry | None = None) -> None:
+        self._settings = settings
+        self._clock = SystemClock()
+        self._random = random.Random()
+        self._stack = AsyncExitStack()
+        self._catalogue = Catalogue(__version__)
+        self.scheduling = self._build(registry or Registry.discover())
+        self.fleet = Fleet(
+            self._clock,
+            on_ready=self._ready,
+            on_restarted=self._forget,
+            on_removed=self._removed,
+            on_missed=self._missed,
+        )
+        self.ledger = Ledger(self._clock)
+        plugins = self.scheduling.instances.values()
+        indexes = [plugin.index for plugin in plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
+        self._endpoint_series = EndpointSeries(self._catalogue, self.fleet, indexes, self._clock)
+        self._bindings = Bindings(self._clock)
+
+    async def __aenter__(self) -> App:
+        settings, clock = self._settings, self._clock
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(Tasks())
+            access_log = await self._access_log(stack, tasks)
+            self.observer = Observer(self._catalogue, self._endpoint_series, clock, access_log)
+            runner = FleetRunner(self.fleet, settings.pods, clock, self._random)
+            await stack.enter_async_context(runner)
+            self._gateway = Gateway(
+                self.fleet,
+                self.scheduling,
+                self.ledger,
+                self._bindings,
+                self.observer,
+                clock,
+                attempts=settings.reliability.retries.attempts,
+                expose_endpoint=settings.security.expose_endpoint,
+            )
+            self._data = DataServer(
+                settings.listen,
+                settings.security,
+                settings.reliability.timeouts,
+                self._gateway,
+                clock,
+                on_first_byte=self._first_byte,
+                on_end=self._ended,
+            )
+            session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            self._admin = AdminServer(settings.admin, self._admin_application(session))
+            tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), clock), "event loop lag")
+            await stack.enter_async_context(self._admin)
+            await runner.first_contact(FIRST_CONTACT)
+            await self._data.start()
+            stack.push_async_callback(self._data.stop, settings.reliability.drain.grace)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Streams that run are given the drain's grace; then everything stops, last started first."""
+        self._gateway.stopping = True
+        await self._stack.aclose()
+
+    @property
+    def port(self) -> int:
+        return self._data.port
+
+    @property
+    def admin_port(self) -> int:
+        return self._admin.port
+
+    def effective(self) -> dict[str, Any]:
+        """The configuration in effect, every value with its origin."""
+        return {**effective(self._settings), "scheduling": self.scheduling.effective.as_dict()}
+
+    def _build(self, registry: Registry) -> Scheduling:
+        ports = {Clock: self._clock, Random: self._random}
+        wrap = Timing(self._catalogue, time.perf_counter).wrap
+        return build(self._settings.scheduling, registry, ports, wrap, self._scorer_fault, self._shadow)
+
+    async def _access_log(self, stack: AsyncExitStack, tasks: Tasks) -> AccessLog | None:
+        if not self._settings.telemetry.access_log:
+            return None
+        access_log = AccessLog(
+            partial(os.write, sys.stdout.fileno()), self._clock, self._catalogue.log_lines_lost.cell()
+        )
+        await stack.enter_async_context(access_log)
+        tasks.start(access_log.run(), "access log")
+        return access_log
+
+    def _admin_application(self, session: aiohttp.ClientSession) -> Any:
+        return admin_application(
+            fleet=self.fleet,
+            exposition=Exposition(self._catalogue, self._endpoint_series),
+            config=self.effective,
+            session=session,
+            stopping=lambda: self._gateway.stopping,
+            api_key=self._settings.admin.api_key,
+        )
+
+    # What happens in one room and is known in another.
+
+    def _first_byte(self, exchange: Exchange) -> None:
+        self.ledger.first_byte(exchange)
+        self.observer.first_byte(exchange)
+
+    def _ended(self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None, sent: int) -> None:
+        if isinstance(outcome, Reason):
+            self.observer.refused(outcome)
+        self.observer.request_ended(call, status, outcome, exchange, sent)
+
+    def _ready(self, endpoint: Endpoint) -> None:
+        self.ledger.level(endpoint, self.fleet.ready)
+
+    def _removed(self, endpoint: Endpoint) -> None:
+        self._forget(endpoint)
+        self._bindings.forget(endpoint)
+        self._data.pool.forget(endpoint)
+
+    def _missed(self, endpoint: Endpoint) -> None:
+        self.observer.scrape_failed(endpoint)
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        for plugin in self.scheduling.endpoint_removed:
+            plugin.endpoint_removed(endpoint)
+
+    def _scorer_fault(self, plugin: str, fault: str) -> None:
+        self.observer.scorer_fault(plugin, fault)
+
+    def _shadow(self, decision: Decision, result: ProfileResult) -> None:
+        self.observer.shadow(decision, result)

@@ -1,0 +1,243 @@
+"""`kvlane demo`: four simulated pods, one workload, round robin against prefix-aware."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import statistics
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import click
+import orjson
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from proxy.app import App
+from proxy.core.tasks import Tasks
+from proxy.settings import from_mapping
+
+PODS = 4
+KV_BLOCKS = 4096
+"""Of 16 tokens: 65,000 tokens a pod. All documents together are 144,000: they fit into the fleet, not into a pod."""
+DOCUMENTS = 24
+DOCUMENT_BYTES = 24_000
+REQUESTS_PER_SECOND = 16.0
+ANSWER_TOKENS = 24
+WORDS = ("the", "pod", "holds", "a", "prefix", "in", "its", "cache", "so", "that", "first", "token", "comes", "soon")
+
+ROUND_ROBIN = {
+    "plugins": [{"type": "round-robin-picker"}],
+    "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "round-robin-picker"}]}],
+}
+POLICIES: dict[str, Any] = {"round robin": ROUND_ROBIN, "prefix-aware": None}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one policy made of the workload: seconds to first token, tokens, requests per pod."""
+
+    ttft: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    pods: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        deciles = statistics.quantiles(self.ttft, n=10) if len(self.ttft) > 1 else [float("nan")] * 9
+        served = sum(self.pods.values()) or 1
+        return {
+            "requests": len(self.ttft),
+            "failed": self.failed,
+            "ttft_p50_seconds": round(deciles[4], 3),
+            "ttft_p90_seconds": round(deciles[8], 3),
+            "hit_rate": round(self.cached_tokens / max(1, self.prompt_tokens), 3),
+            "pod_shares": {pod: round(count / served, 3) for pod, count in sorted(self.pods.items())},
+        }
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(1, 120), default=15.0, show_default=True, help="Length of each half.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+def demo(seconds: float, as_json: bool) -> None:
+    """Run four simulated pods and send them the same questions about shared documents, first round robin, then
+    prefix-aware; compare the time to the first token."""
+    console = Console(quiet=as_json)
+    with contextlib.suppress(KeyboardInterrupt):
+        results = uvloop.run(_compare(seconds, console))
+        if as_json:
+            click.echo(orjson.dumps(results, option=orjson.OPT_INDENT_2))
+        else:
+            _show(console, results)
+
+
+async def _compare(seconds: float, console: Console) -> dict[str, dict[str, Any]]:
+    console.print(
+        f"{PODS} simulated pods; {DOCUMENTS} documents of {DOCUMENT_BYTES // 4000}k tokens; "
+        f"{REQUESTS_PER_SECOND:g} questions a second, each about one of them\n"
+    )
+    results = {}
+    with Progress(
+        TextColumn("{task.description:>14}"), BarColumn(), TextColumn("{task.fields[live]}"), console=console
+    ) as bar:
+        for policy, scheduling in POLICIES.items():
+            task = bar.add_task(policy, total=seconds, live="")
+
+            def show(done: float, outcome: Outcome, task: Any = task) -> None:
+                bar.update(task, completed=done, live=_live(outcome))
+
+            async with _pods() as urls, _proxy(urls, scheduling) as url:
+                results[policy] = (await _ask(url, seconds, show)).summary()
+    return results
+
+
+@contextlib.asynccontextmanager
+async def _pods() -> AsyncIterator[list[str]]:
+    """In a process of their own, so that they do not compete with the proxy for the event loop."""
+    port = _free_ports(PODS)
+    arguments = ["--port", str(port), "--pods", str(PODS), "--gpu-blocks", str(KV_BLOCKS)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy", "sim", *arguments, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        urls = [f"http://127.0.0.1:{port + index}" for index in range(PODS)]
+        await _healthy(urls)
+        yield urls
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _healthy(urls: list[str]) -> None:
+    async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.timeout(30):
+        for url in urls:
+            while True:
+                try:
+                    async with session.get(f"{url}/health"):
+                        break
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def _proxy(pods: list[str], scheduling: Any) -> AsyncIterator[str]:
+    settings = from_mapping(
+        {
+            "listen": {"host": "127.0.0.1", "port": 0},
+            "admin": {"port": 0},
+            "pods": {"static": [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(pods)]},
+            "telemetry": {"accessLog": False, "logLevel": "error"},
+            "scheduling": scheduling,
+        }
+    )
+    async with App(settings) as app:
+        yield f"http://127.0.0.1:{app.port}"
+
+
+async def _ask(url: str, seconds: float, show: Callable[[float, Outcome], None]) -> Outcome:
+    """The same questions at the same moments, whatever the policy."""
+    rng = random.Random(7)
+    documents = [" ".join(rng.choices(WORDS, k=DOCUMENT_BYTES // 5))[:DOCUMENT_BYTES] for _ in range(DOCUMENTS)]
+    outcome = Outcome()
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    at = 0.0
+    asked: list[asyncio.Task[None]] = []
+    async with Tasks() as tasks, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        while (at := at + rng.expovariate(REQUESTS_PER_SECOND)) < seconds:
+            body = _question(rng.choice(documents), rng.randrange(10**6))
+            await asyncio.sleep(start + at - loop.time())
+            asked.append(tasks.start(_question_asked(session, url, body, outcome), "question"))
+            show(at, outcome)
+        await asyncio.wait(asked, timeout=30)
+        show(seconds, outcome)
+    return outcome
+
+
+def _question(document: str, number: int) -> bytes:
+    return orjson.dumps(
+        {
+            "model": "sim",
+            "messages": [{"role": "system", "content": document}, {"role": "user", "content": f"Question {number}?"}],
+            "max_tokens": ANSWER_TOKENS,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+async def _question_asked(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
+    loop = asyncio.get_running_loop()
+    asked = loop.time()
+    headers = {"content-type": "application/json"}
+    try:
+        async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
+            response.raise_for_status()
+            await response.content.readany()
+            outcome.ttft.append(loop.time() - asked)
+            outcome.pods[response.headers["x-kvlane-endpoint"]] += 1
+            usage = _usage(await response.read())
+    except aiohttp.ClientError:
+        outcome.failed += 1
+        return
+    outcome.prompt_tokens += usage["prompt_tokens"]
+    outcome.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def _usage(stream: bytes) -> dict[str, Any]:
+    event = next(line for line in reversed(stream.splitlines()) if line.startswith(b"data: {"))
+    usage: dict[str, Any] = orjson.loads(event[6:])["usage"]
+    return usage
+
+
+def _live(outcome: Outcome) -> str:
+    if not outcome.ttft:
+        return ""
+    hits = outcome.cached_tokens / max(1, outcome.prompt_tokens)
+    return f"{len(outcome.ttft)} answered, TTFT p50 {statistics.median(outcome.ttft):.2f} s, hit rate {hits:.0%}"
+
+
+def _show(console: Console, results: dict[str, dict[str, Any]]) -> None:
+    table = Table("", "TTFT p50", "TTFT p90", "prefix hits", "share of each pod")
+    for policy, row in results.items():
+        shares = "  ".join(f"{share:.0%}" for share in row["pod_shares"].values())
+        table.add_row(
+            policy,
+            f"{row['ttft_p50_seconds']:.2f} s",
+            f"{row['ttft_p90_seconds']:.2f} s",
+            f"{row['hit_rate']:.0%}",
+            shares,
+        )
+    console.print("\n", table)
+    console.print("\nTry it yourself, each line in its own terminal:\n", highlight=False)
+    pods = " ".join(f"--pod http://127.0.0.1:{8101 + index}" for index in range(PODS))
+    console.print(f"  kvlane sim --port 8101 --pods {PODS}\n  kvlane serve {pods}", highlight=False, soft_wrap=True)
+    console.print(
+        "  curl -N http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d "
+        '\'{"model": "sim", "stream": true, "messages": [{"role": "user", "content": "Hello!"}]}\'',
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` consecutive free ports."""
+    for _ in range(50):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except (OSError, OverflowError):
+                continue
+            return int(first)
+    raise click.ClickException(f"no {count} consecutive free ports on 127.0.0.1")

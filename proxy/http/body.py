@@ -1,0 +1,185 @@
+"""Bodies of requests: read whole under a process-wide budget, or begun and then streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from aiohttp import StreamReader
+
+from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, Saturated
+from proxy.http.seam import PAYLOAD_ERRORS
+from proxy.http.settings import Listen
+from proxy.http.sweep import Sweep
+
+if TYPE_CHECKING:
+    from proxy.http.call import HttpCall
+
+KEPT_BEGINNING = 64 * 1024
+"""Bytes of a streamed body that are kept: enough to find the model in a form, and to try another pod."""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Budget:
+    """Bytes that the process may hold. Takers queue; what is larger than all of it gets it alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.used = 0
+
+    async def take(self, size: int) -> None:
+        if not self._waiting and self._fits(size):
+            self.used += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(size)
+            raise
+
+    def give(self, size: int) -> None:
+        self.used -= size
+        while self._waiting:
+            wanted, turn = self._waiting[0]
+            if not turn.done():
+                if not self._fits(wanted):
+                    return
+                self.used += wanted
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def _fits(self, size: int) -> bool:
+        return not self.used or self.used + size <= self._limit
+
+
+class Upload:
+    """The rest of a body whose beginning is in `HttpCall.body`. `begun` says that some of it has been taken, so the
+    request cannot be sent a second time."""
+
+    def __init__(self, payload: StreamReader, already: int, settings: Listen) -> None:
+        self._payload = payload
+        self._size = already
+        self._settings = settings
+        self.begun = False
+
+    async def next(self) -> bytes:
+        """The next piece; empty at the end. Raises RequestError."""
+        self.begun = True
+        try:
+            async with asyncio.timeout(self._settings.body_timeout):
+                piece = await self._payload.readany()
+        except TimeoutError:
+            raise _timed_out() from None
+        except PAYLOAD_ERRORS as error:
+            raise _malformed(error) from None
+        self._size += len(piece)
+        if self._size > self._settings.max_body:
+            raise _too_large(self._settings.max_body)
+        return piece
+
+
+class BodyReader:
+    def __init__(self, settings: Listen, sweep: Sweep) -> None:
+        self._settings = settings
+        self._sweep = sweep
+        self.budget = Budget(settings.retained_bodies)
+
+    async def read(self, call: HttpCall) -> None:
+        """Fills `call.body`, and `call.upload` if the body is streamed; `call.retained` is for the caller to give back.
+        Raises BodyTooLarge, BodyTimeout, BadRequest or Saturated."""
+        limit = self._settings.max_body
+        declared = call.content_length
+        if declared is not None and declared > limit:
+            raise _too_large(limit)
+        payload = call.payload
+        if not payload.is_eof():
+            await self._read_slowly(call, declared)
+            return
+        try:
+            body = payload.read_nowait()
+        except PAYLOAD_ERRORS as error:
+            raise _malformed(error) from None
+        if len(body) > limit:
+            raise _too_large(limit)
+        call.body = body
+        call.retained = len(body)
+        self.budget.used += len(body)
+
+    async def _read_slowly(self, call: HttpCall, declared: int | None) -> None:
+        if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue":
+            call.transport.write(CONTINUE)
+        progress = _Progress(self._settings.body_timeout)
+        try:
+            async with progress.scope:
+                self._sweep.watched.add(progress)
+                await self._collect(call, declared, progress)
+        except TimeoutError:
+            if progress.queued:
+                raise Saturated("Too many large request bodies are being read; try again shortly.") from None
+            raise _timed_out() from None
+        except PAYLOAD_ERRORS as error:
+            raise _malformed(error) from None
+        finally:
+            self._sweep.watched.discard(progress)
+
+    async def _collect(self, call: HttpCall, declared: int | None, progress: _Progress) -> None:
+        """A declared length is reserved at once: bodies that each hold half would wait for each other."""
+        streamed = call.headers.get("content-type", "").lower().startswith("multipart/")
+        keep = KEPT_BEGINNING if streamed else self._settings.max_body
+        if declared is not None:
+            await self._reserve(call, min(declared, keep), progress)
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await call.payload.readany():
+            pieces.append(piece)
+            size = progress.received = size + len(piece)
+            if size > self._settings.max_body:
+                raise _too_large(self._settings.max_body)
+            if size > call.retained:
+                await self._reserve(call, size - call.retained, progress)
+            if streamed and size >= keep:
+                call.upload = Upload(call.payload, size, self._settings)
+                break
+        call.body = b"".join(pieces)
+
+    async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:
+        progress.queued = True
+        await self.budget.take(size)
+        progress.queued = False
+        call.retained += size
+
+
+class _Progress:
+    """Watches one body arrive. The scope has no timer of its own: the sweep ends it."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.scope = asyncio.timeout(None)
+        self.received = 0
+        self.queued = False
+        self._seen = -1
+        self._seen_at = 0.0
+
+    def check(self, now: float) -> None:
+        if self.received != self._seen:
+            self._seen, self._seen_at = self.received, now
+        elif now - self._seen_at > self._limit:
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than the {limit} bytes that are allowed.")
+
+
+def _timed_out() -> BodyTimeout:
+    return BodyTimeout("The request body did not arrive in time.")
+
+
+def _malformed(error: BaseException) -> BadRequest:
+    return BadRequest(f"The request body could not be read: {error}.")

@@ -1,0 +1,166 @@
+"""How the body of a pod's answer is framed for its client: bytes in, bytes out, no I/O.
+
+A framing is fed once per read of the pod's connection. `raw` is what was read of the message's body, framing and all;
+`bodies` are the pieces of body in it; `marks` are the edges of HTTP chunks that it crossed, in order: OPENED, CLOSED.
+It returns what goes to the client; `finish` does so for the last read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+OPENED = 0
+CLOSED = 1
+
+HELD_LIMIT = 64 * 1024
+"""Bytes of an unfinished chunk that wait for its end."""
+
+LAST_CHUNK = b"0\r\n\r\n"
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+Bodies = Sequence[bytes]
+Marks = Sequence[int]
+
+
+class Framing(Protocol):
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        """`exact` says that nothing of another message follows in `raw`."""
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        """What ends an event stream that the pod did not: `event` after a blank line, and the end of the framing. None
+        if it can only be aborted. `tail` is the end of all body that was fed."""
+
+
+class Plain:
+    """The bare body: its length is in the head, or it ends with the connection."""
+
+    __slots__ = ("_ends_by_close",)
+
+    def __init__(self, ends_by_close: bool = False) -> None:
+        self._ends_by_close = ends_by_close
+
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        return b"".join(bodies)
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        return b"".join(bodies)
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        return _after_blank_line(tail) + event if self._ends_by_close else None
+
+
+class Rechunked:
+    """A body that ended with the pod's connection, in chunks of its reads."""
+
+    __slots__ = ()
+
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        return _chunk(b"".join(bodies))
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        return _chunk(b"".join(bodies)) + LAST_CHUNK
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        return _chunk(_after_blank_line(tail) + event) + LAST_CHUNK
+
+
+class WholeChunks:
+    """The pod's own chunks as they came, each only when it is whole, so that there is always a boundary to stop at.
+
+    Reads that end with a chunk, which is nearly all, cost two comparisons. A chunk that outgrows HELD_LIMIT is sent in
+    chunks of its reads from then on.
+    """
+
+    __slots__ = ("_held", "_held_size", "_splitting")
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._splitting = False
+
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        if marks and marks[-1] and raw.endswith(b"\r\n") and not self._splitting and not self._held:
+            return raw
+        return self._feed(raw, bodies, marks)
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        """Trailers are dropped."""
+        if self._splitting:
+            return _chunk(b"".join(bodies)) + LAST_CHUNK
+        raw = self._join(raw)
+        if exact and (raw.endswith(b"\r\n0\r\n\r\n") or raw == LAST_CHUNK):
+            return raw
+        return raw[: _whole(raw)] + LAST_CHUNK
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        unsent = len(_body_of_part(self._join(b"")))
+        sent = tail[: len(tail) - unsent] if unsent < len(tail) or not unsent else b"?"
+        return _chunk(_after_blank_line(sent) + event) + LAST_CHUNK
+
+    def _feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        if self._splitting:
+            self._splitting = not (marks and marks[-1] and raw.endswith(b"\r\n"))
+            return _chunk(b"".join(bodies))
+        if self._held and CLOSED not in marks:
+            self._hold(raw)
+            return self._split() if self._held_size > HELD_LIMIT else b""
+        raw = self._join(raw)
+        end = _whole(raw)
+        if end < len(raw):
+            self._hold(raw[end:])
+        return raw[:end] + (self._split() if self._held_size > HELD_LIMIT else b"")
+
+    def _hold(self, raw: bytes) -> None:
+        self._held.append(raw)
+        self._held_size += len(raw)
+
+    def _join(self, raw: bytes) -> bytes:
+        """What is held, and `raw` behind it; nothing is held any more."""
+        if self._held:
+            raw = b"".join((*self._held, raw))
+            self._held.clear()
+            self._held_size = 0
+        return raw
+
+    def _split(self) -> bytes:
+        self._splitting = True
+        return _chunk(_body_of_part(self._join(b"")))
+
+
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+
+
+def _whole(raw: bytes) -> int:
+    """The end of the last whole chunk in `raw`, which begins with a chunk that the parser found valid; the last chunk
+    of a message is not counted."""
+    at = 0
+    while True:
+        line_end = raw.find(b"\r\n", at)
+        if line_end < 0:
+            return at
+        size = _size(raw, at, line_end)
+        after = line_end + size + 4
+        if not size or after > len(raw):
+            return at
+        at = after
+
+
+def _body_of_part(raw: bytes) -> bytes:
+    """The body in `raw`, the beginning of one chunk."""
+    line_end = raw.find(b"\r\n")
+    if line_end < 0:
+        return b""
+    return raw[line_end + 2 : line_end + 2 + _size(raw, 0, line_end)]
+
+
+def _size(raw: bytes, start: int, line_end: int) -> int:
+    return int(raw[start:line_end].partition(b";")[0], 16)
+
+
+def _after_blank_line(sent: bytes) -> bytes:
+    """What separates an event from what was sent before it."""
+    return b"" if not sent or sent.endswith(EVENT_ENDS) else b"\n\n"

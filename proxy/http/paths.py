@@ -1,0 +1,153 @@
+"""Which paths the data port knows: a table of what is relayed and what is answered here; any other path is 404."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from proxy.core.errors import MethodNotAllowed, NotFound
+
+
+class Kind(Enum):
+    """What becomes of a request."""
+
+    RELAY = "relay"
+    HEALTH = "health"
+    MODELS = "models"
+    MODEL = "model"
+    VERSION = "version"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    kind: Kind
+    methods: tuple[str, ...]
+
+
+_POST = Route(Kind.RELAY, ("POST",))
+_GET = Route(Kind.RELAY, ("GET",))
+_MODEL = Route(Kind.MODEL, ("GET", "HEAD"))
+_ANY = Route(Kind.RELAY, ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
+
+INFERENCE = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/completions",
+    "/v1/completions/render",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/responses/render",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/messages/render",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/classify",
+    "/pooling",
+    "/tokenize",
+    "/detokenize",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/audio/speech",
+    "/inference/v1/generate",
+    "/invocations",
+)
+
+ROUTES = {
+    **dict.fromkeys(INFERENCE, _POST),
+    "/v1/realtime": _GET,
+    "/v1/models": Route(Kind.MODELS, ("GET", "HEAD")),
+    "/health": Route(Kind.HEALTH, ("GET", "HEAD")),
+    "/ping": Route(Kind.HEALTH, ("GET", "HEAD", "POST")),
+    "/version": Route(Kind.VERSION, ("GET", "HEAD")),
+}
+
+PATTERNS = (
+    (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*"), Route(Kind.RELAY, ("GET", "DELETE"))),
+    (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*/cancel"), _POST),
+    (re.compile(r"/v1/responses/[A-Za-z0-9][\w.~-]*/input_items"), _GET),
+    (re.compile(r"/v1/models/.+"), _MODEL),
+)
+"""Matched against the path as it was sent: an encoded slash or dot is none here, so no pod can read it as one."""
+
+CONTROL = frozenset(
+    (
+        "/metrics",
+        "/load",
+        "/server_info",
+        "/openapi.json",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/reset_encoder_cache",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/pause",
+        "/resume",
+        "/is_paused",
+        "/scale_elastic_ep",
+        "/is_scaling_elastic_ep",
+        "/collective_rpc",
+        "/kv_event_sources",
+        "/start_profile",
+        "/stop_profile",
+        "/inference/v1/abort_requests",
+        "/abort_requests",
+    )
+)
+"""What steers an engine: never relayed, whatever `relayPaths` says; the admin port reaches it per pod."""
+
+
+class Paths:
+    """The table, extended by `security.relayPaths`."""
+
+    def __init__(self, extensions: Sequence[str] = ()) -> None:
+        exact = [path for path in extensions if not path.endswith("/*")]
+        self._routes = {**dict.fromkeys(exact, _ANY), **ROUTES}
+        self._prefixes = tuple(path[:-1] for path in extensions if path.endswith("/*"))
+
+    def route(self, method: str, path: str) -> Route:
+        """Raises NotFound or MethodNotAllowed. `path` is as it was sent, without the query."""
+        route = self._routes.get(path) or self._pattern(path)
+        if method not in route.methods:
+            allowed = ", ".join(route.methods)
+            raise MethodNotAllowed(f"Method {method} is not allowed for {path}; use {allowed}.", route.methods)
+        return route
+
+    def _pattern(self, path: str) -> Route:
+        for pattern, route in PATTERNS:
+            if pattern.fullmatch(path):
+                return route
+        if self._prefixes and path.startswith(self._prefixes) and _is_plain(path) and path.rstrip("/") not in CONTROL:
+            return _ANY
+        raise NotFound(f"No such path: {path}. Only inference paths are served here.")
+
+
+def check_extension(path: str) -> None:
+    """Raises ValueError if the path cannot be one of `security.relayPaths`."""
+    if not path.startswith("/") or "?" in path or not _is_plain(path.removesuffix("/*")):
+        raise ValueError(f"relayPaths: {path!r} must start with / and hold neither a query, '%', '//' nor '..'")
+    if path.rstrip("/") in CONTROL:
+        raise ValueError(f"relayPaths: {path} steers an engine; reach it through the admin port")
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """The path and what follows it (query with its `?`), both as sent; of an absolute URL, without its authority."""
+    if target[:7].lower() == "http://" or target[:8].lower() == "https://":
+        authority = target.index("//") + 2
+        slash = target.find("/", authority)
+        target = target[slash:] if slash >= 0 else "/"
+    path, mark, query = target.partition("?")
+    return path, mark + query
+
+
+def _is_plain(path: str) -> bool:
+    return "%" not in path and "//" not in path and "\\" not in path and ".." not in path.split("/")

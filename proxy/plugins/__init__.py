@@ -1,0 +1,1 @@
+"""One file per plugin: a type exists because its file does."""

@@ -1,0 +1,72 @@
+"""Stay with the pods that hold the prompt, unless waiting for them costs more than it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Filter, plugin
+from proxy.core.ports import Random
+from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+
+
+@plugin("prefix-cache-affinity-filter")
+@dataclass(frozen=True, slots=True)
+class PrefixCacheAffinityFilter(Filter):
+    """Keeps the pods that hold at least `affinityThreshold` of the prompt's blocks; all pods where none does.
+
+    Also keeps all if the least loaded of the holders would answer more than `maxTTFTPenaltyMs` later than the least
+    loaded of the others, where a pod's time to first token is its in-flight tokens over `peakPrefillThroughput`.
+    """
+
+    random: Random
+    affinity_threshold: float = param(0.8, "share of the prompt's blocks; 0 switches off", at_least=0, at_most=1)
+    exploration_probability: float = param(0.0, "probability of keeping all", at_least=0, at_most=1)
+    max_ttft_penalty_ms: float = param(18000.0, "0: whatever it costs", key="maxTTFTPenaltyMs", at_least=0)
+    ttft_source: Literal["prefillThroughput", "latencyPredictor"] = param("prefillThroughput", "how it is estimated")
+    peak_prefill_throughput: float = param(15928.0, "tokens per second of one pod", more_than=0)
+    prefix_match_info_producer_name: str = param("", "producer of the prefix match, where there are several")
+    in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
+    latency_prediction_info_producer_name: str = param("", "of the latency predictor, which is not yet supported")
+
+    def __post_init__(self) -> None:
+        if self.ttft_source == "latencyPredictor" or self.latency_prediction_info_producer_name:
+            raise ValueError("the latency predictor is not yet supported; ttftSource can be prefillThroughput")
+
+    @property
+    def requires(self) -> tuple[DataKey[PrefixMatch] | DataKey[int], ...]:
+        load = self.in_flight_load_producer_name
+        return (self._match_key, *([OUTPUT_ESTIMATE.of(load)] if load else []))
+
+    @property
+    def _match_key(self) -> DataKey[PrefixMatch]:
+        return PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        match = request.state.read(self._match_key)
+        if match is None or match.total == 0 or self.affinity_threshold == 0 or len(endpoints) <= 1:
+            return endpoints
+        if self.exploration_probability > 0 and self.random.random() < self.exploration_probability:
+            return endpoints
+        total, least = match.total, self.affinity_threshold
+        held = list(zip(endpoints, match.matched(endpoints), strict=True))
+        sticky = [endpoint for endpoint, blocks in held if blocks / total >= least]
+        others = [endpoint for endpoint, blocks in held if blocks / total < least]
+        if not sticky or self._costs_too_much(sticky, others):
+            return endpoints
+        return sticky
+
+    def _costs_too_much(self, sticky: Sequence[Endpoint], others: Sequence[Endpoint]) -> bool:
+        if self.max_ttft_penalty_ms == 0 or not others:
+            return False
+        return self._soonest(sticky) - self._soonest(others) > self.max_ttft_penalty_ms
+
+    def _soonest(self, endpoints: Sequence[Endpoint]) -> float:
+        """Milliseconds to the first token on the pod that has the least to prefill."""
+        return min(endpoint.load.tokens for endpoint in endpoints) / self.peak_prefill_throughput * 1000

@@ -1,0 +1,26 @@
+"""Stay with the pod of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import Filter, plugin
+from proxy.core.request import InferenceRequest
+from proxy.plugins.session_affinity import SessionAffinity
+
+
+@plugin("session-affinity-filter")
+@dataclass(frozen=True, slots=True)
+class SessionAffinityFilter(SessionAffinity, Filter):
+    """Keeps the session's pod alone if it is a candidate, else all.
+
+    With `encoded_endpoint_header` every response carries a token, base64 of `namespace/name`, that the client sends
+    back; with `session_id` the proxy remembers, and moves a session only when its pod is no candidate any more.
+    """
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        bound = self.bound(request, endpoints)
+        return endpoints if bound is None else [bound]

@@ -1,0 +1,50 @@
+"""Keep the pods that are not too busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Filter, plugin
+from proxy.core.request import InferenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"] = param(
+        doc="active requests are those of this proxy; the KV cache is a share in [0, 1]"
+    )
+    max_value: float = param(doc="most that a pod may have and be kept", at_least=0)
+
+    def __post_init__(self) -> None:
+        if self.metric == "kv-cache-utilization" and self.max_value > 1:
+            raise ValueError(f"maxValue of kv-cache-utilization is at most 1, not {self.max_value:g}")
+
+    def met_by(self, endpoint: Endpoint) -> bool:
+        if self.metric == "active-requests":
+            return endpoint.load.requests <= self.max_value
+        view = endpoint.view
+        if self.metric == "running-requests":
+            return view.running <= self.max_value
+        if self.metric == "waiting-queue":
+            return view.waiting <= self.max_value
+        return view.kv_usage <= self.max_value
+
+
+@plugin("utilization-filter")
+@dataclass(frozen=True, slots=True)
+class UtilizationFilter(Filter):
+    """Keeps pods that meet all conditions; where none does, the client is told that all are busy (429)."""
+
+    exhausts: ClassVar[bool] = True
+
+    conditions: tuple[Condition, ...] = param((), "metric <= maxValue, for each")
+    fallback_on_empty: bool = param(False, "keep all pods where none meets the conditions")
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        kept = [endpoint for endpoint in endpoints if all(condition.met_by(endpoint) for condition in self.conditions)]
+        return endpoints if not kept and self.fallback_on_empty else kept

@@ -1,0 +1,44 @@
+"""One pod after the other, by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.core.decision import ProfileRun, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Exchange
+from proxy.core.params import param
+from proxy.core.plugin import EndpointRemoved, Picker, PreRequest, plugin
+from proxy.core.request import InferenceRequest
+
+
+@plugin("round-robin-picker")
+@dataclass(frozen=True, slots=True)
+class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
+    """Smooth weighted round robin, as nginx does it: every candidate gains its weight, the one with the most is next
+    and gives the sum of the weights back. Scores do not count; the position moves when a request is sent."""
+
+    max_num_of_endpoints: int = param(1, "most that are reported to others; retries may use every pod that is left")
+    _credit: dict[Endpoint, float] = field(default_factory=dict, init=False)
+
+    def pick(
+        self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
+    ) -> list[ScoredEndpoint]:
+        return sorted(scored, key=lambda one: (-self._next_credit(one.endpoint), one.endpoint.name))
+
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Requests that other profiles sent count too; no credit outgrows one round, so they shift it by no more."""
+        if exchange.attempt or not exchange.decision.fallbacks:
+            return
+        candidates = list(exchange.decision.candidates())
+        total = sum(candidate.weight for candidate in candidates)
+        for candidate in candidates:
+            spent = total if candidate is endpoint else 0.0
+            self._credit[candidate] = max(-total, min(total, self._next_credit(candidate) - spent))
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        self._credit.pop(endpoint, None)
+
+    def _next_credit(self, endpoint: Endpoint) -> float:
+        return self._credit.get(endpoint, 0.0) + endpoint.weight

@@ -1,0 +1,50 @@
+"""How long the answer will be, so that it can count as load until it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, plugin
+from proxy.core.ports import InstanceName
+from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
+from proxy.prefix.keys import PREFIX_MATCH
+
+
+@plugin("inflight-load-producer")
+@dataclass(frozen=True, slots=True)
+class InflightLoadProducer(DataProducer):
+    """Estimates the answer as prompt tokens * outputRatio, at most the client's limit and `maxEstimatedOutputTokens`.
+
+    Requests and prompt tokens in flight are counted with or without it.
+    """
+
+    waits: ClassVar[bool] = False
+
+    name: InstanceName
+    add_estimated_output_tokens: bool = param(False, "count the estimate as in flight until the answer has ended")
+    output_ratio: float = param(1.5, "tokens of the answer per token of the prompt", at_least=0)
+    max_estimated_output_tokens: int | None = param(None, "most that an answer is estimated to have", at_least=0)
+    prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")
+    sync_cross_replica_state: bool = param(True, "accepted and without effect: each proxy counts its own requests")
+
+    @property
+    def provides(self) -> tuple[DataKey[int], ...]:
+        return (OUTPUT_ESTIMATE.of(self.name),)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        name = self.prefix_match_info_producer_name
+        return (PREFIX_MATCH.of(name),) if name else ()
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        if self.add_estimated_output_tokens:
+            request.state.write(self.provides[0], self.estimate(request.prompt.tokens, request.max_tokens))
+
+    def estimate(self, prompt_tokens: int, max_tokens: int) -> int:
+        limits = [limit for limit in (max_tokens or None, self.max_estimated_output_tokens) if limit is not None]
+        return min([round(prompt_tokens * self.output_ratio), *limits])

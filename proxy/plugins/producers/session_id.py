@@ -1,0 +1,56 @@
+"""Which session a request belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import ClassVar
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, plugin
+from proxy.core.ports import InstanceName
+from proxy.core.request import InferenceRequest
+
+SESSION_ID: DataKey[str] = DataKey("SessionID")
+
+
+@plugin("session-id-producer")
+@dataclass(frozen=True, slots=True)
+class SessionIdProducer(DataProducer):
+    """Takes the session's id from a header or from a cookie; the header x-session-id unless one of them is named."""
+
+    waits: ClassVar[bool] = False
+
+    name: InstanceName
+    header_name: str = param("", "request header with the id, in any case")
+    cookie_name: str = param("", "cookie with the id")
+
+    def __post_init__(self) -> None:
+        if self.header_name and self.cookie_name:
+            raise ValueError("headerName and cookieName exclude each other")
+
+    @property
+    def provides(self) -> tuple[DataKey[str], ...]:
+        return (SESSION_ID.of(self.name),)
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        session = self._session(request)
+        if session:
+            request.state.write(self.provides[0], session)
+
+    def _session(self, request: InferenceRequest) -> str:
+        if self.cookie_name:
+            return _cookie(request.headers.get("cookie", ""), self.cookie_name)
+        return request.headers.get((self.header_name or "x-session-id").lower(), "").strip()
+
+
+def _cookie(header: str, name: str) -> str:
+    """One cookie of a Cookie header; what a browser would not have sent counts as no cookie."""
+    try:
+        morsel = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return morsel.value if morsel else ""

@@ -1,0 +1,31 @@
+"""Prefer pods that this proxy has given fewer requests that are still in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Scorer, plugin
+from proxy.core.request import InferenceRequest
+from proxy.core.units import Duration
+
+
+@plugin("active-request-scorer")
+@dataclass(frozen=True, slots=True)
+class ActiveRequestScorer(Scorer):
+    """1 up to `idleThreshold` requests, above it (max - requests) / max * maxBusyScore with the candidates' max."""
+
+    idle_threshold: int = param(0, "requests up to which a pod counts as idle", at_least=0)
+    max_busy_score: float = param(1.0, "what a busy pod's score comes near to; outside [0, 1]: 1")
+    request_timeout: Duration | None = param(None, "accepted and without effect: every request is counted out exactly")
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        active = [endpoint.load.requests for endpoint in endpoints]
+        busiest, idle = max(active), self.idle_threshold
+        if busiest <= idle:
+            return [1.0] * len(active)
+        scale = self.max_busy_score if 0.0 <= self.max_busy_score <= 1.0 else 1.0
+        return [1.0 if count <= idle else (busiest - count) / busiest * scale for count in active]

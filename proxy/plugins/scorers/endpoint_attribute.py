@@ -1,0 +1,75 @@
+"""Prefer pods with a high, or a low, scraped attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Scorer, plugin
+from proxy.core.request import InferenceRequest
+from proxy.plugins.attributes import attribute_reader
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRange:
+    min: float = param(doc="value that counts as the least")
+    max: float = param(doc="value that counts as the most")
+
+    def __post_init__(self) -> None:
+        if self.min >= self.max:
+            raise ValueError(f"min must be less than max, not {self.min:g} and {self.max:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveRange:
+    """From the least to the most of the candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    fixed_range: FixedRange | None = param(None, "between two given values")
+    adaptive_range: AdaptiveRange | None = param(None, "between the least and the most of the candidates; the default")
+
+    def __post_init__(self) -> None:
+        if self.fixed_range is not None and self.adaptive_range is not None:
+            raise ValueError("fixedRange and adaptiveRange exclude each other")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAlgorithm:
+    type: Literal["linear_lower_is_better", "linear_higher_is_better"] = param(doc="which end is good")
+    normalization: Normalization = param(Normalization(), "what is 0 and what is 1")
+
+
+@plugin("endpoint-attribute-scorer")
+@dataclass(frozen=True, slots=True)
+class EndpointAttributeScorer(Scorer):
+    """(value - min) / (max - min) clamped to [0, 1], or 1 minus that where lower is better; 0 without the attribute,
+    and 1 for all that have it where the range is adaptive and all are equal."""
+
+    attribute_key: str = param(doc="name of the attribute")
+    algorithm: LinearAlgorithm = param(doc="how the attribute becomes a score")
+    producer: str = param("", "who delivers the attribute, where several do")
+
+    def __post_init__(self) -> None:
+        if not self.attribute_key or "/" in self.attribute_key:
+            raise ValueError("attributeKey is a name alone; name the producer in 'producer'")
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        values = list(map(attribute_reader(self.attribute_key, self.producer), endpoints))
+        present = [value for value in values if value is not None]
+        if not present:
+            return [0.0] * len(values)
+        fixed = self.algorithm.normalization.fixed_range
+        low, high = (fixed.min, fixed.max) if fixed else (min(present), max(present))
+        return [0.0 if value is None else self._score(value, low, high) for value in values]
+
+    def _score(self, value: float, low: float, high: float) -> float:
+        if low == high:
+            return 1.0
+        share = min(1.0, max(0.0, (value - low) / (high - low)))
+        return 1.0 - share if self.algorithm.type == "linear_lower_is_better" else share

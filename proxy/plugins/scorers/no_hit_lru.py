@@ -1,0 +1,73 @@
+"""Spread prompts that no endpoint has cached: the endpoint that got such a prompt longest ago comes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Exchange
+from proxy.core.params import param
+from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
+from proxy.core.request import InferenceRequest
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+
+
+@plugin("no-hit-lru-scorer")
+@dataclass(slots=True)
+class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
+    """0.5 for all n endpoints if one of them has a hit. Otherwise those that never got a cold prompt score 1 - i/(n-1)
+    in their order, the others 1 - (never used + position in the whole LRU, oldest 0)/(n-1), at least 0."""
+
+    lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
+    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the only producer.")
+    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+    _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False, default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (self._match,)
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        if self._is_warm(request, endpoints):
+            return [0.5] * len(endpoints)
+        if len(endpoints) == 1:
+            return [1.0]
+        return self._cold_scores(endpoints)
+
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        request = exchange.request
+        if request.state.read(self._match) is None or self._is_warm(request, list(exchange.decision.candidates())):
+            return
+        self._lru[endpoint] = None
+        self._lru.move_to_end(endpoint)
+        if len(self._lru) > self.lru_size:
+            self._lru.popitem(last=False)
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        self._lru.pop(endpoint, None)
+
+    def _is_warm(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:
+        match = request.state.read(self._match)
+        return match is not None and any(match.matched(endpoints))
+
+    def _cold_scores(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        positions = {endpoint: position for position, endpoint in enumerate(self._lru)}
+        fresh = sum(endpoint not in positions for endpoint in endpoints)
+        ranks: list[int] = []
+        seen = 0
+        for endpoint in endpoints:
+            position = positions.get(endpoint)
+            if position is None:
+                ranks.append(seen)
+                seen += 1
+            else:
+                ranks.append(fresh + position)
+        return [max(0.0, 1.0 - rank / (len(endpoints) - 1)) for rank in ranks]

@@ -1,0 +1,46 @@
+"""Prefer endpoints that hold more of the prompt in their KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Scorer, plugin
+from proxy.core.request import InferenceRequest
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+
+
+@plugin("prefix-cache-scorer")
+@dataclass(slots=True)
+class PrefixCacheScorer(Scorer):
+    """w·L + (1 - w)·ratio with ratio = matched / total blocks, L = min(1, matched tokens / scale)² and w =
+    `matchLengthWeight`; 0 for all where nothing is known of the prompt."""
+
+    match_length_weight: float = param(
+        0.0, "Share of the matched length in the score; the rest is the matched ratio.", at_least=0, at_most=1
+    )
+    match_length_scale_tokens: int = param(8192, "Matched tokens that count as a full length.", more_than=0)
+    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the only producer.")
+    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (self._match,)
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        match = request.state.read(self._match)
+        if match is None or not match.total:
+            return [0.0] * len(endpoints)
+        by_ratio = (1.0 - self.match_length_weight) / match.total
+        if not self.match_length_weight:
+            return [blocks * by_ratio for blocks in match.matched(endpoints)]
+        weight, by_length = self.match_length_weight, match.block_size / self.match_length_scale_tokens
+        return [weight * min(1.0, blocks * by_length) ** 2 + blocks * by_ratio for blocks in match.matched(endpoints)]

@@ -1,0 +1,26 @@
+"""Prefer the pod of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import Scorer, plugin
+from proxy.core.request import InferenceRequest
+from proxy.plugins.session_affinity import SessionAffinity
+
+
+@plugin("session-affinity-scorer")
+@dataclass(frozen=True, slots=True)
+class SessionAffinityScorer(SessionAffinity, Scorer):
+    """1 for the session's pod, 0 for the others; 0 for all without a session.
+
+    With `encoded_endpoint_header` every response carries a token, base64 of `namespace/name`, that the client sends
+    back; with `session_id` the proxy remembers, and moves a session only when its pod is no candidate any more.
+    """
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        bound = self.bound(request, endpoints)
+        return [1.0 if endpoint is bound else 0.0 for endpoint in endpoints]

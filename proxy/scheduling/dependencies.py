@@ -1,0 +1,94 @@
+"""Who provides the data that plugins require, and in which order producers run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.params import suggestion, yaml_key
+from proxy.core.plugin import DataProducer, Plugin
+from proxy.scheduling.layout import Layout
+
+DEFAULT_PRODUCERS: Mapping[str, str] = {
+    "PrefixCacheMatchInfo": "approx-prefix-cache-producer",
+    "TokenizedPrompt": "token-producer",
+    "OutputEstimate": "inflight-load-producer",
+    "SessionID": "session-id-producer",
+}
+"""Kind of a datum -> the type that is injected where something requires the datum and nothing provides it."""
+
+Instances = dict[str, Plugin]
+
+
+def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -> None:
+    """Injects default producers until every requirement has its provider, or complains. `make` adds the instance of
+    an entry of the layout to the instances."""
+    settled: set[tuple[str, DataKey[Any]]] = set()
+    while missing := [need for need in _needs(instances) if need not in settled]:
+        for name, key in missing:
+            settled.add((name, key))
+            default = _missing_default(layout, instances, name, key)
+            if default:
+                make(layout.inject(default))
+
+
+def in_order(layout: Layout, instances: Instances) -> list[str]:
+    """The names of the producers, each after those whose data it requires, else as in the file."""
+    graph: dict[str, list[str]] = {name: [] for name, made in instances.items() if declares(made, DataProducer)}
+    for name, providers in graph.items():
+        for key in instances[name].requires:
+            providers.extend(other for other in _providers(instances, key) if other in graph)
+    try:
+        return list(TopologicalSorter(graph).static_order())
+    except CycleError as cycle:
+        path = " needs ".join(f"'{name}'" for name in reversed(cycle.args[1]))
+        layout.complain("plugins", f"producers need each other's data: {path}")
+        return list(graph)
+
+
+def declares(made: Plugin, point: type) -> bool:
+    """Whether its class declares the extension point; protocols are told apart by name, not by shape."""
+    return point in type(made).__mro__
+
+
+def _needs(instances: Instances) -> Iterator[tuple[str, DataKey[Any]]]:
+    for name, made in instances.items():
+        for key in made.requires:
+            yield name, key
+
+
+def _missing_default(layout: Layout, instances: Instances, name: str, key: DataKey[Any]) -> str | None:
+    """The type to inject for a requirement, or None if it is met or cannot be; the latter is complained about."""
+    providers = _providers(instances, key)
+    default = DEFAULT_PRODUCERS.get(key.kind)
+    path = f"plugins.{name}"
+    if len(providers) == 1:
+        return None
+    if providers:
+        names = ", ".join(providers)
+        layout.complain(path, f"{key.kind} comes from several producers ({names}); {_advice(instances[name])}")
+        return None
+    if default and (not key.producer or key.producer == default) and default not in layout.entries:
+        return default
+    if not key.producer:
+        layout.complain(path, f"nothing provides {key.kind}; add a producer of it to plugins")
+    elif key.producer not in layout.entries or key.producer in instances:
+        of_kind = [other for other, made in instances.items() if any(has.kind == key.kind for has in made.provides)]
+        near = suggestion(key.producer, of_kind)
+        layout.complain(path, f"no producer of {key.kind} is named '{key.producer}'{near}")
+    return None
+
+
+def _providers(instances: Instances, key: DataKey[Any]) -> list[str]:
+    if key.producer:
+        return [name for name, made in instances.items() if key in made.provides]
+    return [name for name, made in instances.items() if any(has.kind == key.kind for has in made.provides)]
+
+
+def _advice(reader: Plugin) -> str:
+    fields = dataclasses.fields(reader)  # type: ignore[arg-type]  # every plugin is a dataclass
+    binders = [key for field in fields if (key := yaml_key(field)).endswith("ProducerName")]
+    return f"set {' or '.join(binders)}" if binders else "keep one of them"

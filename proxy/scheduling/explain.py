@@ -1,0 +1,170 @@
+"""Run the scheduler offline and say what every filter and scorer did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from proxy.core import params
+from proxy.core.decision import ProfileRun, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConfigError, Problem, RequestError
+from proxy.core.params import Invalid
+from proxy.core.plugin import Filter, Picker, Plugin, Scorer
+from proxy.core.ports import Clock
+from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest
+from proxy.core.wiring import Ports
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.document import read
+from proxy.scheduling.effective import Effective
+from proxy.scheduling.explain_state import ExplainState
+from proxy.scheduling.layout import ProfileLayout
+
+log = logging.getLogger(__name__)
+
+
+async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]:
+    """`profiles` and either `decision` or `error`, ready for JSON. Raises ConfigError with every fault of the input."""
+    recorder = Recorder()
+    state, request, scheduling = _load(data, registry, ports, recorder)
+    endpoints = [stated.endpoint(ports[Clock].now()) for stated in state.endpoints]
+    await _produce(scheduling, request, endpoints, state.prefix_match())
+    try:
+        decision = scheduling.scheduler.schedule(request, endpoints)
+        outcome = {"decision": {"target": decision.target.name}}
+    except RequestError as error:
+        outcome = {"error": {"type": error.type, "message": error.message}}
+    return {"profiles": recorder.report(scheduling.effective), **outcome}
+
+
+def _load(
+    data: Any, registry: Registry, ports: Ports, recorder: Recorder
+) -> tuple[ExplainState, InferenceRequest, Scheduling]:
+    problems: list[Problem] = []
+    state = request = scheduling = None
+    try:
+        state = params.build(ExplainState, data, "")
+        request = state.request.request()
+    except Invalid as invalid:
+        problems.extend(invalid.problems)
+    section = data.get("scheduling") if isinstance(data, Mapping) else None
+    try:
+        scheduling = build(read(section, "scheduling"), registry, ports, wrap=recorder.wrap)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if state is None or request is None or scheduling is None:
+        raise ConfigError(problems)
+    return state, request, scheduling
+
+
+async def _produce(
+    scheduling: Scheduling, request: InferenceRequest, endpoints: Sequence[Endpoint], match: PrefixMatch | None
+) -> None:
+    """The prefix match is what the input states, under the name of every producer of it: no index is asked."""
+    for producer in scheduling.producers:
+        stated = [key for key in producer.provides if key.kind == PREFIX_MATCH.kind]
+        if stated and match is not None:
+            request.state.write(stated[0], match)
+        elif not stated:
+            try:
+                await producer.produce(request, endpoints)
+            except Exception:
+                log.exception("producer %s failed", producer.plugin_type)
+    if match is not None and request.state.read(PREFIX_MATCH) is None:
+        request.state.write(PREFIX_MATCH, match)
+
+
+@dataclass(slots=True)
+class ProfileRecord:
+    """What happened in one profile run."""
+
+    shadow: bool
+    filters: dict[str, list[str]] = field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+    ranked: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Stands between the scheduler and its plugins and notes what they return; lives as long as one explanation."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, ProfileRecord] = {}
+
+    def wrap(self, plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
+        if point is Filter:
+            return RecordedFilter(self, name, cast(Filter, plugin))
+        if point is Scorer:
+            return RecordedScorer(self, name, cast(Scorer, plugin))
+        if point is Picker:
+            return RecordedPicker(self, cast(Picker, plugin))
+        return plugin
+
+    def of(self, run: ProfileRun) -> ProfileRecord:
+        return self._records.setdefault(run.profile, ProfileRecord(run.shadow))
+
+    def report(self, effective: Effective) -> dict[str, Any]:
+        """By profile, in the order of the configuration; profiles that did not run are absent."""
+        return {
+            profile.name: self._report(self._records[profile.name], profile)
+            for profile in effective.profiles
+            if profile.name in self._records
+        }
+
+    @staticmethod
+    def _report(record: ProfileRecord, profile: ProfileLayout) -> dict[str, Any]:
+        weights = {use.ref: use.weight for use in profile.uses}
+        return {
+            **({"shadow": True} if record.shadow else {}),
+            "filters": [{"name": name, "removed": removed} for name, removed in record.filters.items()],
+            "scorers": [
+                {"name": name, "weight": weights[name], "scores": scores} for name, scores in record.scores.items()
+            ],
+            "totals": record.totals,
+            "ranked": record.ranked,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFilter(Filter):
+    recorder: Recorder
+    name: str
+    inner: Filter
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        kept = self.inner.filter(run, request, endpoints)
+        removed = [endpoint.name for endpoint in endpoints if endpoint not in kept]
+        self.recorder.of(run).filters[self.name] = removed
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedScorer(Scorer):
+    recorder: Recorder
+    name: str
+    inner: Scorer
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        scores = self.inner.score(run, request, endpoints)
+        by_name = {endpoint.name: float(score) for endpoint, score in zip(endpoints, scores, strict=True)}
+        self.recorder.of(run).scores[self.name] = by_name
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPicker(Picker):
+    recorder: Recorder
+    inner: Picker
+
+    def pick(
+        self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
+    ) -> Sequence[ScoredEndpoint]:
+        ranked = self.inner.pick(run, request, scored)
+        record = self.recorder.of(run)
+        record.totals = {one.endpoint.name: one.score for one in scored}
+        record.ranked = [one.endpoint.name for one in ranked]
+        return ranked

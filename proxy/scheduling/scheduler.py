@@ -1,0 +1,90 @@
+"""From a request and the pods to a decision, in one tick of the event loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+from proxy.core.decision import Decision, ProfileResult
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import RequestError
+from proxy.core.plugin import ProfileHandler
+from proxy.core.request import InferenceRequest
+from proxy.scheduling.profile import Profile
+
+log = logging.getLogger(__name__)
+
+MOST_PROFILE_RUNS = 16
+"""A handler that yields more often will never come to a decision."""
+
+OnShadow = Callable[[Decision, ProfileResult], None]
+"""Told the decision that was made, and what a shadow profile would have ranked."""
+
+
+class Scheduler:
+    """Runs the dialogue with the profile handler, then the shadow profiles."""
+
+    def __init__(
+        self,
+        handler: ProfileHandler,
+        profiles: Mapping[str, Profile],
+        shadows: Sequence[Profile] = (),
+        on_shadow: OnShadow | None = None,
+    ) -> None:
+        self._handler = handler
+        self._profiles = profiles
+        self._shadows = tuple(shadows)
+        self._on_shadow = on_shadow
+
+    def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
+        """Raises what the handler lets through: a RequestError that says why there is no decision."""
+        decision = self._decide(self._handler.plan(request), request, endpoints, attempt)
+        for shadow in self._shadows:
+            self._observe(shadow, decision, request, endpoints, attempt)
+        return decision
+
+    def _decide(
+        self,
+        plan: Generator[str, ProfileResult, Decision],
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        attempt: int,
+    ) -> Decision:
+        try:
+            name = next(plan)
+            for _ in range(MOST_PROFILE_RUNS):
+                try:
+                    result = self._profile(name).run(request, endpoints, attempt)
+                except RequestError as error:
+                    name = plan.throw(error)
+                else:
+                    name = plan.send(result)
+        except StopIteration as end:
+            decision: Decision = end.value
+            return decision
+        plan.close()
+        raise RequestError(f"The profile handler came to no decision in {MOST_PROFILE_RUNS} profile runs.")
+
+    def _profile(self, name: str) -> Profile:
+        profile = self._profiles.get(name)
+        if profile is None:
+            raise RequestError(f"The profile handler asked for the profile '{name}', which does not exist.")
+        return profile
+
+    def _observe(
+        self,
+        shadow: Profile,
+        decision: Decision,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        attempt: int,
+    ) -> None:
+        """A shadow is reported and never acted upon, so nothing of it may reach the request."""
+        try:
+            result = shadow.run(request, endpoints, attempt)
+            if self._on_shadow is not None:
+                self._on_shadow(decision, result)
+        except RequestError as error:
+            log.debug("shadow profile %s: %s", shadow.name, error)
+        except Exception:
+            log.exception("shadow profile %s failed", shadow.name)

@@ -1,0 +1,81 @@
+"""The whole proxy before simulated pods, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from proxy.app import App
+from proxy.settings import from_mapping
+from proxy.sim import SimConfig, SimFleet, SimPod
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    app: App
+    sim: SimFleet
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.app.port}"
+
+    @property
+    def admin(self) -> str:
+        return f"http://127.0.0.1:{self.app.admin_port}"
+
+    @property
+    def pods(self) -> Sequence[SimPod]:
+        return self.sim.pods
+
+    def pod(self, name: str) -> SimPod:
+        return self.sim.pods[int(name.removeprefix("pod-"))]
+
+    async def chat(self, text: str = "Hello!", **fields: Any) -> tuple[aiohttp.ClientResponse, Any]:
+        body = {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
+        async with self.http.post(self.url + CHAT, json=body) as response:
+            return response, await response.json()
+
+    async def idle(self) -> None:
+        """Until neither the proxy nor a pod has anything in flight."""
+        await until(lambda: not self.app.ledger.in_flight and all(pod.requests.idle for pod in self.pods))
+        assert all(endpoint.load.requests == endpoint.load.tokens == 0 for endpoint in self.app.fleet.endpoints)
+
+
+@asynccontextmanager
+async def stack(
+    pods: int = 2, config: SimConfig | Sequence[SimConfig] | None = None, settings: Mapping[str, Any] | None = None
+) -> AsyncIterator[Stack]:
+    """`settings` are sections of the configuration; pods are called pod-0, pod-1, …"""
+    async with SimFleet(pods, config or SimConfig(time_scale=20)) as sim:
+        async with running(sim.urls, settings) as app, aiohttp.ClientSession() as http:
+            yield Stack(app, sim, http)
+
+
+@asynccontextmanager
+async def running(urls: Sequence[str], settings: Mapping[str, Any] | None = None) -> AsyncIterator[App]:
+    static = [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(urls)]
+    given: dict[str, Any] = {
+        "listen": {"host": "127.0.0.1", "port": 0},
+        "admin": {"port": 0},
+        "pods": {"static": static},
+        "telemetry": {"accessLog": False},
+    }
+    for name, section in (settings or {}).items():
+        given[name] = {**given[name], **section} if name in given else section
+    async with App(from_mapping(given)) as app:
+        yield app
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Raises TimeoutError if the condition does not come true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
