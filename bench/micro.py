@@ -150,12 +150,12 @@ class Parts:
 
     @cached_property
     def observer(self) -> Observer:
-        series = EndpointSeries(self.catalogue, self, None, self.clock)
+        series = EndpointSeries(self.catalogue, self, [], self.clock)
         return Observer(self.catalogue, series, self.clock)
 
     @cached_property
     def logging_observer(self) -> Observer:
-        series = EndpointSeries(self.catalogue, self, None, self.clock)
+        series = EndpointSeries(self.catalogue, self, [], self.clock)
         return Observer(self.catalogue, series, self.clock, self.access_log)
 
     @cached_property

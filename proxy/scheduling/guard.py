@@ -47,7 +47,7 @@ class GuardedScorer(Scorer):
             if not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and (total := sum(scores)) == total):
                 return scores
             return self._repair(scores)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the cycle goes on
             self._fault(RAISED, "failed", error)
             return [0.0] * len(endpoints)
 

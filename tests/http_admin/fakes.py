@@ -60,7 +60,7 @@ async def admin_port(api_key: str | None = None) -> AsyncIterator[Port]:
     async with aiohttp.ClientSession() as session:
         app = admin_application(
             fleet=fleet,
-            exposition=Exposition(catalogue, EndpointSeries(catalogue, fleet, None, clock)),
+            exposition=Exposition(catalogue, EndpointSeries(catalogue, fleet, [], clock)),
             config=lambda: port.config,
             session=session,
             stopping=lambda: port.stopping,

@@ -55,7 +55,7 @@ class World:
         self.catalogue = Catalogue("1.2.3")
         self.fleet = FakeFleet()
         self.index = FakeIndex()
-        self.series = EndpointSeries(self.catalogue, self.fleet, self.index, self.clock, limit)
+        self.series = EndpointSeries(self.catalogue, self.fleet, [self.index], self.clock, limit)
         self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
 
     def scrape(self) -> Seen:

@@ -1,0 +1,161 @@
+"""What the prefix index costs: bytes per (block, pod), and microseconds per request.
+
+    python bench/index.py [--json] [--quick]
+
+Memory is what tracemalloc sees, for three shapes of traffic at 8 and at 1000 pods:
+
+- `documents`: unrelated prompts of 32 KB, each on one pod;
+- `chat`: conversations that grow by 8 blocks a turn, ten turns each, on one pod, under one system prompt for all;
+- `scraps`: unrelated prompts of one block each, the worst case there is.
+
+`stated` is the index's own upper bound, the one that `maxBytes` limits. Time is the best of several rounds, for prompts
+of 1, 32 and 128 KB in blocks of 64 to 512 tokens: `hash` makes the chain, `match` asks about all 8 pods at once, and
+`settle` is reserve and confirm together. Cold: the index is full of other prompts. Warm: every pod has this prompt,
+each up to another point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sys
+import timeit
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from proxy.core.clock import SystemClock
+from proxy.core.endpoint import Endpoint
+from proxy.core.request import BYTES_PER_TOKEN
+from proxy.prefix.hashing import Chain, chain, namespace
+from proxy.prefix.index import PrefixIndex
+
+ROOM = 1 << 30
+PROMPT_KB = (1, 32, 128)
+BLOCK_TOKENS = (64, 128, 256, 512)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the blocks, fewer rounds")
+    options = parser.parse_args()
+    pairs, rounds = (20_000, 3) if options.quick else (200_000, 9)
+    memory = [measure_memory(shape, pods, pairs) for pods in (8, 1000) for shape in SHAPES]
+    times = [measure_time(kb, tokens, rounds) for kb in PROMPT_KB for tokens in BLOCK_TOKENS]
+    if options.json:
+        print(json.dumps({"memory": memory, "microseconds": times}))
+        return
+    show(memory)
+    print()
+    show(times)
+
+
+def documents(pods: list[Endpoint]) -> Iterator[tuple[Chain, Endpoint]]:
+    for number in count():
+        yield fresh_chain(number, 128), pods[number % len(pods)]
+
+
+def chat(pods: list[Endpoint]) -> Iterator[tuple[Chain, Endpoint]]:
+    system = fresh_chain(0, 16)
+    for number in count(1):
+        tail = fresh_chain(number, 80)
+        for turn in range(1, 11):
+            yield system + tail[: turn * 8], pods[number % len(pods)]
+
+
+def scraps(pods: list[Endpoint]) -> Iterator[tuple[Chain, Endpoint]]:
+    for number in count():
+        yield fresh_chain(number, 1), pods[number % len(pods)]
+
+
+SHAPES: dict[str, Callable[[list[Endpoint]], Iterator[tuple[Chain, Endpoint]]]] = {
+    "documents": documents,
+    "chat": chat,
+    "scraps": scraps,
+}
+
+
+def fresh_chain(number: int, blocks: int) -> Chain:
+    generator = random.Random(number)
+    return [generator.getrandbits(64) for _ in range(blocks)]
+
+
+def fleet(size: int) -> list[Endpoint]:
+    return [Endpoint(f"pod-{number}", slot=number) for number in range(size)]
+
+
+def measure_memory(shape: str, pods: int, pairs: int) -> dict[str, object]:
+    endpoints = fleet(pods)
+    gc.collect()
+    tracemalloc.start()
+    index = PrefixIndex(SystemClock(), max_siblings=16)
+    for hashes, endpoint in SHAPES[shape](endpoints):
+        index.confirm(index.reserve((hashes,), endpoint, ROOM))
+        if index.pairs >= pairs:
+            break
+    del hashes
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return {
+        "shape": shape,
+        "pods": pods,
+        "pairs": index.pairs,
+        "bytes per pair": round(used / index.pairs, 1),
+        "stated": round(index.bytes / index.pairs, 1),
+    }
+
+
+def measure_time(kb: int, tokens: int, rounds: int) -> dict[str, object]:
+    endpoints = fleet(8)
+    prompt = random.Random(kb).randbytes(kb * 1024)
+    block_bytes = tokens * BYTES_PER_TOKEN
+    seed = namespace("model", "")
+    hashes = chain(prompt, seed, block_bytes, 2048)
+    index = PrefixIndex(SystemClock(), max_siblings=16)
+    for number in range(2000):
+        index.confirm(index.reserve((fresh_chain(number, 16),), endpoints[number % 8], ROOM))
+    result: dict[str, object] = {"KB": kb, "block": tokens, "blocks": len(hashes)}
+    result["hash"] = best(lambda: chain(prompt, seed, block_bytes, 2048), rounds)
+    result["match cold"] = best(lambda: index.match(hashes), rounds)
+    result["settle cold"] = best_of_fresh(index, endpoints[0], len(hashes), rounds)
+    for position, endpoint in enumerate(endpoints, 1):
+        part = hashes[: max(1, len(hashes) * position // 8)]
+        index.confirm(index.reserve((part,), endpoint, ROOM))
+    result["match warm"] = best(lambda: index.match(hashes), rounds)
+    result["settle warm"] = best(lambda: index.confirm(index.reserve((hashes,), endpoints[7], ROOM)), rounds)
+    return result
+
+
+def best(step: Callable[[], object], rounds: int) -> float:
+    number = 200
+    return round(min(timeit.repeat(step, number=number, repeat=rounds)) / number * 1e6, 2)
+
+
+def best_of_fresh(index: PrefixIndex, endpoint: Endpoint, blocks: int, rounds: int) -> float:
+    """Every call gets a chain that nobody has seen."""
+    number = 100
+    lap = iter(count(1_000_000))
+
+    def round_of_calls() -> float:
+        unseen = [fresh_chain(next(lap), blocks) for _ in range(number)]
+        return timeit.timeit(lambda: index.confirm(index.reserve((unseen.pop(),), endpoint, ROOM)), number=number)
+
+    return round(min(round_of_calls() for _ in range(rounds)) / number * 1e6, 2)
+
+
+def show(rows: list[dict[str, object]]) -> None:
+    names = list(rows[0])
+    print("  ".join(f"{name:>14}" for name in names))
+    for row in rows:
+        print("  ".join(f"{row[name]:>14}" for name in names))
+
+
+if __name__ == "__main__":
+    main()

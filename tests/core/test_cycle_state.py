@@ -1,0 +1,40 @@
+"""Typed state of one request."""
+
+import pytest
+
+from proxy.core.cycle_state import CycleState, DataKey
+
+HEAT: DataKey[float] = DataKey("Heat")
+
+
+def test_what_was_not_written_is_none() -> None:
+    assert CycleState().read(HEAT) is None
+
+
+def test_a_datum_is_written_once() -> None:
+    state = CycleState()
+    state.write(HEAT, 1.0)
+    with pytest.raises(KeyError, match="Heat is written once"):
+        state.write(HEAT, 2.0)
+    assert state.read(HEAT) == 1.0
+
+
+def test_a_bound_write_answers_unbound_reads_and_no_other_bound_ones() -> None:
+    state = CycleState()
+    state.write(HEAT.of("oven"), 1.0)
+    assert state.read(HEAT) == state.read(HEAT.of("oven")) == 1.0
+    assert state.read(HEAT.of("sun")) is None
+
+
+def test_two_producers_of_one_kind_keep_theirs_apart() -> None:
+    state = CycleState()
+    state.write(HEAT.of("oven"), 1.0)
+    state.write(HEAT.of("sun"), 2.0)
+    assert (state.read(HEAT.of("oven")), state.read(HEAT.of("sun"))) == (1.0, 2.0)
+
+
+def test_keys_are_equal_by_kind_and_producer() -> None:
+    assert DataKey("Heat") == HEAT == HEAT.of("")
+    assert HEAT.of("oven") == DataKey("Heat", "oven") != HEAT
+    assert len({HEAT, DataKey("Heat"), HEAT.of("oven")}) == 2
+    assert (repr(HEAT), repr(HEAT.of("oven"))) == ("Heat", "Heat/oven")

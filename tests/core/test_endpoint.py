@@ -1,0 +1,59 @@
+"""A pod as scorers see it: the scrape, shifted by what happened since."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.endpoint import Endpoint, Freshness, LoadView, Metrics
+
+counts = st.integers(0, 50)
+
+
+def scraped(waiting: int, running: int) -> Endpoint:
+    endpoint = Endpoint("pod")
+    endpoint.load.dispatched, endpoint.load.finished = 100, 90
+    endpoint.publish(Metrics(waiting=waiting, running=running, kv_usage=0.5, freshness=Freshness.FRESH), 100, 90)
+    return endpoint
+
+
+def test_right_after_a_scrape_the_view_is_the_scrape() -> None:
+    assert scraped(3, 7).view == LoadView(3, 7, 0.5)
+
+
+def test_what_is_sent_while_nothing_waits_runs_and_else_waits() -> None:
+    idle, queued = scraped(0, 7), scraped(3, 7)
+    for endpoint in (idle, queued):
+        endpoint.load.dispatched += 2
+    assert (idle.view, queued.view) == (LoadView(0, 9, 0.5), LoadView(5, 7, 0.5))
+
+
+def test_what_finishes_leaves_the_queue_first_and_then_what_runs() -> None:
+    endpoint = scraped(2, 7)
+    endpoint.load.finished += 5
+    assert endpoint.view == LoadView(0, 4, 0.5)
+
+
+@given(waiting=counts, running=counts, sent=counts, done=counts)
+def test_the_view_is_never_negative_and_counts_every_request(waiting: int, running: int, sent: int, done: int) -> None:
+    endpoint = scraped(waiting, running)
+    endpoint.load.dispatched += sent
+    endpoint.load.finished += done
+    view = endpoint.view
+    assert view.waiting >= 0
+    assert view.running >= 0
+    assert view.waiting + view.running == max(0, waiting + running + sent - done)
+
+
+def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
+    endpoint = scraped(9, 9)
+    endpoint.metrics = Metrics(waiting=9, running=9, kv_usage=0.5)
+    endpoint.load.requests = 2
+    assert endpoint.view == LoadView(0, 2, 0.5)
+
+
+def test_role_and_label_are_the_same_value() -> None:
+    assert Endpoint("a", labels={"llm-d.ai/role": "decode"}).role == "decode"
+    assert Endpoint("b", role="decode", labels={"x": "y"}).labels == {"x": "y", "llm-d.ai/role": "decode"}
+
+
+def test_a_pod_that_comes_back_is_another_one() -> None:
+    assert Endpoint("a") != Endpoint("a")

@@ -1,0 +1,48 @@
+"""Durations and sizes as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.units import parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("15s", 15), ("5m", 300), ("1h30m", 5400), ("1.5s", 1.5), ("2d", 172800), ("10us", 1e-5)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "5 s", "-5s", "1h30", "5sec", "fast"])
+def test_what_is_no_duration_is_told_how_one_looks(text: str) -> None:
+    with pytest.raises(ValueError, match="write 250ms, 15s, 5m or 1h30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64MiB", 64 << 20),
+        ("10Gi", 10 << 30),
+        ("1k", 1000),
+        ("1K", 1000),
+        ("2M", 2_000_000),
+        ("7", 7),
+        ("1.5KiB", 1536),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1Xi", "1 2"])
+def test_what_is_no_size_is_told_how_one_looks(text: str) -> None:
+    with pytest.raises(ValueError, match="64MiB"):
+        parse_size(text)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 59), st.integers(0, 999))
+def test_parts_of_a_duration_add_up(hours: int, minutes: int, millis: int) -> None:
+    assert parse_duration(f"{hours}h{minutes}m{millis}ms") == pytest.approx(hours * 3600 + minutes * 60 + millis / 1000)

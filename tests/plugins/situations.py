@@ -1,0 +1,93 @@
+"""Pods, requests and plugins for the tests of this room."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core import wiring
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision, ProfileRun, ScoredEndpoint
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
+from proxy.core.errors import Problem
+from proxy.core.exchange import Exchange
+from proxy.core.params import Invalid
+from proxy.core.ports import Clock, InstanceName, ProfileNames, Random
+from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest, Prompt
+
+RUN = ProfileRun("default")
+REGISTRY = Registry.discover()
+
+
+def pod(name: str = "pod", *, labels: Mapping[str, str] | None = None, weight: float = 1.0, **scraped: Any) -> Endpoint:
+    """`requests`, `tokens` and `recent` are its load; whatever else is scraped."""
+    load = Load(**{key: scraped.pop(key) for key in ("requests", "tokens", "recent") if key in scraped})
+    metrics = Metrics(freshness=Freshness.FRESH, **scraped)
+    return Endpoint(name, labels=labels or {}, weight=weight, state=EndpointState.READY, metrics=metrics, load=load)
+
+
+def request(tokens: int = 0, *, model: str = "model", max_tokens: int = 0, **headers: str) -> InferenceRequest:
+    """Underscores in header names become dashes."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    prompt = Prompt((bytes(4 * tokens),))
+    return InferenceRequest("id", "/v1/completions", model, prompt, headers=named, max_tokens=max_tokens)
+
+
+def make(type_name: str, *, clock: ManualClock | None = None, seed: int = 0, name: str = "", **parameters: Any) -> Any:
+    """An instance with its YAML parameters."""
+    cls = REGISTRY.get(type_name)
+    assert cls is not None, type_name
+    ports = {
+        Clock: clock or ManualClock(),
+        Random: random.Random(seed),
+        InstanceName: InstanceName(name or type_name),
+        ProfileNames: ProfileNames(("default",)),
+    }
+    return wiring.make(cls, parameters, type_name, ports)
+
+
+def fault(type_name: str, **parameters: Any) -> str:
+    """What is said about parameters that make no sense."""
+    try:
+        make(type_name, **parameters)
+    except Invalid as invalid:
+        problem: Problem = invalid.problems[0]
+        return str(problem)
+    raise AssertionError(f"{type_name} accepts {parameters}")
+
+
+def score(type_name: str, endpoints: Sequence[Endpoint], asked: InferenceRequest | None = None, **given: Any) -> Any:
+    return make(type_name, **given).score(RUN, asked or request(), endpoints)
+
+
+def kept(
+    type_name: str, endpoints: Sequence[Endpoint], asked: InferenceRequest | None = None, **given: Any
+) -> list[str]:
+    survivors = make(type_name, **given).filter(RUN, asked or request(), endpoints)
+    return [endpoint.name for endpoint in survivors]
+
+
+def scored(endpoints: Sequence[Endpoint], scores: Sequence[float] | None = None) -> list[ScoredEndpoint]:
+    return list(map(ScoredEndpoint, endpoints, scores or [0.5] * len(endpoints)))
+
+
+def exchange(
+    asked: InferenceRequest, target: Endpoint, *others: Endpoint, profile: str = "", attempt: int = 0
+) -> Exchange:
+    decision = Decision(target, others, profile)
+    return Exchange(asked, decision, target, attempt, started_at=0.0)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A PrefixMatch that knows how many blocks each pod holds."""
+
+    total: int
+    blocks: Mapping[str, int]
+    block_size: int = 16
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [self.blocks.get(endpoint.name, 0) for endpoint in endpoints]

@@ -1,0 +1,102 @@
+"""The prefix index as one would write it without a thought for cost: every pod remembers every block by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+Prefix = tuple[int, ...]
+
+
+@dataclass
+class Block:
+    pins: int = 0
+    used_at: float | None = None
+    turn: int = 0
+
+
+@dataclass
+class Pod:
+    capacity: int = 0
+    blocks: dict[Prefix, Block] = field(default_factory=dict)
+
+    @property
+    def pinned(self) -> int:
+        return sum(block.pins > 0 for block in self.blocks.values())
+
+    def idle(self) -> list[Prefix]:
+        """Longest unused first."""
+        return sorted((p for p, b in self.blocks.items() if not b.pins), key=lambda p: self.blocks[p].turn)
+
+
+@dataclass
+class Claim:
+    pod: Pod
+    spans: list[Prefix]
+
+
+class NaiveIndex:
+    """Chains are tuples of contents, so a block is the tuple up to its end."""
+
+    def __init__(self, max_siblings: int, ttl: float) -> None:
+        self.max_siblings = max_siblings
+        self.ttl = ttl
+        self.now = 0.0
+        self.pods: dict[str, Pod] = {}
+        self.turns = count()
+
+    def match(self, chain: Prefix, name: str) -> int:
+        blocks = self.pods[name].blocks if name in self.pods else {}
+        depth = 0
+        while depth < len(chain) and (block := blocks.get(chain[: depth + 1])) and self.counts(block):
+            depth += 1
+        return depth
+
+    def counts(self, block: Block) -> bool:
+        return block.used_at is not None or block.pins < self.max_siblings
+
+    def reserve(self, chains: Sequence[Prefix], name: str, capacity: int) -> Claim:
+        pod = self.pods.setdefault(name, Pod())
+        pod.capacity = capacity
+        claim = Claim(pod, [self.claim(pod, chain) for chain in chains])
+        self.tidy(pod)
+        return claim
+
+    def claim(self, pod: Pod, chain: Prefix) -> Prefix:
+        for depth in range(len(chain)):
+            prefix = chain[: depth + 1]
+            block = pod.blocks.get(prefix)
+            if (block is None or not block.pins) and pod.pinned >= pod.capacity:
+                return chain[:depth]
+            pod.blocks.setdefault(prefix, Block()).pins += 1
+        return chain
+
+    def settle(self, claim: Claim, computed: bool) -> None:
+        if all(pod is not claim.pod for pod in self.pods.values()):
+            return
+        for span in claim.spans:
+            for depth in range(len(span), 0, -1):
+                self.free(claim.pod, span[:depth], computed)
+        self.tidy(claim.pod)
+
+    def free(self, pod: Pod, prefix: Prefix, computed: bool) -> None:
+        block = pod.blocks[prefix]
+        block.pins -= 1
+        if computed or (block.used_at is not None and not block.pins):
+            block.used_at = self.now
+        block.turn = next(self.turns)
+        if block.used_at is None and not block.pins:
+            del pod.blocks[prefix]
+
+    def forget(self, name: str) -> None:
+        self.pods.pop(name, None)
+
+    def tidy(self, pod: Pod) -> None:
+        for prefix in pod.idle()[: max(0, len(pod.blocks) - pod.capacity)]:
+            del pod.blocks[prefix]
+        for other in self.pods.values():
+            for prefix in other.idle():
+                used_at = other.blocks[prefix].used_at
+                if used_at is not None and self.now - used_at >= self.ttl:
+                    del other.blocks[prefix]

@@ -1,0 +1,112 @@
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.prefix.forest import HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES
+from proxy.prefix.index import PrefixIndex, Reservation
+from tests.prefix.naive import Claim, NaiveIndex, Prefix
+
+CONTENTS = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=8).map(tuple)
+NAMES = st.sampled_from(["a", "a", "b", "c"])
+CAPACITIES = st.sampled_from([12, 9, 6, 30, 3, 0])
+SIBLINGS = 2
+TTL = 30.0
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Whatever happens, in whatever order, the index answers like its naive model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.index = PrefixIndex(self.clock, SIBLINGS, TTL)
+        self.naive = NaiveIndex(SIBLINGS, TTL)
+        self.endpoints = {name: Endpoint(name) for name in "abc"}
+        self.in_flight: list[tuple[Reservation, Claim]] = []
+        self.hashes: dict[Prefix, int] = {}
+        self.seen: set[Prefix] = set()
+
+    def hashed(self, chain: Prefix) -> list[int]:
+        prefixes = [chain[: depth + 1] for depth in range(len(chain))]
+        return [self.hashes.setdefault(prefix, len(self.hashes) + 1) for prefix in prefixes]
+
+    @rule(chain=CONTENTS, name=NAMES, capacity=CAPACITIES)
+    def serve(self, chain: Prefix, name: str, capacity: int) -> None:
+        self.reserve([chain], name, capacity)
+        self.settle(len(self.in_flight) - 1, True)
+
+    @rule(chains=st.lists(CONTENTS, min_size=1, max_size=2), name=NAMES, capacity=CAPACITIES)
+    def reserve(self, chains: Sequence[Prefix], name: str, capacity: int) -> None:
+        reservation = self.index.reserve([self.hashed(chain) for chain in chains], self.endpoints[name], capacity)
+        self.in_flight.append((reservation, self.naive.reserve(chains, name, capacity)))
+        self.seen.update(chains)
+
+    @rule(which=st.integers(0, 1000), computed=st.booleans())
+    def settle(self, which: int, computed: bool) -> None:
+        if not self.in_flight:
+            return
+        reservation, claim = self.in_flight.pop(which % len(self.in_flight))
+        if computed:
+            self.index.confirm(reservation)
+        else:
+            self.index.release(reservation)
+        self.naive.settle(claim, computed)
+
+    @rule(name=NAMES, event=st.sampled_from([None, None, None, "restart", "replace"]))
+    def disturb(self, name: str, event: str | None) -> None:
+        if event is not None:
+            self.index.forget(self.endpoints[name])
+            self.naive.forget(name)
+        if event == "replace":
+            self.endpoints[name] = Endpoint(name)
+
+    @rule(seconds=st.integers(1, 9))
+    def wait(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+        self.naive.now += seconds
+
+    @invariant()
+    def matches_are_equal(self) -> None:
+        for chain in self.seen:
+            found = self.index.match(self.hashed(chain))
+            assert all(found.values())
+            named = {endpoint.name: depth for endpoint, depth in found.items()}
+            assert named == {name: depth for name in "abc" if (depth := self.naive.match(chain, name))}
+
+    @invariant()
+    def nothing_is_left_behind(self) -> None:
+        for name, endpoint in self.endpoints.items():
+            expected = len(self.naive.pods[name].blocks) if name in self.naive.pods else 0
+            assert self.index.blocks(endpoint) == expected
+        assert self.index.pairs == sum(len(pod.blocks) for pod in self.naive.pods.values())
+
+    @invariant()
+    def bytes_are_counted_right(self) -> None:
+        forest = self.index._forest
+        segments = set(forest.segments.values())
+        holdings = sum(segment.holders.bit_count() for segment in segments)
+        hashes = sum(len(segment.hashes) for segment in segments)
+        pods = len(forest._by_number)
+        assert len(segments) == len(forest.segments)
+        assert self.index.bytes == (
+            len(segments) * SEGMENT_BYTES + holdings * HOLDING_BYTES + hashes * HASH_BYTES + pods * POD_BYTES
+        )
+
+    def teardown(self) -> None:
+        """After the last request nothing is pinned or provisional, and when all pods are gone nothing is left."""
+        while self.in_flight:
+            self.settle(0, False)
+            self.matches_are_equal()
+        self.nothing_is_left_behind()
+        for name in "abc":
+            self.disturb(name, "restart")
+        assert self.index.pairs == 0
+        assert not self.index._forest.segments
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

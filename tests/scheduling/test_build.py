@@ -1,0 +1,333 @@
+"""From a document to a scheduler: injection, checks, ports, order, origins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConfigError
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, Plugin, ProfileHandler, Scorer, plugin
+from proxy.core.ports import InstanceName, ProfileNames
+from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest
+from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.document import read
+from tests.scheduling.situations import REGISTRY, Fixed, pod, ports, ranking, request, scheduling
+
+HEAT: DataKey[float] = DataKey("Heat")
+LIGHT: DataKey[float] = DataKey("Light")
+
+
+@dataclass(frozen=True, slots=True)
+class Producer(DataProducer):
+    waits: ClassVar[bool] = False
+    gives: ClassVar[DataKey[float]] = HEAT
+    name: InstanceName
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (self.gives.of(self.name),)
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        request.state.write(self.provides[0], 1.0)
+
+
+@plugin("heat-producer")
+@dataclass(frozen=True, slots=True)
+class HeatProducer(Producer):
+    """Makes heat."""
+
+
+@plugin("light-producer")
+@dataclass(frozen=True, slots=True)
+class LightProducer(Producer):
+    """Makes light of heat."""
+
+    gives: ClassVar[DataKey[float]] = LIGHT
+    heat_producer_name: str = param("", "where the heat comes from")
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (HEAT.of(self.heat_producer_name),)
+
+
+@plugin("fire-producer")
+@dataclass(frozen=True, slots=True)
+class FireProducer(Producer):
+    """Makes heat of light."""
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (LIGHT,)
+
+
+@plugin("heat-scorer")
+@dataclass(frozen=True, slots=True)
+class HeatScorer(Scorer):
+    """Needs heat."""
+
+    heat_producer_name: str = param("", "where the heat comes from")
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (HEAT.of(self.heat_producer_name),)
+
+    def score(self, run: Any, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [0.0 for _ in endpoints]
+
+
+@plugin("naming-scorer")
+@dataclass(frozen=True, slots=True)
+class NamingScorer(Scorer):
+    """Knows its name and the profiles."""
+
+    name: InstanceName
+    profiles: ProfileNames
+
+    def score(self, run: Any, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [0.0 for _ in endpoints]
+
+
+def with_mine(*plugins: Any, **sections: Any) -> Scheduling:
+    mine: list[type[Plugin]] = [HeatProducer, LightProducer, FireProducer, HeatScorer, NamingScorer]
+    registry = Registry([*REGISTRY, *mine])
+    return build(read({"plugins": list(plugins), **sections}), registry, ports())
+
+
+def complaints(document: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        scheduling(document)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def complaints_of_mine(*plugins: Any, **sections: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        with_mine(*plugins, **sections)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def types(*kinds: str) -> list[dict[str, str]]:
+    return [{"type": kind} for kind in kinds]
+
+
+def profile(name: str, *refs: str, **options: Any) -> dict[str, Any]:
+    return {"name": name, "plugins": [{"pluginRef": ref} for ref in refs], **options}
+
+
+def uses(built: Scheduling, index: int = 0) -> list[tuple[str, float, str]]:
+    return [(use.ref, use.weight, use.origin.value) for use in built.effective.profiles[index].uses]
+
+
+class TestWhatIsInjected:
+    def test_without_a_section_the_default_profile_decides(self) -> None:
+        built = scheduling(None)
+        assert uses(built) == [
+            ("prefix-cache-scorer", 3.0, "injected"),
+            ("queue-scorer", 2.0, "injected"),
+            ("kv-cache-utilization-scorer", 2.0, "injected"),
+            ("active-request-scorer", 1.0, "injected"),
+            ("max-score-picker", 1.0, "injected"),
+        ]
+        assert "approx-prefix-cache-producer" in built.instances
+        assert {plugin.origin.value for plugin in built.effective.plugins} == {"injected"}
+
+    def test_without_profiles_every_filter_scorer_and_picker_makes_one_in_the_order_of_the_file(self) -> None:
+        plugins = [{"type": kind} for kind in ("queue-scorer", "decode-filter", "token-producer", "random-picker")]
+        built = scheduling({"plugins": plugins})
+        assert [ref for ref, _, _ in uses(built)] == ["queue-scorer", "decode-filter", "random-picker"]
+        assert "token-producer" in built.instances
+
+    def test_a_profile_without_a_picker_takes_the_only_one_that_is_defined(self) -> None:
+        plugins = [{"type": "queue-scorer"}, {"name": "any", "type": "random-picker"}]
+        built = scheduling({"plugins": plugins, "schedulingProfiles": [profile("p", "queue-scorer")]})
+        assert uses(built)[-1] == ("any", 1.0, "injected")
+
+    def test_with_no_picker_or_several_it_takes_the_best_score(self) -> None:
+        several = [{"type": "random-picker"}, {"type": "weighted-random-picker"}]
+        for pickers in ([], several):
+            document = {"plugins": [{"type": "queue-scorer"}, *pickers]}
+            built = scheduling({**document, "schedulingProfiles": [profile("p", "queue-scorer")]})
+            assert uses(built)[-1] == ("max-score-picker", 1.0, "injected")
+
+    def test_a_picker_before_a_scorer_without_weight_works(self) -> None:
+        plugins = [{"type": "max-score-picker"}, {"type": "queue-scorer"}]
+        profiles = [profile("p", "max-score-picker", "queue-scorer")]
+        built = scheduling({"plugins": plugins, "schedulingProfiles": profiles})
+        assert ranking(built.scheduler.schedule(request(), [pod("a", waiting=3), pod("b")])) == ["b", "a"]
+
+    def test_one_profile_needs_no_handler(self) -> None:
+        assert scheduling({"plugins": [{"type": "queue-scorer"}]}).effective.handler == "single-profile-handler"
+
+    def test_a_shadow_does_not_count_as_a_second_profile(self) -> None:
+        profiles = [profile("p", "queue-scorer"), profile("trial", "queue-scorer", shadow=True)]
+        built = scheduling({"plugins": [{"type": "queue-scorer"}], "schedulingProfiles": profiles})
+        assert built.effective.handler == "single-profile-handler"
+        assert built.effective.as_dict()["schedulingProfiles"][1]["shadow"] is True
+
+    def test_a_missing_datum_gets_its_default_producer(self) -> None:
+        affinity = {"strategy": "session_id", "sessionIdConfig": {"sources": [{"attribute": "SessionID"}]}}
+        built = scheduling({"plugins": [{"type": "session-affinity-scorer", "parameters": affinity}]})
+        assert [producer.plugin_type for producer in built.producers] == ["session-id-producer"]
+
+    def test_a_default_producer_that_is_named_is_injected_too(self) -> None:
+        parameters = {"inFlightLoadProducerName": "inflight-load-producer"}
+        built = scheduling({"plugins": [{"type": "token-load-scorer", "parameters": parameters}]})
+        assert "inflight-load-producer" in built.instances
+
+
+class TestOrigins:
+    def test_every_value_says_where_it_comes_from(self) -> None:
+        plugins = [{"type": "active-request-scorer", "parameters": {"idleThreshold": 2}}]
+        profiles = [{"name": "p", "plugins": [{"pluginRef": "active-request-scorer", "weight": 2}]}]
+        described = scheduling({"plugins": plugins, "schedulingProfiles": profiles}).effective.as_dict()
+        scorer, picker, handler = described["plugins"]
+        assert scorer["parameters"]["idleThreshold"] == {"value": 2, "origin": "file"}
+        assert scorer["parameters"]["maxBusyScore"] == {"value": 1.0, "origin": "default"}
+        assert (scorer["origin"], picker["origin"], handler["origin"]) == ("file", "injected", "injected")
+        first, second = described["schedulingProfiles"][0]["plugins"]
+        assert first["weight"] == {"value": 2.0, "origin": "file"}
+        assert second["origin"] == "injected"
+
+
+class TestWhatIsRefused:
+    def test_two_pickers_in_a_profile(self) -> None:
+        plugins = [{"type": "random-picker"}, {"type": "max-score-picker"}]
+        profiles = [profile("p", "random-picker", "max-score-picker")]
+        assert complaints({"plugins": plugins, "schedulingProfiles": profiles}) == [
+            "schedulingProfiles.p: has the pickers 'random-picker' and 'max-score-picker'; a profile has one"
+        ]
+
+    def test_two_handlers(self) -> None:
+        plugins = [{"type": "single-profile-handler"}, {"type": "header-profile-handler"}]
+        assert complaints({"plugins": [*plugins, {"type": "queue-scorer"}]}) == [
+            "plugins: there are the profile handlers 'single-profile-handler' and 'header-profile-handler'; "
+            "there can be one"
+        ]
+
+    def test_several_profiles_without_a_handler(self) -> None:
+        profiles = [profile("a"), profile("b")]
+        (fault,) = complaints({"plugins": [{"type": "queue-scorer"}], "schedulingProfiles": profiles})
+        assert fault == "schedulingProfiles: several profiles (a, b) and no profile handler that chooses"
+
+    def test_several_profiles_under_the_handler_of_one(self) -> None:
+        profiles = [profile("a"), profile("b")]
+        (fault,) = complaints({"plugins": [{"type": "single-profile-handler"}], "schedulingProfiles": profiles})
+        assert fault == "plugins.single-profile-handler: runs exactly one profile, and there are a, b"
+
+    def test_nothing_but_shadows(self) -> None:
+        (fault,) = complaints({"plugins": [], "schedulingProfiles": [profile("a", shadow=True)]})
+        assert fault == "schedulingProfiles: every profile is a shadow; one must decide"
+
+    def test_a_producer_in_a_profile(self) -> None:
+        document = {"plugins": [{"type": "token-producer"}], "schedulingProfiles": [profile("a", "token-producer")]}
+        assert complaints(document) == ["schedulingProfiles.a: 'token-producer' is no filter, scorer or picker"]
+
+    def test_a_plugin_that_a_profile_names_twice(self) -> None:
+        document = {
+            "plugins": [{"type": "queue-scorer"}],
+            "schedulingProfiles": [profile("a", "queue-scorer", "queue-scorer")],
+        }
+        assert complaints(document) == ["schedulingProfiles.a: refers to 'queue-scorer' twice"]
+
+    def test_a_broken_plugin_is_not_called_missing_as_well(self) -> None:
+        document = {
+            "plugins": [{"type": "queue-scorer", "parameters": {"full_at": 1}}],
+            "schedulingProfiles": [profile("a", "queue-scorer")],
+        }
+        assert complaints(document) == ["plugins.queue-scorer: unknown field 'full_at'"]
+
+
+class TestData:
+    def test_producers_run_after_those_they_need_and_else_as_in_the_file(self) -> None:
+        built = with_mine(
+            *({"type": kind} for kind in ("queue-scorer", "light-producer", "token-producer", "heat-producer"))
+        )
+        order = [producer.plugin_type for producer in built.producers]
+        assert order.index("heat-producer") < order.index("light-producer")
+        assert set(order) == {"light-producer", "token-producer", "heat-producer"}
+
+    def test_a_datum_that_nobody_can_provide_is_an_error(self) -> None:
+        assert complaints_of_mine({"type": "heat-scorer"}) == [
+            "plugins.heat-scorer: nothing provides Heat; add a producer of it to plugins"
+        ]
+
+    def test_two_providers_of_an_unbound_datum_are_an_error_that_says_what_to_set(self) -> None:
+        faults = complaints_of_mine(
+            {"name": "one", "type": "heat-producer"}, {"name": "two", "type": "heat-producer"}, {"type": "heat-scorer"}
+        )
+        assert faults == ["plugins.heat-scorer: Heat comes from several producers (one, two); set heatProducerName"]
+
+    def test_a_bound_reader_may_choose_among_two(self) -> None:
+        scorer = {"type": "heat-scorer", "parameters": {"heatProducerName": "two"}}
+        with_mine({"name": "one", "type": "heat-producer"}, {"name": "two", "type": "heat-producer"}, scorer)
+
+    def test_a_bound_name_that_does_not_exist_gets_a_suggestion(self) -> None:
+        scorer = {"type": "heat-scorer", "parameters": {"heatProducerName": "oven1"}}
+        assert complaints_of_mine({"name": "oven", "type": "heat-producer"}, scorer) == [
+            "plugins.heat-scorer: no producer of Heat is named 'oven1'; did you mean 'oven'?"
+        ]
+
+    def test_producers_that_need_each_other_are_an_error(self) -> None:
+        (fault,) = complaints_of_mine(*types("queue-scorer", "light-producer", "fire-producer"))
+        assert fault.startswith("plugins: producers need each other's data: ")
+        assert "'light-producer'" in fault
+        assert "'fire-producer'" in fault
+
+
+class TestAssembly:
+    def test_instances_are_told_their_name_and_the_profiles_that_may_decide(self) -> None:
+        built = with_mine(
+            {"name": "mine", "type": "naming-scorer"},
+            {"type": "header-profile-handler"},
+            schedulingProfiles=[profile("a", "mine"), profile("b", "mine"), profile("s", "mine", shadow=True)],
+        )
+        made = built.instances["mine"]
+        assert isinstance(made, NamingScorer)
+        assert (made.name, made.profiles) == ("mine", ("a", "b"))
+
+    def test_one_type_under_two_names_is_two_instances(self) -> None:
+        plugins = [{"name": name, "type": "load-aware-scorer"} for name in ("x", "y")]
+        built = scheduling({"plugins": plugins})
+        assert built.instances["x"] is not built.instances["y"]
+
+    def test_the_wrapper_is_told_plugin_point_profile_and_name_and_stands_in_its_place(self) -> None:
+        told: list[tuple[str, str, str]] = []
+
+        def wrap(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
+            told.append((point.__name__, profile, name))
+            return Fixed({"a": 0.0, "b": 1.0}) if point is Scorer else plugin
+
+        plugins = [{"name": "q", "type": "queue-scorer"}, {"type": "round-robin-picker"}, {"type": "max-score-picker"}]
+        profiles = [profile("p", "q", "max-score-picker")]
+        built = scheduling({"plugins": plugins, "schedulingProfiles": profiles}, wrap=wrap)
+        assert ranking(built.scheduler.schedule(request(), [pod("a"), pod("b", waiting=9)])) == ["b", "a"]
+        assert set(told) == {
+            ("Scorer", "p", "q"),
+            ("Picker", "p", "max-score-picker"),
+            ("ProfileHandler", "", "single-profile-handler"),
+            ("PreRequest", "", "round-robin-picker"),
+            ("EndpointRemoved", "", "round-robin-picker"),
+        }
+
+    def test_a_class_with_several_points_stands_at_all_of_them(self) -> None:
+        parameters = {"enableFiltering": True}
+        built = scheduling({"plugins": [{"type": "context-length-aware", "parameters": parameters}]})
+        short, long = pod("short"), pod("long")
+        short.labels = {"llm-d.ai/context-length-range": "0-10"}
+        long.labels = {"llm-d.ai/context-length-range": "11-99"}
+        assert ranking(built.scheduler.schedule(request(tokens=50), [short, long])) == ["long"]
+
+    def test_faults_of_scorers_are_reported_by_instance_name(self) -> None:
+        reported: list[tuple[str, str]] = []
+        document = {"plugins": [{"name": "kv", "type": "kv-cache-utilization-scorer"}]}
+        built = scheduling(document, report=lambda name, fault: reported.append((name, fault)))
+        built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)])
+        assert reported == [("kv", "out-of-range")]
+
+    def test_the_handler_is_one_of_the_instances(self) -> None:
+        built = scheduling({"plugins": [{"type": "queue-scorer"}]})
+        assert ProfileHandler in type(built.instances[built.effective.handler]).__mro__

@@ -1,0 +1,82 @@
+"""`kvlane explain --state FILE`: JSON or YAML in, JSON out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.cli.explain import explain
+
+YAML = """
+scheduling:
+  plugins: [{type: queue-scorer}]
+endpoints:
+  - {name: a, metrics: {waiting: 2}}
+  - {name: b}
+"""
+AS_JSON = json.dumps(
+    {
+        "scheduling": {"plugins": [{"type": "queue-scorer"}]},
+        "endpoints": [{"name": "a", "metrics": {"waiting": 2}}, {"name": "b"}],
+    }
+)
+
+
+def run(source: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(explain, ["--state", source], input=stdin)
+
+
+@pytest.mark.parametrize("text", [YAML, AS_JSON])
+def test_a_file_in_either_notation_and_stdin_say_the_same(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "state"
+    file.write_text(text)
+    for result in (run(str(file)), run("-", text)):
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["decision"] == {"target": "b"}
+
+
+def test_a_prompt_in_json_may_look_like_a_variable() -> None:
+    state = {**json.loads(AS_JSON), "request": {"prompt": "costs ${AMOUNT} and $$"}}
+    assert run("-", json.dumps(state)).exit_code == 0
+
+
+def test_a_scheduling_error_is_an_answer() -> None:
+    result = run("-", '{"scheduling": {"plugins": [{"type": "queue-scorer"}]}}')
+    assert result.exit_code == 0
+    assert set(json.loads(result.stdout)["error"]) == {"type", "message"}
+
+
+def test_bad_input_is_exit_code_2_with_every_fault_on_stderr() -> None:
+    result = run("-", '{"endpoints": [{"nam": "x"}], "scheduling": {"plugins": [{"type": "queue-scorerr"}]}}')
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "endpoints[0]: unknown field 'nam'" in result.stderr
+    assert "scheduling.plugins.queue-scorerr: unknown plugin type" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["{", "a: [", "- 1", "just text", ""])
+def test_what_is_no_state_is_exit_code_2_or_empty(text: str) -> None:
+    result = run("-", text)
+    assert result.exit_code == (0 if text == "" else 2)
+
+
+def test_a_file_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
+    result = run(str(tmp_path / "nowhere"))
+    assert result.exit_code == 2
+    assert "nowhere" in result.stderr
+
+
+def test_the_default_profile_explains_itself() -> None:
+    match = {"blocks": 4, "total": 4, "blockSize": 64}
+    state = {"request": {"promptTokens": 256}, "endpoints": [{"name": "cold"}, {"name": "warm", "prefixMatch": match}]}
+    answer = json.loads(run("-", json.dumps(state)).stdout)
+    scorers = {one["name"]: (one["weight"], one["scores"]["cold"]) for one in answer["profiles"]["default"]["scorers"]}
+    assert scorers == {
+        "prefix-cache-scorer": (3.0, 0.0),
+        "queue-scorer": (2.0, 1.0),
+        "kv-cache-utilization-scorer": (2.0, 1.0),
+        "active-request-scorer": (1.0, 1.0),
+    }
+    assert answer["profiles"]["default"]["totals"] == pytest.approx({"cold": 5 / 8, "warm": 1.0})
+    assert answer["decision"] == {"target": "warm"}

@@ -1,0 +1,143 @@
+"""The dialogue with the profile handler, and the shadows after it."""
+
+from collections.abc import Generator, Sequence
+
+import pytest
+
+from proxy.core.decision import Decision, ProfileResult, ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NoEndpoints, RequestError
+from proxy.core.plugin import Scorer
+from proxy.core.request import InferenceRequest
+from proxy.scheduling.profile import FilterStep, Profile, ScorerStep
+from proxy.scheduling.scheduler import Scheduler
+from tests.scheduling.situations import BestFirst, Dialogue, Fixed, Keep, pod, ranking, request
+
+Talk = Generator[str, ProfileResult, Decision]
+A, B = pod("a"), pod("b")
+
+
+def keeps(name: str, *kept: str, shadow: bool = False) -> Profile:
+    return Profile(name, (FilterStep(f"{name}-filter", Keep(kept)),), (), BestFirst(), shadow)
+
+
+def scheduler(talk: Dialogue, *profiles: Profile, **options: object) -> Scheduler:
+    return Scheduler(talk, {profile.name: profile for profile in profiles}, **options)  # type: ignore[arg-type]
+
+
+def decides_by(name: str) -> Dialogue:
+    def talk(request: InferenceRequest) -> Talk:
+        return Decision.from_result((yield name))
+
+    return Dialogue(talk)
+
+
+def test_the_decision_is_the_target_with_the_other_survivors_as_fallbacks() -> None:
+    decision = scheduler(decides_by("all"), keeps("all", "a", "b")).schedule(request(), [A, B])
+    assert (decision.target, decision.fallbacks, decision.profile) == (A, (B,), "all")
+
+
+def test_a_handler_runs_one_profile_after_another_and_sees_each_result() -> None:
+    def talk(request: InferenceRequest) -> Talk:
+        prefill = yield "prefill"
+        decode = yield "decode"
+        assert prefill.best is A
+        return Decision.from_result(decode)
+
+    profiles = keeps("prefill", "a"), keeps("decode", "b")
+    assert ranking(scheduler(Dialogue(talk), *profiles).schedule(request(), [A, B])) == ["b"]
+
+
+def test_a_failed_profile_is_an_exception_at_that_line() -> None:
+    def talk(request: InferenceRequest) -> Talk:
+        try:
+            result = yield "first"
+        except NoEndpoints:
+            result = yield "second"
+        return Decision.from_result(result)
+
+    profiles = keeps("first"), keeps("second", "b")
+    assert ranking(scheduler(Dialogue(talk), *profiles).schedule(request(), [A, B])) == ["b"]
+
+
+def test_an_error_that_the_handler_lets_through_is_the_clients_answer() -> None:
+    with pytest.raises(NoEndpoints, match="first-filter"):
+        scheduler(decides_by("first"), keeps("first")).schedule(request(), [A])
+
+
+def test_a_handler_that_asks_for_an_unknown_profile_is_told_so() -> None:
+    with pytest.raises(RequestError, match="'nowhere', which does not exist"):
+        scheduler(decides_by("nowhere"), keeps("all", "a")).schedule(request(), [A])
+
+
+def test_a_handler_that_never_decides_is_stopped_after_16_runs() -> None:
+    asked, closed = [], []
+
+    def talk(request: InferenceRequest) -> Talk:
+        try:
+            while True:
+                asked.append((yield "all"))
+        finally:
+            closed.append(True)
+
+    with pytest.raises(RequestError, match="no decision in 16 profile runs"):
+        scheduler(Dialogue(talk), keeps("all", "a")).schedule(request(), [A])
+    assert len(asked) == 16
+    assert closed == [True]
+
+
+def test_a_handler_that_catches_every_error_is_stopped_too() -> None:
+    def talk(request: InferenceRequest) -> Talk:
+        while True:
+            try:
+                yield "none"
+            except NoEndpoints:
+                continue
+
+    with pytest.raises(RequestError, match="16"):
+        scheduler(Dialogue(talk), keeps("none")).schedule(request(), [A])
+
+
+def test_the_sixteenth_run_may_still_decide() -> None:
+    def talk(request: InferenceRequest) -> Talk:
+        for _ in range(15):
+            yield "all"
+        return Decision.from_result((yield "all"))
+
+    assert scheduler(Dialogue(talk), keeps("all", "a")).schedule(request(), [A]).target is A
+
+
+def test_a_shadow_runs_after_the_decision_and_never_changes_it() -> None:
+    seen: list[tuple[Endpoint, Endpoint]] = []
+    built = scheduler(
+        decides_by("all"),
+        keeps("all", "a", "b"),
+        shadows=[keeps("trial", "b", shadow=True)],
+        on_shadow=lambda decision, result: seen.append((decision.target, result.best)),
+    )
+    assert built.schedule(request(), [A, B]).target is A
+    assert seen == [(A, B)]
+
+
+def test_a_shadow_that_fails_reaches_nobody() -> None:
+    class Broken(Scorer):
+        def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+            raise ZeroDivisionError
+
+    broken = Profile("broken", (), (ScorerStep("broken", Broken(), 1.0),), BestFirst(), shadow=True)
+    shadows = [keeps("empty", shadow=True), broken]
+    assert scheduler(decides_by("all"), keeps("all", "a"), shadows=shadows).schedule(request(), [A]).target is A
+
+
+def test_plugins_are_told_profile_attempt_and_shadow() -> None:
+    runs: list[ProfileRun] = []
+
+    class Noting(Scorer):
+        def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+            runs.append(run)
+            return Fixed({"a": 0.0}).score(run, request, endpoints)
+
+    step = (ScorerStep("noting", Noting(), 1.0),)
+    deciding, shadow = Profile("d", (), step, BestFirst()), Profile("s", (), step, BestFirst(), shadow=True)
+    scheduler(decides_by("d"), deciding, shadows=[shadow]).schedule(request(), [A], attempt=2)
+    assert runs == [ProfileRun("d", 2), ProfileRun("s", 2, shadow=True)]
