@@ -75,7 +75,7 @@ class App:
             tasks = await stack.enter_async_context(Tasks())
             access_log = await self._access_log(stack, tasks)
             self.observer = Observer(self._catalogue, self._endpoint_series, clock, access_log)
-            runner = FleetRunner(self.fleet, settings.pods, clock, self._random)
+            runner = FleetRunner(self.fleet, settings.pods, clock, self._random, settings.engines)
             await stack.enter_async_context(runner)
             self._gateway = Gateway(
                 self.fleet,

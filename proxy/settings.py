@@ -9,10 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from proxy import yaml_source
+from proxy import picker_config, yaml_source
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, suggestion, yaml_key
+from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import FleetSettings
 from proxy.http.settings import Admin, Listen, Security
 from proxy.reliability.settings import ReliabilitySettings
@@ -23,13 +24,16 @@ from proxy.telemetry.settings import Telemetry
 NOT_YET = ("models", "flowControl", "disaggregation", "autoscale", "replicas", "pools")
 """Sections that nothing stands behind so far."""
 
+DERIVED = ("scheduling", "engines", "given")
+"""Fields that are no sections of plain values."""
+
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration. `scheduling` is the document of that section; `given` is what was written, to tell it
-    from defaults."""
+    """The whole configuration. `scheduling` is the document of that section, `engines` the dialects it knows; `given`
+    is what was written, to tell it from defaults."""
 
     listen: Listen = field(default_factory=Listen)
     admin: Admin = field(default_factory=Admin)
@@ -38,6 +42,7 @@ class Settings:
     reliability: ReliabilitySettings = field(default_factory=ReliabilitySettings)
     security: Security = field(default_factory=Security)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    engines: Engines = field(default_factory=Engines)
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -58,11 +63,13 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
     problems = [Problem(name, "is not yet supported; take this section out") for name in NOT_YET if name in data]
     scheduling = document.read(data.get("scheduling"), "scheduling")
     problems.extend(scheduling.problems)
-    pods, taken = _pods_of_the_document(data.get("pods"), scheduling)
-    problems.extend(taken)
-    rest = {key: value for key, value in data.items() if key not in (*NOT_YET, "scheduling")} | {"pods": pods}
+    rest = {key: value for key, value in data.items() if key not in (*NOT_YET, "scheduling")}
+    pods, layer = rest.get("pods") or {}, scheduling.data_layer
+    if isinstance(pods, Mapping):
+        rest["pods"] = picker_config.pods_section(pods, layer, problems)
+    engines = picker_config.engines(layer.core, problems)
     try:
-        settings = params.build(Settings, rest, "", {"scheduling": scheduling, "given": data})
+        settings = params.build(Settings, rest, "", {"scheduling": scheduling, "engines": engines, "given": data})
     except Invalid as invalid:
         raise ConfigError([*_with_scheduling_known(invalid.problems), *problems]) from None
     if problems:
@@ -72,7 +79,7 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
 
 def effective(settings: Settings) -> dict[str, Any]:
     """Every value of every section but `scheduling` as `{"value": …, "origin": "file" | "default"}`."""
-    sections = [item for item in dataclasses.fields(settings) if item.name not in ("scheduling", "given")]
+    sections = [item for item in dataclasses.fields(settings) if item.name not in DERIVED]
     return {item.name: _described(getattr(settings, item.name), settings.given.get(item.name)) for item in sections}
 
 
@@ -101,35 +108,9 @@ def _merged(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]])
     return merged
 
 
-def _pods_of_the_document(pods: Any, scheduling: Document) -> tuple[Any, list[Problem]]:
-    """What an EndpointPickerConfig says of discovery and scraping becomes the `pods` section's."""
-    if not (pods is None or isinstance(pods, Mapping)):
-        return pods, []
-    pods = dict(pods or {})
-    refresh = pods.get("refresh") or {}
-    said: dict[str, Any] = {}
-    layer = scheduling.data_layer
-    if layer.metrics is not None:
-        source = layer.metrics
-        named = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
-        said |= {key: value for key, value in named.items() if value is not None}
-    if layer.core is not None:
-        custom = [metric for engine in layer.core.engine_configs for metric in engine.custom_metrics]
-        said |= {"attributes": {metric.attribute_key: metric.metric_spec for metric in custom}} if custom else {}
-    twice = [
-        Problem(f"pods.refresh.{key}", "is set in scheduling too; keep one of them") for key in said if key in refresh
-    ]
-    if said:
-        pods["refresh"] = {**said, **refresh}
-    if layer.discovery is not None:
-        twice += [Problem("pods.file", "is set in scheduling too; keep one of them")] if pods.get("file") else []
-        pods["file"] = layer.discovery.path
-    return pods, twice
-
-
 def _with_scheduling_known(problems: Sequence[Problem]) -> list[Problem]:
     """`scheduling` is read apart, so the loader of the rest does not know that it exists."""
-    known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name != "given"]
+    known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in ("engines", "given")]
     fixed = []
     for problem in problems:
         if not problem.path and problem.message.startswith("unknown field '"):

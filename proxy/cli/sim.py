@@ -10,7 +10,6 @@ import uvloop
 from proxy.sim import SimConfig
 from proxy.sim import serve as serve_pods
 
-
 DEFAULT = SimConfig()
 
 

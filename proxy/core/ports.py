@@ -44,6 +44,10 @@ class Call(Protocol):
     @property
     def path(self) -> str: ...
     @property
+    def query(self) -> str:
+        """With its `?`; empty if there is none."""
+
+    @property
     def headers(self) -> Mapping[str, str]: ...
     @property
     def body(self) -> bytes:

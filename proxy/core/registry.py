@@ -51,7 +51,11 @@ def _in_package(package: str) -> Iterator[type[Plugin]]:
 
 def _installed() -> Iterator[type[Plugin]]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        found = entry.load()
+        try:
+            found = entry.load()
+        except Exception as error:
+            where = f"entry point {entry.name} = {entry.value}"
+            raise ConfigError([Problem(where, f"cannot be loaded: {error!r}; repair or uninstall it")]) from error
         if inspect.ismodule(found):
             yield from _in_module(found)
         else:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from proxy.core.endpoint import Endpoint
 from proxy.fleet.series import MetricSpec, parse_spec
 
 Engine = Literal["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "llamacpp"]
+
+DEFAULT_ENGINE: Engine = "vllm"
+
+ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
+"""Labels that name a pod's engine, the older one last."""
 
 Specs = tuple[MetricSpec, ...]
 """Names of one thing through an engine's versions: the first that the exposition has is read."""
@@ -94,3 +100,22 @@ DIALECTS: Mapping[str, Dialect] = {
         kv_usage=specs("llamacpp:kv_cache_usage_ratio"),
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Which dialect a pod speaks: its engine label's, else that of its `engine`, which is `default` if not set."""
+
+    dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
+    labels: tuple[str, ...] = ENGINE_LABELS
+    default: str = DEFAULT_ENGINE
+
+    def of(self, endpoint: Endpoint) -> Dialect:
+        for label in self.labels:
+            if dialect := self.dialects.get(endpoint.labels.get(label, "")):
+                return dialect
+        return self.dialects[self.default if endpoint.engine == DEFAULT_ENGINE else endpoint.engine]
+
+    def with_attributes(self, specs: Mapping[str, str]) -> Engines:
+        """As `Dialect.with_attributes`, for all."""
+        return replace(self, dialects={name: one.with_attributes(specs) for name, one in self.dialects.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import aiohttp
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, metered
-from proxy.fleet.dialects import Dialect
+from proxy.fleet.dialects import Engines
 from proxy.fleet.scrape import Card, ScrapeError, parse, parse_models
 from proxy.fleet.settings import RefreshSettings
 
@@ -61,7 +61,7 @@ class Refresher:
         sink: Sink,
         session: aiohttp.ClientSession,
         settings: RefreshSettings,
-        dialects: Mapping[str, Dialect],
+        engines: Engines,
         budget: Budget,
         clock: Clock,
         rng: Random,
@@ -71,7 +71,7 @@ class Refresher:
         self._sink = sink
         self._session = session
         self._settings = settings
-        self._dialects = dialects
+        self._engines = engines
         self._budget = budget
         self._clock = clock
         self._rng = rng
@@ -114,7 +114,7 @@ class Refresher:
             status, body = await self._get(self._settings.metrics_url(self._endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
-            metrics = parse(body, self._dialects[self._endpoint.engine], sent_at)
+            metrics = parse(body, self._engines.of(self._endpoint), sent_at)
         except _Silent:
             self._on_miss("no answer")
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from types import TracebackType
 
 import aiohttp
@@ -13,7 +12,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.budget import Budget
 from proxy.fleet.datastore import Fleet
-from proxy.fleet.dialects import DIALECTS, Dialect
+from proxy.fleet.dialects import Engines
 from proxy.fleet.discovery.dns import DnsSource
 from proxy.fleet.discovery.file import FileSource
 from proxy.fleet.discovery.source import Source
@@ -32,14 +31,14 @@ class FleetRunner:
         settings: FleetSettings,
         clock: Clock,
         rng: Random,
-        dialects: Mapping[str, Dialect] = DIALECTS,
+        engines: Engines | None = None,
     ) -> None:
         refresh = settings.refresh
         self._fleet = fleet
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._dialects = {name: dialect.with_attributes(refresh.attributes) for name, dialect in dialects.items()}
+        self._engines = (engines or Engines()).with_attributes(refresh.attributes)
         self._sources = _sources(settings)
         self._polled = {source.name: asyncio.Event() for source in self._sources}
         self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
@@ -80,7 +79,7 @@ class FleetRunner:
             self._fleet,
             self._session,
             self._settings.refresh,
-            self._dialects,
+            self._engines,
             self.budget,
             self._clock,
             self._rng,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from proxy.core.errors import Problem
 from proxy.core.params import param
 from proxy.core.units import Duration
-from proxy.fleet.dialects import Engine
+from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.fleet.series import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -27,7 +27,7 @@ class PodSettings:
     labels: Mapping[str, str] = param({}, "what filters select by")
     weight: float = param(1.0, "share of the traffic where nothing else decides", more_than=0)
     models: tuple[str, ...] = param((), "the models it serves; the pod is asked unless given")
-    engine: Engine = param("vllm", "whose metrics it exposes")
+    engine: Engine = param(DEFAULT_ENGINE, "whose metrics it exposes")
     api_key: str | None = param(None, "sent to the pod as its bearer token")
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class DnsSettings:
     labels: Mapping[str, str] = param({}, "of every pod")
     weight: float = param(1.0, "of every pod", more_than=0)
     models: tuple[str, ...] = param((), "of every pod; they are asked unless given")
-    engine: Engine = param("vllm", "of every pod")
+    engine: Engine = param(DEFAULT_ENGINE, "of every pod")
     api_key: str | None = param(None, "of every pod")
 
     def pod(self, address: str) -> PodSettings:

@@ -14,7 +14,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.fleet.budget import Budget
 from proxy.fleet.datastore import Fleet
-from proxy.fleet.dialects import DIALECTS
+from proxy.fleet.dialects import Engines
 from proxy.fleet.refresh import Refresher
 from proxy.fleet.settings import PodSettings, RefreshSettings
 from tests.fleet.pods import FakePod, exposition, models
@@ -63,7 +63,7 @@ async def asking(
     endpoint = fleet.add(settings)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
         refresher = Refresher(
-            endpoint, fleet, session, refresh or RefreshSettings(), DIALECTS, budget, clock, random.Random(1)
+            endpoint, fleet, session, refresh or RefreshSettings(), Engines(), budget, clock, random.Random(1)
         )
         asked = Asked(fleet, endpoint, refresher, budget)
         task = asyncio.get_running_loop().create_task(refresher.run())

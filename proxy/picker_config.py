@@ -1,0 +1,84 @@
+"""What an EndpointPickerConfig says of scraping, engines and discovery, as settings of the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.core.errors import Problem
+from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Engines, Specs, specs
+from proxy.scheduling.data_layer import CoreMetrics, DataLayer, EngineConfig, HttpSource
+from proxy.scheduling.later_types import NOT_YET
+
+Faults = list[Problem]
+
+
+def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> dict[str, Any]:
+    """The `pods` section with what the document adds to it. A limit that both set is a fault."""
+    merged = dict(pods)
+    refresh = pods.get("refresh") or {}
+    said = _scraping(layer.metrics, faults) if layer.metrics else {}
+    faults.extend(_twice(f"pods.refresh.{key}") for key in said if key in refresh)
+    if said:
+        merged["refresh"] = {**said, **refresh}
+    if layer.discovery is not None:
+        if pods.get("file"):
+            faults.append(_twice("pods.file"))
+        merged["file"] = layer.discovery.path
+    return merged
+
+
+def engines(core: CoreMetrics | None, faults: Faults) -> Engines:
+    """The built-in dialects, and those the document adds or overrides."""
+    if core is None:
+        return Engines()
+    dialects = dict(DIALECTS)
+    for engine in core.engine_configs:
+        path = f"scheduling.plugins.core-metrics-extractor.engineConfigs.{engine.name}"
+        try:
+            dialects[engine.name] = _dialect(engine)
+        except ValueError as error:
+            faults.append(Problem(path, str(error)))
+    if core.default_engine not in dialects:
+        path = "scheduling.plugins.core-metrics-extractor.defaultEngine"
+        faults.append(Problem(path, f"'{core.default_engine}' is none of {', '.join(dialects)}"))
+        return Engines()
+    labels = dict.fromkeys((core.engine_label_key, *ENGINE_LABELS))
+    return Engines(dialects, tuple(labels), core.default_engine)
+
+
+def _scraping(source: HttpSource, faults: Faults) -> dict[str, Any]:
+    for key, path in (
+        ("caCertPath", source.ca_cert_path),
+        ("clientCertPath", source.client_cert_path),
+        ("clientKeyPath", source.client_key_path),
+    ):
+        if path is not None:
+            faults.append(Problem(f"scheduling.plugins.metrics-data-source.{key}", NOT_YET))
+    said = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _dialect(engine: EngineConfig) -> Dialect:
+    """Raises ValueError for a spec that does not parse."""
+    defaults = Dialect()
+    dialect = Dialect(
+        waiting=_specs(engine.queued_requests_spec),
+        running=_specs(engine.running_requests_spec),
+        kv_usage=_specs(engine.kv_usage_spec),
+        lora=_specs(engine.lora_spec),
+        cache_info=_specs(engine.cache_info_spec),
+        block_size_label=engine.cache_block_size_label_name or defaults.block_size_label,
+        blocks_label=engine.cache_num_blocks_label_name or defaults.blocks_label,
+        block_size=_specs(engine.cache_block_size_spec),
+        blocks=_specs(engine.cache_num_blocks_spec),
+    )
+    return dialect.with_attributes({metric.attribute_key: metric.metric_spec for metric in engine.custom_metrics})
+
+
+def _specs(text: str | None) -> Specs:
+    return specs(text) if text else ()
+
+
+def _twice(path: str) -> Problem:
+    return Problem(path, "is set in scheduling too; keep one of them")
