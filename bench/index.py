@@ -12,6 +12,9 @@ Memory is what tracemalloc sees, for three shapes of traffic at 8 and at 1000 po
 of 1, 32 and 128 KB in blocks of 64 to 512 tokens: `hash` makes the chain, `match` asks about all 8 pods at once, and
 `settle` is reserve and confirm together. Cold: the index is full of other prompts. Warm: every pod has this prompt,
 each up to another point.
+
+`pauses` are the longest single calls, in milliseconds, when much has to go at once: 31250 blocks of scraps on one pod
+are forgotten, lose half of their room, or outlive their ttl, and an index of 1000 pods works at its ceiling.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from proxy.core.clock import SystemClock
+from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import BYTES_PER_TOKEN
 from proxy.prefix.hashing import Chain, chain, namespace
@@ -48,12 +51,13 @@ def main() -> None:
     pairs, rounds = (20_000, 3) if options.quick else (200_000, 9)
     memory = [measure_memory(shape, pods, pairs) for pods in (8, 1000) for shape in SHAPES]
     times = [measure_time(kb, tokens, rounds) for kb in PROMPT_KB for tokens in BLOCK_TOKENS]
+    pauses = measure_pauses()
     if options.json:
-        print(json.dumps({"memory": memory, "microseconds": times}))
+        print(json.dumps({"memory": memory, "microseconds": times, "pauses": pauses}))
         return
-    show(memory)
-    print()
-    show(times)
+    for rows in (memory, times, [pauses]):
+        show(rows)
+        print()
 
 
 def documents(pods: list[Endpoint]) -> Iterator[tuple[Chain, Endpoint]]:
@@ -131,6 +135,40 @@ def measure_time(kb: int, tokens: int, rounds: int) -> dict[str, object]:
     result["match warm"] = best(lambda: index.match(hashes), rounds)
     result["settle warm"] = best(lambda: index.confirm(index.reserve((hashes,), endpoints[7], ROOM)), rounds)
     return result
+
+
+def measure_pauses() -> dict[str, object]:
+    (pod, other) = fleet(2)
+
+    def full_of_scraps(clock: ManualClock) -> PrefixIndex:
+        index = PrefixIndex(clock, max_siblings=16, ttl=3600)
+        for number in range(31250):
+            index.confirm(index.reserve((fresh_chain(number, 1),), pod, ROOM))
+        return index
+
+    def longest(index: PrefixIndex, endpoint: Endpoint, room: int) -> float:
+        return max(timed(lambda: index.reserve((fresh_chain(-1, 1),), endpoint, room)) for _ in range(20))
+
+    clock = ManualClock()
+    forgetful, shrunk, expired = (full_of_scraps(clock) for _ in range(3))
+    forgetting = max(timed(lambda: forgetful.forget(pod)), longest(forgetful, other, ROOM))
+    evicting = longest(shrunk, pod, 15_000)
+    clock.advance(4000)
+    expiring = longest(expired, other, ROOM)
+    return {"forget": forgetting, "evict": evicting, "expire": expiring, "ceiling": longest_at_the_ceiling()}
+
+
+def longest_at_the_ceiling() -> float:
+    index, pods = PrefixIndex(SystemClock(), max_siblings=16, max_bytes=32 << 20), fleet(1000)
+    pauses: list[float] = []
+    for number in range(12_000):
+        chain_ = fresh_chain(number, 512)
+        pauses.append(timed(lambda: index.confirm(index.reserve((chain_,), pods[number % 1000], ROOM))))  # noqa: B023
+    return max(pauses[-1000:])
+
+
+def timed(step: Callable[[], object]) -> float:
+    return round(timeit.timeit(step, number=1) * 1e3, 2)
 
 
 def best(step: Callable[[], object], rounds: int) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.core.endpoint import Endpoint
+from proxy.core.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileRun:
     """Which run of a profile this is; handed to every filter, scorer and picker."""
 
@@ -23,7 +23,7 @@ class ScoredEndpoint(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileResult:
     """Every scored survivor of one profile run, best first, never empty."""
 
@@ -35,7 +35,7 @@ class ProfileResult:
         return self.ranked[0].endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """Where a request goes. `fallbacks` are the other survivors of the target's profile, in rank order."""
 

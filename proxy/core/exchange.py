@@ -7,6 +7,7 @@ from enum import Enum
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
+from proxy.core.frozen import frozen
 from proxy.core.request import InferenceRequest
 
 
@@ -20,7 +21,7 @@ class Ending(Enum):
     EVICTED = "evicted"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """Tokens as the engine counted them; `cached_tokens` is None where it does not say."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from proxy.core.cycle_state import CycleState, DataKey
+from proxy.core.frozen import frozen
 
 BYTES_PER_TOKEN = 4
 """One token counts as four bytes of prompt, wherever a tokenizer is not asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prompt:
     """What the engine's chat template will see, in its order: tools, then messages with their roles.
 
@@ -26,13 +27,15 @@ class Prompt:
     @property
     def tokens(self) -> int:
         """Estimated tokens of all parts."""
+        if len(self.parts) == 1:
+            return -(-len(self.parts[0]) // BYTES_PER_TOKEN)
         return sum(-(-len(part) // BYTES_PER_TOKEN) for part in self.parts)
 
 
 EMPTY_PROMPT = Prompt()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InferenceRequest:
     """The client's intention, as long as it lives; a rewritten model is a `dataclasses.replace()`.
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from proxy.core.errors import BadRequest, InvalidJson
+from proxy.core.frozen import frozen
 from proxy.core.request import EMPTY_PROMPT, Prompt
 from proxy.openai import multipart, prompts
 
 Body = Mapping[str, Any]
 
-ENGINE_INTERNALS = ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+ENGINE_INTERNALS = frozenset(
+    ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+)
 """Fields by which routers steer engines; from a client they could point a pod anywhere, or kill it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parsed:
     """`model` is None where the client named none; `body` is what goes to the pod: the client's bytes, unless an
     engine-internal field had to be taken out."""
@@ -71,7 +73,7 @@ def _lenient(body: bytes, strict: ValueError) -> Any:
 
 
 def _without_internals(body: bytes, fields: Body) -> tuple[bytes, Body]:
-    if not any(name in fields for name in ENGINE_INTERNALS):
+    if ENGINE_INTERNALS.isdisjoint(fields):
         return body, fields
     kept = {name: value for name, value in json.loads(body).items() if name not in ENGINE_INTERNALS}
     return json.dumps(kept, separators=(",", ":")).encode(), kept

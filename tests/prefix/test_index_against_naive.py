@@ -109,4 +109,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from proxy.core.decision import ProfileRun, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Picker, plugin
 from proxy.core.ports import Random
@@ -28,10 +29,14 @@ class MaxScorePicker(Picker):
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> list[ScoredEndpoint]:
-        ranked = sorted(scored, key=_score, reverse=True)
-        no_ties = len(set(map(_score, ranked))) == len(ranked)
-        return ranked if no_ties else sorted(ranked, key=self._rank)
+        if len(set(map(_score, scored))) == len(scored):
+            return sorted(scored, key=_score, reverse=True)
+        ranks: dict[Endpoint, tuple[float, ...]] = {
+            one.endpoint: (-one.score, one.endpoint.load.recent) for one in scored
+        }
+        if len(set(ranks.values())) < len(ranks):
+            ranks = {endpoint: (*rank, self._draw(endpoint)) for endpoint, rank in ranks.items()}
+        return sorted(scored, key=lambda one: ranks[one.endpoint])
 
-    def _rank(self, one: ScoredEndpoint) -> tuple[float, float, float]:
-        endpoint = one.endpoint
-        return -one.score, endpoint.load.recent, weighted_draw(endpoint.weight, self.random)
+    def _draw(self, endpoint: Endpoint) -> float:
+        return weighted_draw(endpoint.weight, self.random)

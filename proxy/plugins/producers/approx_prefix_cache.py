@@ -24,6 +24,8 @@ SMALLEST_BLOCK = 64
 
 DEFAULT_CAPACITY = 31250
 
+UNLIMITED = 1 << 62
+
 
 @plugin("approx-prefix-cache-producer")
 @dataclass(slots=True)
@@ -114,9 +116,6 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if self.max_prefix_tokens_to_match:
             return max(1, self.max_prefix_tokens_to_match // self._block_size)
         return self.max_prefix_blocks_to_match or UNLIMITED
-
-
-UNLIMITED = 1 << 62
 
 
 def _computed(exchange: Exchange) -> bool:

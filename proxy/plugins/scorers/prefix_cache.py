@@ -39,8 +39,8 @@ class PrefixCacheScorer(Scorer):
         match = request.state.read(self._match)
         if match is None or not match.total:
             return [0.0] * len(endpoints)
-        by_ratio = (1.0 - self.match_length_weight) / match.total
-        if not self.match_length_weight:
-            return [blocks * by_ratio for blocks in match.matched(endpoints)]
-        weight, by_length = self.match_length_weight, match.block_size / self.match_length_scale_tokens
-        return [weight * min(1.0, blocks * by_length) ** 2 + blocks * by_ratio for blocks in match.matched(endpoints)]
+        weight, total, matched = self.match_length_weight, match.total, match.matched(endpoints)
+        if not weight:
+            return [blocks / total for blocks in matched]
+        by_length = match.block_size / self.match_length_scale_tokens
+        return [weight * min(1.0, n * by_length) ** 2 + (1.0 - weight) * (n / total) for n in matched]

@@ -1,0 +1,254 @@
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.prefix.hashing import Chain
+from proxy.prefix.index import WORK, Prediction, PrefixIndex
+
+ROOM = 1 << 40
+A, B = Endpoint("a", slot=0), Endpoint("b", slot=1)
+
+
+def blocks(start: int, length: int) -> Chain:
+    return list(range(start, start + length))
+
+
+def hold(index: PrefixIndex, chain: Chain, endpoint: Endpoint, capacity: int = ROOM) -> None:
+    index.confirm(index.reserve((chain,), endpoint, capacity))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def index(clock: ManualClock) -> PrefixIndex:
+    return PrefixIndex(clock, max_siblings=16)
+
+
+def test_a_reservation_is_seen_at_once_and_a_failure_takes_it_back(index: PrefixIndex) -> None:
+    reservation = index.reserve((blocks(1, 5),), A, ROOM)
+    assert index.match(blocks(1, 5)) == {A: 5}
+    index.release(reservation)
+    assert index.match(blocks(1, 5)) == {}
+    assert (index.pairs, index.blocks(A)) == (0, 0)
+
+
+def test_a_failure_leaves_what_somebody_else_confirmed_meanwhile(index: PrefixIndex) -> None:
+    failing = index.reserve((blocks(1, 5),), A, ROOM)
+    hold(index, blocks(1, 3), A)
+    index.release(failing)
+    assert index.match(blocks(1, 5)) == {A: 3}
+
+
+def test_a_failure_leaves_what_somebody_else_still_waits_for(index: PrefixIndex) -> None:
+    failing, waiting = (index.reserve((blocks(1, 5),), A, ROOM) for _ in range(2))
+    index.release(failing)
+    assert index.match(blocks(1, 5)) == {A: 5}
+    index.release(waiting)
+    assert index.match(blocks(1, 5)) == {}
+
+
+def test_a_reservation_is_settled_once(index: PrefixIndex) -> None:
+    reservation = index.reserve((blocks(1, 5),), A, ROOM)
+    index.confirm(reservation)
+    index.release(reservation)
+    assert index.match(blocks(1, 5)) == {A: 5}
+
+
+def test_provisional_blocks_attract_a_bounded_number_of_siblings(index: PrefixIndex) -> None:
+    riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(15)]
+    assert index.match(blocks(1, 5)) == {A: 5}
+    riders.append(index.reserve((blocks(1, 5),), A, ROOM))
+    assert index.match(blocks(1, 5)) == {}
+    index.release(riders.pop())
+    assert index.match(blocks(1, 5)) == {A: 5}
+
+
+def test_one_good_answer_opens_the_blocks_to_any_number(index: PrefixIndex) -> None:
+    riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(40)]
+    index.confirm(riders.pop())
+    assert index.match(blocks(1, 5)) == {A: 5}
+
+
+def test_siblings_are_counted_on_what_they_share_only(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 2), A)
+    for number in range(16):
+        index.reserve((blocks(1, 4) + blocks(100 * (number + 1), 3),), A, ROOM)
+    assert index.match(blocks(1, 4) + blocks(100, 3)) == {A: 2}
+    assert index.match(blocks(1, 2)) == {A: 2}
+
+
+@pytest.mark.parametrize(("burst", "pods"), [(64, 4), (16, 1), (17, 2), (128, 8)])
+def test_a_burst_of_identical_cold_prompts_stays_on_a_few_pods(index: PrefixIndex, burst: int, pods: int) -> None:
+    fleet = [Endpoint(f"pod-{number}", slot=number) for number in range(8)]
+    sent = dict.fromkeys(fleet, 0)
+    for _ in range(burst):
+        depths = index.match(blocks(1, 20))
+        target = max(fleet, key=lambda endpoint: (depths.get(endpoint, 0), -sent[endpoint]))
+        sent[target] += 1
+        index.reserve((blocks(1, 20),), target, ROOM)
+    assert sum(count > 0 for count in sent.values()) == pods
+
+
+def test_a_batch_reserves_all_of_its_chains(index: PrefixIndex) -> None:
+    index.confirm(index.reserve((blocks(1, 2), blocks(11, 3)), A, ROOM))
+    assert (index.match(blocks(1, 2)), index.match(blocks(11, 3))) == ({A: 2}, {A: 3})
+
+
+def test_eviction_takes_the_longest_unused_chain_from_its_end(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 6), A, 10)
+    hold(index, blocks(11, 4), A, 10)
+    hold(index, blocks(21, 2), A, 10)
+    assert [index.match(blocks(start, 6)) for start in (1, 11, 21)] == [{A: 4}, {A: 4}, {A: 2}]
+
+
+def test_what_was_used_again_outlives_what_was_not(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 5), A, 10)
+    hold(index, blocks(11, 5), A, 10)
+    hold(index, blocks(1, 2), A, 10)
+    hold(index, blocks(21, 4), A, 10)
+    assert [index.match(blocks(start, 5)) for start in (1, 11)] == [{A: 2}, {A: 4}]
+
+
+def test_eviction_on_one_pod_leaves_the_others_alone(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 6), A, 6)
+    hold(index, blocks(1, 6), B, 6)
+    hold(index, blocks(11, 3), A, 6)
+    assert index.match(blocks(1, 6)) == {A: 3, B: 6}
+
+
+def test_large_memories_are_evicted_somewhat_below_their_capacity(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 6400), A, 6400)
+    hold(index, blocks(10_000, 1), A, 6400)
+    assert index.blocks(A) == 6300
+
+
+def test_a_prompt_larger_than_the_pod_is_held_as_far_as_it_fits_and_leaks_nothing(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 50), A, 10)
+    assert index.match(blocks(1, 50)) == {A: 10}
+    hold(index, blocks(101, 50), A, 10)
+    assert (index.match(blocks(1, 50)), index.match(blocks(101, 50))) == ({}, {A: 10})
+    index.forget(A)
+    assert index.pairs == 0
+
+
+def test_what_requests_in_flight_use_is_not_evicted(index: PrefixIndex) -> None:
+    index.reserve((blocks(1, 6),), A, 10)
+    hold(index, blocks(11, 10), A, 10)
+    assert (index.match(blocks(1, 6)), index.match(blocks(11, 10))) == ({A: 6}, {A: 4})
+
+
+def test_a_pod_whose_memory_shrinks_gives_up_the_excess(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 30), A, 30)
+    hold(index, blocks(1, 1), A, 5)
+    assert index.match(blocks(1, 30)) == {A: 5}
+
+
+def test_what_was_not_used_for_the_ttl_is_forgotten_on_every_pod(clock: ManualClock) -> None:
+    index = PrefixIndex(clock, max_siblings=16, ttl=60)
+    hold(index, blocks(1, 5), A)
+    hold(index, blocks(1, 5), B)
+    clock.advance(30)
+    hold(index, blocks(1, 2), A)
+    clock.advance(31)
+    hold(index, blocks(100, 1), A)
+    assert index.match(blocks(1, 5)) == {A: 2}
+
+
+def test_a_request_in_flight_keeps_its_blocks_beyond_the_ttl(clock: ManualClock) -> None:
+    index = PrefixIndex(clock, max_siblings=16, ttl=60)
+    hold(index, blocks(1, 5), A)
+    long_one = index.reserve((blocks(1, 5),), A, ROOM)
+    clock.advance(1000)
+    hold(index, blocks(100, 1), A)
+    index.release(long_one)
+    assert index.match(blocks(1, 5)) == {A: 5}
+
+
+def test_a_forgotten_pod_is_void_at_once_and_its_bit_is_not_inherited(index: PrefixIndex) -> None:
+    many = 3 * WORK
+    for number in range(many):
+        hold(index, blocks(10 * number, 1), A)
+    hold(index, blocks(10, 1), B)
+    index.forget(A)
+    assert 0 < index.pairs - 1 < many, "the test needs a pod that is not cleared in one go"
+    successor = Endpoint("successor", slot=A.slot)
+    hold(index, blocks(5, 1), successor)
+    assert [index.match(blocks(10 * number, 1)) for number in range(3)] == [{}, {B: 1}, {}]
+    for number in range(3):
+        hold(index, blocks(5 + number, 1), successor)
+    assert index.pairs == 4
+
+
+def test_numbers_of_cleared_pods_are_given_out_again(index: PrefixIndex) -> None:
+    for number in range(100):
+        passing = Endpoint(f"pod-{number}", slot=0)
+        hold(index, blocks(1, 5), passing)
+        assert index.match(blocks(1, 5)) == {passing: 5}
+        index.forget(passing)
+    assert index.bytes < 5000
+
+
+def test_a_reservation_on_a_forgotten_pod_is_void(index: PrefixIndex) -> None:
+    confirmed, released = (index.reserve((blocks(1, 5),), A, ROOM) for _ in range(2))
+    index.forget(A)
+    hold(index, blocks(1, 3), A)
+    index.confirm(confirmed)
+    index.release(released)
+    assert index.match(blocks(1, 5)) == {A: 3}
+
+
+def test_forgetting_an_unknown_pod_changes_nothing(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 5), A)
+    index.forget(B)
+    assert index.match(blocks(1, 5)) == {A: 5}
+
+
+def test_the_version_changes_with_every_change_and_not_with_matches(index: PrefixIndex) -> None:
+    reservation = index.reserve((blocks(1, 5),), A, ROOM)
+    reserved = index.version
+    index.match(blocks(1, 5))
+    assert index.version == reserved
+    index.confirm(reservation)
+    confirmed = index.version
+    index.forget(A)
+    assert reserved < confirmed < index.version
+
+
+def report(index: PrefixIndex, cached: int, length: int = 10, prompt_tokens: int = 1000) -> bool:
+    reservation = index.reserve((blocks(1, length),), A, ROOM)
+    index.confirm(reservation)
+    return index.observe(reservation, prompt_tokens, cached)
+
+
+def test_predictions_are_kept_beside_what_the_engine_reported(index: PrefixIndex) -> None:
+    assert report(index, cached=0)
+    assert index.prediction(A) == Prediction(0, 0)
+    assert report(index, cached=900)
+    assert index.prediction(A) == Prediction(1000, 900)
+    assert index.prediction(B) == Prediction(0, 0)
+
+
+def test_a_pod_that_keeps_missing_predicted_hits_is_forgotten(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 10), A)
+    assert [report(index, cached=0) for _ in range(3)] == [True, True, False]
+    assert index.match(blocks(1, 10)) == {}
+
+
+def test_a_single_hit_restores_the_trust(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 10), A)
+    assert all(report(index, cached) for cached in (0, 0, 500, 0, 0))
+
+
+def test_blocks_that_no_answer_had_confirmed_are_no_prediction(index: PrefixIndex) -> None:
+    siblings = [index.reserve((blocks(1, 10),), A, ROOM) for _ in range(5)]
+    for sibling in siblings:
+        index.confirm(sibling)
+        assert index.observe(sibling, 1000, 0)
+    assert index.prediction(A) == Prediction(0, 0)
+
+
+def test_short_prompts_prove_nothing(index: PrefixIndex) -> None:
+    assert all(report(index, cached=0, length=3, prompt_tokens=150) for _ in range(10))
