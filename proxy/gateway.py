@@ -28,7 +28,7 @@ from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.openai.parse import Parsed, parse
-from proxy.openai.paths import response_id
+from proxy.openai.paths import model_in, response_id
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.observer import Observer
 
@@ -59,7 +59,7 @@ class Gateway:
             request = self._request(call, Parsed(None, call.body), model="")
             await self._send(request, self._to_the_pod_of(pinned), relay)
             return
-        parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
+        parsed = _parsed(call)
         request = self._request(call, parsed, self._model(parsed))
         await self._produce(request)
         await self._send(request, self._decide(request, parsed), relay)
@@ -163,6 +163,12 @@ class Gateway:
             else:
                 return
         raise BadGateway(f"No pod answered; tried {attempt}. Try again shortly.") from failure
+
+
+def _parsed(call: Call) -> Parsed:
+    if call.method in ("GET", "HEAD", "DELETE"):
+        return Parsed(model_in(call.query), call.body)
+    return parse(call.path, call.body, call.headers.get("content-type", ""))
 
 
 _NO_POD = "No pod is ready; try again shortly."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,13 +12,17 @@ from typing import Any
 
 from proxy import picker_config, yaml_source
 from proxy.core import params
+from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, suggestion, yaml_key
+from proxy.core.ports import Clock, Random
+from proxy.core.registry import Registry
 from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import FleetSettings
 from proxy.http.settings import Admin, Listen, Security
 from proxy.reliability.settings import ReliabilitySettings
 from proxy.scheduling import document
+from proxy.scheduling.build import faults
 from proxy.scheduling.document import KIND, Document
 from proxy.telemetry.settings import Telemetry
 
@@ -62,7 +67,7 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
     data = _merged(data, overrides or {})
     problems = [Problem(name, "is not yet supported; take this section out") for name in NOT_YET if name in data]
     scheduling = document.read(data.get("scheduling"), "scheduling")
-    problems.extend(scheduling.problems)
+    problems.extend(faults(scheduling, Registry.discover(), {Clock: SystemClock(), Random: random.Random()}))
     rest = {key: value for key, value in data.items() if key not in (*NOT_YET, "scheduling")}
     pods, layer = rest.get("pods") or {}, scheduling.data_layer
     if isinstance(pods, Mapping):

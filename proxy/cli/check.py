@@ -12,6 +12,7 @@ import yaml
 
 from proxy.app import App
 from proxy.cli.configuration import Misconfigured, config_option, loaded, pod_option
+from proxy.cli.settings_reference import markdown
 from proxy.core.errors import ConfigError
 from proxy.http.admin_config import redacted
 
@@ -20,9 +21,13 @@ from proxy.http.admin_config import redacted
 @config_option
 @pod_option
 @click.option("--json", "as_json", is_flag=True, help="Print values and origins as JSON.")
-def check(config: Path | None, pods: tuple[str, ...], as_json: bool) -> None:
+@click.option("--reference", is_flag=True, help="Print all settings there are: the page docs/configuration.md.")
+def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: bool) -> None:
     """Check a configuration; if it is good, print every value in effect and whether the file says so, it is a
     default, or it was injected. Exit code 2 and all faults if it is not."""
+    if reference:
+        click.echo(markdown(), nl=False)
+        return
     try:
         described = redacted(App(loaded(config, pods, os.environ)).effective())
     except ConfigError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiohttp import StreamReader
 
 from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, Saturated
-from proxy.http.seam import PAYLOAD_ERRORS
+from proxy.http.seam import PAYLOAD_ERRORS, payload_broke
 from proxy.http.settings import Listen
 from proxy.http.sweep import Sweep
 
@@ -77,6 +77,7 @@ class Upload:
         except TimeoutError:
             raise _timed_out() from None
         except PAYLOAD_ERRORS as error:
+            payload_broke(self._payload)
             raise _malformed(error) from None
         self._size += len(piece)
         if self._size > self._settings.max_body:
@@ -101,10 +102,7 @@ class BodyReader:
         if not payload.is_eof():
             await self._read_slowly(call, declared)
             return
-        try:
-            body = payload.read_nowait()
-        except PAYLOAD_ERRORS as error:
-            raise _malformed(error) from None
+        body = payload.read_nowait()
         if len(body) > limit:
             raise _too_large(limit)
         call.body = body
@@ -124,6 +122,7 @@ class BodyReader:
                 raise Saturated("Too many large request bodies are being read; try again shortly.") from None
             raise _timed_out() from None
         except PAYLOAD_ERRORS as error:
+            payload_broke(call.payload)
             raise _malformed(error) from None
         finally:
             self._sweep.watched.discard(progress)

@@ -16,11 +16,16 @@ from typing import Any, Protocol, cast
 from aiohttp import StreamReader
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
-from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 from aiohttp.web_server import Server
 
 PAYLOAD_ERRORS = (RequestPayloadError, HttpProcessingError)
 """What reading a body raises where its framing is broken."""
+
+
+def payload_broke(payload: StreamReader) -> None:
+    """Nothing more comes: without this aiohttp lingers for the rest of the body, meets the error and logs a trace."""
+    payload.feed_eof()
 
 
 class Sink(Protocol):
@@ -67,6 +72,15 @@ class ClientConnection(RequestHandler):
         """aiohttp drops its reference when it closes; a relay may be about to write."""
         self.socket = cast(asyncio.Transport, transport)
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """aiohttp queues a parser's error as the next request, and leaves the one whose body it broke waiting."""
+        super().data_received(data)
+        request = self._current_request
+        if request is not None and self._messages and not request.payload.is_eof():  # type: ignore[attr-defined]
+            error = self._messages[-1][0]
+            if isinstance(error, _ErrInfo):
+                request._cancel(RequestPayloadError(error.message))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -117,7 +131,7 @@ class ClientServer(Server):
         """Closes the connections that are between requests."""
         for connection in self.connections:
             if connection._current_request is None and not connection._messages:
-                connection.close()
+                connection.force_close()
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self, self._malformed, access_log=None, auto_decompress=False, **self._settings)

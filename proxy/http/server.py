@@ -104,6 +104,11 @@ class DataServer:
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def retained(self) -> int:
+        """Bytes of request bodies in memory."""
+        return self._bodies.budget.used
+
     async def stop(self, grace: float) -> None:
         """No new connections; requests in flight have `grace` seconds to end, then they are cut."""
         self._stopping = True

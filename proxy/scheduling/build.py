@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from proxy.core import wiring
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, join
 from proxy.core.plugin import (
     DataProducer,
@@ -84,6 +84,15 @@ def build(
     return _Assembly(layout, instances, wrap, report).scheduling(
         producers, effective(layout, instances, all_ports), on_shadow
     )
+
+
+def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Problem, ...]:
+    """Every fault that `build` would raise."""
+    try:
+        build(document, registry, ports)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def _make(layout: Layout, instances: dict[str, Plugin], name: str, ports: Ports) -> None:

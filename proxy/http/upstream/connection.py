@@ -146,8 +146,7 @@ class Connection(asyncio.Protocol):
         self._receiver = None
         self.transport.set_protocol(protocol)
 
-    @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return not self.transport.is_closing()
 
     # what the transport calls

@@ -61,7 +61,7 @@ class Pod:
         oldest = self._clock.now() - IDLE_LIMIT
         while self.idle:
             connection = self.idle.pop()
-            if connection.usable and connection.idle_since > oldest:
+            if connection.is_usable() and connection.idle_since > oldest:
                 return connection
             connection.abort()
         return None
