@@ -91,7 +91,7 @@ def fresh_chain(number: int, blocks: int) -> Chain:
 
 
 def fleet(size: int) -> list[Endpoint]:
-    return [Endpoint(f"pod-{number}", slot=number) for number in range(size)]
+    return [Endpoint(f"pod-{number}") for number in range(size)]
 
 
 def measure_memory(shape: str, pods: int, pairs: int) -> dict[str, object]:

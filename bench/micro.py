@@ -250,7 +250,7 @@ def _framing(parts: Parts) -> Step:
 def _endpoint(number: int, draw: random.Random) -> Endpoint:
     metrics = Metrics(waiting=draw.choice((0, 0, 1, 5)), running=draw.randrange(20), kv_usage=draw.random())
     metrics = Metrics(metrics.waiting, metrics.running, metrics.kv_usage, freshness=Freshness.FRESH)
-    return Endpoint(f"pod-{number}", state=EndpointState.READY, metrics=metrics, slot=number)
+    return Endpoint(f"pod-{number}", state=EndpointState.READY, metrics=metrics)
 
 
 def _request(parsed: Parsed) -> InferenceRequest:

@@ -61,7 +61,7 @@ def _endpoint(index: int, draw: random.Random) -> Endpoint:
         freshness=Freshness.FRESH,
     )
     load = Load(requests=draw.randrange(20), tokens=draw.randrange(10_000), recent=draw.random())
-    return Endpoint(f"pod-{index}", state=EndpointState.READY, metrics=metrics, load=load, slot=index)
+    return Endpoint(f"pod-{index}", state=EndpointState.READY, metrics=metrics, load=load)
 
 
 def _request(scheduling: Scheduling, endpoints: list[Endpoint]) -> InferenceRequest:

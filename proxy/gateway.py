@@ -86,7 +86,7 @@ class Gateway:
         )
 
     def _model(self, parsed: Parsed) -> str:
-        """A request that names no model gets the only one there is."""
+        """A body that names no model gets the only one there is."""
         if parsed.model is not None:
             return parsed.model
         only = self.fleet.only_model()
@@ -166,8 +166,9 @@ class Gateway:
 
 
 def _parsed(call: Call) -> Parsed:
+    """What has no body may name no model: any pod will do then."""
     if call.method in ("GET", "HEAD", "DELETE"):
-        return Parsed(model_in(call.query), call.body)
+        return Parsed(model_in(call.query) or "", call.body)
     return parse(call.path, call.body, call.headers.get("content-type", ""))
 
 

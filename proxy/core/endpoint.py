@@ -89,8 +89,6 @@ class Endpoint:
     state: EndpointState = EndpointState.STARTING
     metrics: Metrics = NEVER_SCRAPED
     load: Load = field(default_factory=Load)
-    slot: int = -1
-    """A small integer that no other living pod has: the bit of this pod in the prefix index; set by the fleet."""
     _dispatched_at_scrape: int = 0
     _finished_at_scrape: int = 0
 

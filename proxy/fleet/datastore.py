@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ class Fleet:
 
     on_ready      a pod answered, for the first time or again after it refused
     on_restarted  a pod lost its memory: forget what was known of its caches
-    on_removed    a pod is gone for good: forget it; its slot is still its own
+    on_removed    a pod is gone for good: forget it
     on_missed     a scrape of a pod came to nothing
 
     A removed pod gets no new requests, and goes when its last one ends or `grace` seconds have passed.
@@ -68,7 +67,6 @@ class Fleet:
         self._grace = grace
         self._members: dict[str, _Member] = {}
         self._known: set[str] = set()
-        self._free_slots: list[int] = []
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: Serving | None = None
 
@@ -196,8 +194,7 @@ class Fleet:
     # Below: how.
 
     def _join(self, pod: PodSettings, source: str) -> Endpoint:
-        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._members)
-        endpoint = Endpoint(pod.name, slot=slot)
+        endpoint = Endpoint(pod.name)
         member = self._members[pod.name] = _Member(endpoint, pod, source)
         self._update(member, pod)
         for added, _ in self._watchers:
@@ -238,8 +235,6 @@ class Fleet:
         self._serving = None
         for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
-        heapq.heappush(self._free_slots, endpoint.slot)
-        endpoint.slot = -1
 
     def _settle(self, member: _Member) -> None:
         leaving = member.draining or member.leave_by is not None

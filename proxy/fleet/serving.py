@@ -15,10 +15,10 @@ class Serving:
         self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)
         self._any = tuple(endpoint for endpoint in self.ready if not endpoint.models)
         self._named = frozenset(model for endpoint in self.ready for model in endpoint.models or ())
-        self._of: dict[str, tuple[Endpoint, ...]] = {}
+        self._of: dict[str, tuple[Endpoint, ...]] = {"": self.ready}
 
     def of(self, model: str) -> Sequence[Endpoint]:
-        """In the order of the fleet; an endpoint that names no models serves any."""
+        """In the order of the fleet; an endpoint that names no models serves any, and any serves a request without."""
         found = self._of.get(model)
         return self._find(model) if found is None else found
 

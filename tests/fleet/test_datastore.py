@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
@@ -25,11 +23,11 @@ def state(endpoint: Endpoint) -> EndpointState:
 
 
 class Calls:
-    """A fleet, and what it said to its hooks, with the slot the endpoint had at that moment."""
+    """A fleet, and what it said to its hooks."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.heard: list[tuple[str, str, int]] = []
+        self.heard: list[tuple[str, str]] = []
         self.fleet = Fleet(
             self.clock,
             on_ready=lambda endpoint: self.hear("ready", endpoint),
@@ -39,7 +37,7 @@ class Calls:
         )
 
     def hear(self, what: str, endpoint: Endpoint) -> None:
-        self.heard.append((what, endpoint.name, endpoint.slot))
+        self.heard.append((what, endpoint.name))
 
     def ready(self, name: str, *models: str, **keys: object) -> Endpoint:
         endpoint = self.fleet.add(pod(name, **keys))
@@ -56,7 +54,7 @@ def test_a_pod_is_a_candidate_from_its_first_answer_on() -> None:
     calls.fleet.reached(endpoint)
     assert state(endpoint) is EndpointState.READY
     assert list(calls.fleet.serving("m")) == [endpoint]
-    assert calls.heard == [("ready", "a", 0)]
+    assert calls.heard == [("ready", "a")]
 
 
 def test_a_model_is_served_by_the_pods_that_name_it_and_by_those_that_name_none() -> None:
@@ -171,7 +169,7 @@ def test_an_idle_pod_is_removed_at_once() -> None:
     calls.fleet.remove("a")
     assert list(calls.fleet.endpoints) == []
     assert calls.fleet.get("a") is None
-    assert calls.heard[-1] == ("removed", "a", 0)
+    assert calls.heard[-1] == ("removed", "a")
 
 
 def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
@@ -186,7 +184,7 @@ def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
     endpoint.load.requests = 0
     calls.fleet.sweep()
     assert list(calls.fleet.endpoints) == []
-    assert [what for what, _, _ in calls.heard] == ["ready", "removed"]
+    assert [what for what, _ in calls.heard] == ["ready", "removed"]
 
 
 def test_a_pod_whose_requests_do_not_end_is_removed_after_the_grace() -> None:
@@ -225,31 +223,14 @@ def test_a_pod_that_comes_back_after_it_was_gone_is_a_new_one() -> None:
     calls.fleet.restarted(old)
     assert state(new) is EndpointState.STARTING
     assert new.models is None
-    assert "restarted" not in [what for what, _, _ in calls.heard]
+    assert "restarted" not in [what for what, _ in calls.heard]
 
 
-def test_slots_are_the_smallest_that_no_living_pod_has() -> None:
+def test_a_request_without_a_model_is_served_by_any_ready_pod() -> None:
     calls = Calls()
-    a, b, c = (calls.fleet.add(pod(name)) for name in "abc")
-    assert [a.slot, b.slot, c.slot] == [0, 1, 2]
-    calls.fleet.remove("b")
-    calls.fleet.remove("a")
-    assert calls.heard == [("removed", "b", 1), ("removed", "a", 0)]
-    assert (a.slot, b.slot) == (-1, -1)
-    assert [calls.fleet.add(pod(name)).slot for name in "def"] == [0, 1, 3]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
-def test_living_pods_never_share_a_slot(steps: list[tuple[bool, int]]) -> None:
-    fleet = Fleet(ManualClock())
-    for add, number in steps:
-        if add:
-            fleet.add(pod(str(number)))
-        elif fleet.get(str(number)):
-            fleet.remove(str(number))
-        slots = [endpoint.slot for endpoint in fleet.endpoints]
-        assert len(set(slots)) == len(slots)
-        assert all(0 <= slot <= 5 for slot in slots)
+    a, b = calls.ready("a", "m"), calls.ready("b", "n")
+    calls.fleet.add(pod("c"))
+    assert list(calls.fleet.serving("")) == [a, b]
 
 
 def test_reconciling_adds_updates_and_removes_the_pods_of_one_source() -> None:

@@ -76,13 +76,13 @@ def producer() -> ApproxPrefixCacheProducer:
 
 @pytest.fixture
 def pod() -> Endpoint:
-    return Endpoint("pod", slot=0)
+    return Endpoint("pod")
 
 
 async def test_a_good_answer_teaches_which_pod_has_the_prompt(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
-    other = Endpoint("other", slot=1)
+    other = Endpoint("other")
     end(producer, await begin(producer, ask(), pod))
     match = await produced(producer, ask())
     assert (match.block_size, match.total, match.matched((other, pod))) == (64, 10, [0, 10])
@@ -146,7 +146,7 @@ async def test_a_match_that_was_asked_early_sees_what_came_since(
 
 
 async def test_the_legs_of_a_request_are_settled_one_by_one(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    other, request = Endpoint("other", slot=1), ask()
+    other, request = Endpoint("other"), ask()
     first = await begin(producer, request, pod)
     end(producer, first, Ending.UPSTREAM_FAILED, None, first_byte=False)
     end(producer, leg(producer, request, other))

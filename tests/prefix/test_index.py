@@ -6,7 +6,7 @@ from proxy.prefix.hashing import Chain
 from proxy.prefix.index import WORK, Prediction, PrefixIndex
 
 ROOM = 1 << 40
-A, B = Endpoint("a", slot=0), Endpoint("b", slot=1)
+A, B = Endpoint("a"), Endpoint("b")
 
 
 def blocks(start: int, length: int) -> Chain:
@@ -82,7 +82,7 @@ def test_siblings_are_counted_on_what_they_share_only(index: PrefixIndex) -> Non
 
 @pytest.mark.parametrize(("burst", "pods"), [(64, 4), (16, 1), (17, 2), (128, 8)])
 def test_a_burst_of_identical_cold_prompts_stays_on_a_few_pods(index: PrefixIndex, burst: int, pods: int) -> None:
-    fleet = [Endpoint(f"pod-{number}", slot=number) for number in range(8)]
+    fleet = [Endpoint(f"pod-{number}") for number in range(8)]
     sent = dict.fromkeys(fleet, 0)
     for _ in range(burst):
         depths = index.match(blocks(1, 20))
@@ -174,7 +174,7 @@ def test_a_forgotten_pod_is_void_at_once_and_its_bit_is_not_inherited(index: Pre
     hold(index, blocks(10, 1), B)
     index.forget(A)
     assert 0 < index.pairs - 1 < many, "the test needs a pod that is not cleared in one go"
-    successor = Endpoint("successor", slot=A.slot)
+    successor = Endpoint("successor")
     hold(index, blocks(5, 1), successor)
     assert [index.match(blocks(10 * number, 1)) for number in range(3)] == [{}, {B: 1}, {}]
     for number in range(3):
@@ -184,7 +184,7 @@ def test_a_forgotten_pod_is_void_at_once_and_its_bit_is_not_inherited(index: Pre
 
 def test_numbers_of_cleared_pods_are_given_out_again(index: PrefixIndex) -> None:
     for number in range(100):
-        passing = Endpoint(f"pod-{number}", slot=0)
+        passing = Endpoint(f"pod-{number}")
         hold(index, blocks(1, 5), passing)
         assert index.match(blocks(1, 5)) == {passing: 5}
         index.forget(passing)

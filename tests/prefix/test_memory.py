@@ -14,7 +14,7 @@ ROOM = 1 << 40
 
 
 def fleet(size: int) -> list[Endpoint]:
-    return [Endpoint(f"pod-{number}", slot=number) for number in range(size)]
+    return [Endpoint(f"pod-{number}") for number in range(size)]
 
 
 def unrelated(length: int) -> Callable[[random.Random], Chain]:

@@ -18,7 +18,7 @@ from proxy.plugins.scorers.prefix_cache import PrefixCacheScorer
 from proxy.prefix.keys import PREFIX_MATCH
 
 RUN = ProfileRun("default")
-PODS = [Endpoint(f"pod-{number}", slot=number) for number in range(4)]
+PODS = [Endpoint(f"pod-{number}") for number in range(4)]
 
 
 @dataclass(frozen=True)
