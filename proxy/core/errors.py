@@ -5,6 +5,7 @@
     │   ├── BadRequest                400  invalid_request_error
     │   │   └── InvalidJson
     │   ├── Unauthorized              401  authentication_error
+    │   ├── Forbidden                 403  permission_error
     │   ├── NotFound                  404  invalid_request_error
     │   │   ├── UnknownModel               model_not_found
     │   │   ├── UnknownResponse
@@ -38,6 +39,7 @@ class Reason(Enum):
 
     INVALID_REQUEST = "invalid-request"
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     UNKNOWN_PATH = "unknown-path"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_RESPONSE = "unknown-response"
@@ -93,6 +95,13 @@ class Unauthorized(RequestError):
     type = "authentication_error"
     code = "invalid_api_key"
     reason = Reason.UNAUTHORIZED
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+    reason = Reason.FORBIDDEN
 
 
 class NotFound(RequestError):

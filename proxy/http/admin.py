@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from proxy.core.errors import BodyTooLarge, MethodNotAllowed, NotFound, RequestError, Unauthorized
+from proxy.core.errors import BodyTooLarge, Forbidden, MethodNotAllowed, NotFound, RequestError, Unauthorized
 from proxy.fleet.datastore import Fleet
 from proxy.http.admin_answers import json_answer
 from proxy.http.admin_config import redacted
@@ -91,6 +91,8 @@ def _requiring(api_key: str | None) -> Any:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if expected is not None and request.path not in OPEN_PATHS and not _holds(expected, request):
             raise Unauthorized("The admin port needs its key: send `Authorization: Bearer <admin.apiKey>`.")
+        if request.method not in ("GET", "HEAD") and _is_of_another_site(request):
+            raise Forbidden("A page of another site may not change anything here.")
         return await handler(request)
 
     return check
@@ -99,6 +101,12 @@ def _requiring(api_key: str | None) -> Any:
 def _holds(expected: bytes, request: web.Request) -> bool:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), expected)
+
+
+def _is_of_another_site(request: web.Request) -> bool:
+    """Browsers name the site of the page that sends; without a key, any page its user opens could send to loopback."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.rpartition("//")[2] != request.host
 
 
 @web.middleware

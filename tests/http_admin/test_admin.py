@@ -137,3 +137,20 @@ async def test_a_fault_of_kvlane_is_a_500_that_shows_nothing(caplog: pytest.LogC
 async def test_the_request_id_is_echoed_with_an_error() -> None:
     async with admin_port() as port, port.client.get("/nothing", headers={"x-request-id": "abc"}) as answer:
         assert answer.headers["x-request-id"] == "abc"
+
+
+async def test_a_page_of_another_site_may_not_change_anything() -> None:
+    async with admin_port() as port:
+        port.add("pod-0")
+        foreign = {"origin": "https://elsewhere.example"}
+        fields = await port.error("POST", "/admin/pods/pod-0/drain", 403, headers=foreign)
+        assert fields["type"] == "permission_error"
+        assert [endpoint.name for endpoint in port.fleet.ready] == ["pod-0"]
+
+
+async def test_a_page_of_the_admin_port_itself_may() -> None:
+    async with admin_port() as port:
+        port.add("pod-0")
+        own = {"origin": f"http://127.0.0.1:{port.client.port}", "host": f"127.0.0.1:{port.client.port}"}
+        await port.json("POST", "/admin/pods/pod-0/drain", headers=own)
+        assert list(port.fleet.ready) == []
