@@ -1,0 +1,73 @@
+"""What the engine refuses is refused in its own words.
+
+What steers an engine is not for clients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.vllm.fleet import MODEL, Fleet
+
+pytestmark = pytest.mark.vllm
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+REFUSED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "wrong type of a parameter": (COMPLETIONS, {"prompt": "a", "priority": "high"}, 400),
+    "parameter out of range": (CHAT, {"messages": HELLO, "temperature": -2}, 400),
+    "stream options without stream": (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400),
+    "prompt too long": (COMPLETIONS, {"prompt": [5] * 9000}, 400),
+    "prompt too long for a stream": (COMPLETIONS, {"prompt": [5] * 9000, "stream": True}, 400),
+    "no messages": (CHAT, {"messages": []}, 400),
+    "messages with a negative limit": ("/v1/messages", {"messages": HELLO, "max_tokens": -1}, 400),
+    "an API that this engine lacks": ("/v1/embeddings", {"input": "a"}, 404),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_error_is_relayed_untouched(fleet: Fleet, case: str) -> None:
+    path, fields, status = REFUSED[case]
+    body = {"model": MODEL, **fields}
+    answer = fleet.http.post(path, body)
+    direct = fleet.engine(answer.pod).http.post(path, body)
+    assert answer.status == direct.status == status
+    assert answer.body == direct.body
+    assert answer.headers["content-type"] == direct.headers["content-type"]
+
+
+def test_a_field_that_nobody_knows_is_left_to_the_engine(fleet: Fleet) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1, "no_such_field": {"deep": [1]}}
+    assert fleet.http.post(COMPLETIONS, body).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_parameters_of_a_kv_transfer_do_not_reach_an_engine(fleet: Fleet, path: str) -> None:
+    """The engine refuses this one; so an answer shows that it was taken out."""
+    body = {"model": MODEL, "messages": HELLO, "prompt": "a", "max_tokens": 1, "kv_transfer_params": "none at all"}
+    assert fleet.engines[0].http.post(path, body).status == 400
+    assert fleet.http.post(path, body).status == 200
+    harmful = {**body, "kv_transfer_params": {"do_remote_prefill": True}}
+    assert fleet.http.post(path, harmful).status == 200
+    assert all(engine.http.up() for engine in fleet.engines)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/load_lora_adapter", "/server_info", "/load"])
+def test_control_paths_of_an_engine_are_not_relayed(fleet: Fleet, path: str) -> None:
+    for answer in (fleet.http.get(path), fleet.http.post(path, {"lora_name": "a", "lora_path": "b"})):
+        assert answer.status == 404
+        assert answer.headers["x-kvlane-reason"] == "unknown-path"
+
+
+def test_a_model_that_no_pod_has_is_404(fleet: Fleet) -> None:
+    answer = fleet.http.post(CHAT, {"model": "nobody", "messages": HELLO})
+    assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"", b'"text"'], ids=["cut", "list", "empty", "string"])
+def test_a_body_that_is_no_object_is_400(fleet: Fleet, body: Any) -> None:
+    answer = fleet.http.post(CHAT, body)
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")

@@ -1,0 +1,92 @@
+"""Streams arrive byte for byte.
+
+Whatever the engine sends for a request is what the client gets for it: both sides of the proxy are listened to.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.client import Answer
+from tests.vllm.fleet import MODEL, Fleet, proxy
+from tests.vllm.tap import Tap
+
+pytestmark = pytest.mark.vllm
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+LIMIT = {"max_tokens": 48, "ignore_eos": True}
+WITH_USAGE = {"stream_options": {"include_usage": True}}
+
+STREAMS: dict[str, tuple[str, dict[str, Any], bytes]] = {
+    "chat": ("/v1/chat/completions", {"messages": HELLO, **LIMIT}, b"data: [DONE]\n\n"),
+    "chat with usage": ("/v1/chat/completions", {"messages": HELLO, **LIMIT, **WITH_USAGE}, b"data: [DONE]\n\n"),
+    "completion": ("/v1/completions", {"prompt": "Hello", **LIMIT, **WITH_USAGE}, b"data: [DONE]\n\n"),
+    "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": 48}, b'"type":"response.completed"}\n\n'),
+    "messages": ("/v1/messages", {"messages": HELLO, **LIMIT}, b'{"type":"message_stop"}\n\n'),
+}
+
+OURS = ("x-request-id", "x-kvlane-endpoint")
+"""The headers that the proxy adds."""
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_a_stream_is_relayed_byte_for_byte(fleet: Fleet, tmp_path: Path, case: str, record_property: Any) -> None:
+    path, fields, end = STREAMS[case]
+    with Tap(fleet.engines[0].http.host) as tap, proxy([tap.url], tmp_path / "proxy.log") as tapped:
+        answer = tapped.http.post(path, {"model": MODEL, "stream": True, **fields})
+    sent = tap.answer_to("POST")
+    assert sent.status == answer.status == 200
+    assert answer.body == sent.body
+    assert answer.body.endswith(end)
+    assert {name: value for name, value in answer.headers.items() if name not in OURS} == sent.headers
+    record_property("bytes", len(answer.body))
+    record_property("events", answer.body.count(b"\n\n"))
+
+
+def test_a_stream_says_what_the_engine_says_directly(fleet: Fleet) -> None:
+    """At temperature 0; events may differ, since an engine under pressure puts two tokens into one."""
+    body = {"model": MODEL, "messages": HELLO, "stream": True, "temperature": 0, **LIMIT}
+    answer = fleet.http.post("/v1/chat/completions", body)
+    direct = fleet.engine(answer.pod).http.post("/v1/chat/completions", body)
+    assert said(answer) == said(direct) != ""
+
+
+def test_usage_comes_last_and_only_when_asked_for(fleet: Fleet) -> None:
+    chat = {"model": MODEL, "messages": HELLO, "stream": True, **LIMIT}
+    without = events(fleet.http.post("/v1/chat/completions", chat))
+    assert not any(event.get("usage") for event in without)
+    *others, last = events(fleet.http.post("/v1/chat/completions", {**chat, **WITH_USAGE}))
+    assert not any(event.get("usage") for event in others)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == LIMIT["max_tokens"]
+
+
+def test_the_request_id_of_the_client_reaches_the_engine(fleet: Fleet) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
+    answer = fleet.http.post("/v1/chat/completions", body, {"X-Request-Id": "of-the-client"})
+    assert answer.headers["x-request-id"] == "of-the-client"
+    assert answer.json["id"] == "chatcmpl-of-the-client"
+
+
+def test_a_stream_arrives_while_it_is_made(fleet: Fleet, record_property: Any) -> None:
+    """The first bytes are there while the engine still works on the rest."""
+    body = {"model": MODEL, "prompt": "Hello", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    with fleet.http.pending("/v1/completions", body) as stream:
+        assert stream.read(6) == b"data: "
+        still_running = fleet.busy()
+    assert still_running == 1
+    record_property("tokens of the answer", 400)
+
+
+def said(answer: Answer) -> str:
+    return "".join(event["choices"][0]["delta"]["content"] for event in events(answer))
+
+
+def events(answer: Answer) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

@@ -1,0 +1,62 @@
+"""How it ends: of the proxy when it is told to stop, and of an engine that is killed.
+
+These tests run last: one engine does not survive them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.fleet import ADAPTER, MODEL, Fleet, proxy, wait_until
+
+pytestmark = pytest.mark.vllm
+
+COMPLETIONS = "/v1/completions"
+
+
+def asked(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "Hello", "max_tokens": tokens, "ignore_eos": True, **fields}
+
+
+def test_no_fault_was_logged(fleet: Fleet) -> None:
+    assert "Traceback" not in fleet.proxy.program.log
+
+
+def test_a_proxy_that_is_stopped_lets_streams_end(fleet: Fleet, tmp_path: Path, record_property: Any) -> None:
+    with proxy(fleet.urls, tmp_path / "proxy.log") as second:
+        with second.http.pending(COMPLETIONS, asked(200, stream=True)) as stream:
+            assert stream.read(6) == b"data: "
+            started = time.monotonic()
+            second.program.terminate()
+            assert stream.read_all().endswith(b"data: [DONE]\n\n")
+        assert second.program.stop() == 0
+        assert "Traceback" not in second.program.log
+    record_property("stopped after", f"{time.monotonic() - started:.1f} s, 200 tokens included")
+
+
+def test_the_stream_of_an_engine_that_is_killed_does_not_end_well(fleet: Fleet) -> None:
+    with fleet.http.pending(COMPLETIONS, asked(8000, model=ADAPTER, stream=True)) as stream:
+        assert stream.read(6) == b"data: "
+        fleet.adapted.program.kill()
+        rest = stream.read_all()
+    assert b"[DONE]" not in rest
+    assert b'"error"' in rest.split(b"\n\n")[-2]
+
+
+def test_the_other_engine_answers_then(fleet: Fleet, record_property: Any) -> None:
+    """Half of the prompts had been at home on the one that is gone."""
+    answers = [fleet.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
+    assert [answer.status for answer in answers] == [200] * 20
+    assert {answer.pod for answer in answers} == {fleet.engines[0].name}
+    record_property("requests", len(answers))
+
+
+def test_a_model_that_only_the_killed_engine_had_is_503(fleet: Fleet) -> None:
+    """It was known, so it is not 404."""
+    wait_until(lambda: fleet.proxy.pods()[fleet.adapted.name]["state"] != "ready")
+    assert fleet.http.post(COMPLETIONS, asked(1, model=ADAPTER)).status == 503
+    assert fleet.http.get("/health").status == 200
