@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, cast
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.params import suggestion, yaml_key
@@ -36,17 +36,27 @@ def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -
 
 
 def in_order(layout: Layout, instances: Instances) -> list[str]:
-    """The names of the producers, each after those whose data it requires, else as in the file."""
+    """The names of the producers, each after those whose data it requires; as far as that allows, those that may wait
+    come last, since they may use up the time of all, and otherwise as in the file."""
     graph: dict[str, list[str]] = {name: [] for name, made in instances.items() if declares(made, DataProducer)}
     for name, providers in graph.items():
         for key in instances[name].requires:
             providers.extend(other for other in _providers(instances, key) if other in graph)
+    sorter = TopologicalSorter(graph)
     try:
-        return list(TopologicalSorter(graph).static_order())
+        sorter.prepare()
     except CycleError as cycle:
         path = " needs ".join(f"'{name}'" for name in reversed(cycle.args[1]))
         layout.complain("plugins", f"producers need each other's data: {path}")
         return list(graph)
+    rank = {name: (cast(DataProducer, instances[name]).waits, at) for at, name in enumerate(graph)}
+    ordered: list[str] = []
+    startable: list[str] = []
+    while sorter.is_active():
+        startable = sorted([*startable, *sorter.get_ready()], key=rank.__getitem__)
+        ordered.append(startable.pop(0))
+        sorter.done(ordered[-1])
+    return ordered
 
 
 def declares(made: Plugin, point: type) -> bool:

@@ -42,6 +42,15 @@ class HeatProducer(Producer):
     """Makes heat."""
 
 
+@plugin("distant-producer")
+@dataclass(frozen=True, slots=True)
+class DistantProducer(Producer):
+    """Has to wait for its light."""
+
+    waits: ClassVar[bool] = True
+    gives: ClassVar[DataKey[float]] = LIGHT
+
+
 @plugin("light-producer")
 @dataclass(frozen=True, slots=True)
 class LightProducer(Producer):
@@ -93,7 +102,7 @@ class NamingScorer(Scorer):
 
 
 def with_mine(*plugins: Any, **sections: Any) -> Scheduling:
-    mine: list[type[Plugin]] = [HeatProducer, LightProducer, FireProducer, HeatScorer, NamingScorer]
+    mine: list[type[Plugin]] = [HeatProducer, DistantProducer, LightProducer, FireProducer, HeatScorer, NamingScorer]
     registry = Registry([*REGISTRY, *mine])
     return build(read({"plugins": list(plugins), **sections}), registry, ports())
 
@@ -249,6 +258,15 @@ class TestData:
         order = [producer.plugin_type for producer in built.producers]
         assert order.index("heat-producer") < order.index("light-producer")
         assert set(order) == {"light-producer", "token-producer", "heat-producer"}
+
+    def test_a_producer_that_may_wait_runs_after_those_that_do_not(self) -> None:
+        kinds = ("queue-scorer", "distant-producer", "token-producer", "heat-producer")
+        built = with_mine(*({"type": kind} for kind in kinds))
+        assert [producer.plugin_type for producer in built.producers] == [
+            "token-producer",
+            "heat-producer",
+            "distant-producer",
+        ]
 
     def test_a_datum_that_nobody_can_provide_is_an_error(self) -> None:
         assert complaints_of_mine({"type": "heat-scorer"}) == [
