@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -29,13 +29,11 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.openai.parse import Parsed, parse
 from proxy.openai.paths import model_in, response_id
+from proxy.production import Production
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.observer import Observer
 
 log = logging.getLogger(__name__)
-
-PRODUCE_DEADLINE = 0.4
-"""Seconds that all data producers of a request have together."""
 
 
 @dataclass(slots=True)
@@ -51,6 +49,10 @@ class Gateway:
     attempts: int = 3
     expose_endpoint: bool = True
     stopping: bool = False
+    _production: Production = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._production = Production(self.scheduling.producers)
 
     async def serve(self, call: Call, relay: Relay) -> None:
         """Raises RequestError if nothing was sent to the client; what fails later has been ended by the relay."""
@@ -60,8 +62,9 @@ class Gateway:
             await self._send(request, self._to_the_pod_of(pinned), relay)
             return
         parsed = _parsed(call)
-        request = self._request(call, parsed, self._model(parsed))
-        await self._produce(request)
+        model = self._model(parsed)
+        request = self._request(call, parsed, model)
+        await self._production.run(request, self.fleet.serving(model))
         await self._send(request, self._decide(request, parsed), relay)
 
     def health(self) -> bool:
@@ -94,26 +97,6 @@ class Gateway:
             names = ", ".join(card["id"] for card in self.fleet.models())
             raise BadRequest(f"'model' is missing, and there are several: {names}.", param="model")
         return only or ""
-
-    async def _produce(self, request: InferenceRequest) -> None:
-        """One deadline for all; what is missing afterwards, scorers do without."""
-        producers = self.scheduling.producers
-        endpoints = self.fleet.serving(request.model)
-        if not any(producer.waits for producer in producers):
-            await self._produce_in_order(request, endpoints)
-            return
-        try:
-            async with asyncio.timeout(PRODUCE_DEADLINE):
-                await self._produce_in_order(request, endpoints)
-        except TimeoutError:
-            log.warning("request %s: the data producers were not done after %g s", request.id, PRODUCE_DEADLINE)
-
-    async def _produce_in_order(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
-        for producer in self.scheduling.producers:
-            try:
-                await producer.produce(request, endpoints)
-            except Exception:
-                log.exception("request %s: producer %s failed", request.id, producer.plugin_type)
 
     def _decide(self, request: InferenceRequest, parsed: Parsed) -> Decision:
         """From here to the PreRequest hooks nothing waits, so the decision and its reservation are one step."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs
 
-_STORED_RESPONSE = re.compile(r"/v1/responses/([^/]+)")
+_STORED = "/v1/responses/"
+_STORED_RESPONSE = re.compile(rf"{_STORED}([^/]+)")
 
 
 def response_id(path: str) -> str | None:
     """The stored response that a path is about."""
+    if not path.startswith(_STORED):
+        return None
     found = _STORED_RESPONSE.match(path)
     return found[1] if found and found[1] != "render" else None
 

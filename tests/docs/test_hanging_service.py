@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.gateway import PRODUCE_DEADLINE
+from proxy.production import PRODUCE_DEADLINE
 from tests.docs.greenest import Forecast, forecast, installed
 from tests.docs.pages import ROOT, yaml_blocks
 from tests.scenarios.stack import CHAT, Stack, stack, until

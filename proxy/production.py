@@ -1,0 +1,44 @@
+"""Runs the data producers of a request: at once those that never wait, the others under one deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import DataProducer
+from proxy.core.request import InferenceRequest
+
+log = logging.getLogger(__name__)
+
+PRODUCE_DEADLINE = 0.4
+"""Seconds that all data producers of a request have together."""
+
+
+class Production:
+    """`producers` come in an order in which nothing that may wait stands before what does not, unless it is needed."""
+
+    def __init__(self, producers: Sequence[DataProducer]) -> None:
+        first = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
+        self._prompt, self._waiting = tuple(producers[:first]), tuple(producers[first:])
+
+    async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        """Never fails: what is missing afterwards, scorers do without."""
+        for producer in self._prompt:
+            await _produced(producer, request, endpoints)
+        if not self._waiting:
+            return
+        try:
+            async with asyncio.timeout(PRODUCE_DEADLINE):
+                for producer in self._waiting:
+                    await _produced(producer, request, endpoints)
+        except TimeoutError:
+            log.warning("request %s: the data producers were not done after %g s", request.id, PRODUCE_DEADLINE)
+
+
+async def _produced(producer: DataProducer, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    try:
+        await producer.produce(request, endpoints)
+    except Exception:
+        log.exception("request %s: producer %s failed", request.id, producer.plugin_type)
