@@ -8,25 +8,24 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.core.errors import KvlaneError, UpstreamTimedOut
+from proxy.core.errors import KvlaneError, NoEndpoints, Reason, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.framing import Bodies, Framing, Marks, Plain, Rechunked, WholeChunks
 from proxy.http.head import AnswerHead, encode_pairs, read_answer_head
+from proxy.http.meter import Meter
 from proxy.http.sweep import Sweep
-from proxy.http.tail import Tail
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Connection, Garbled
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.openai.observe import response_id_from, usage_from
 from proxy.openai.render import stream_error
 from proxy.reliability.settings import Timeouts
 
 BODYLESS = (204, 304)
-BEGINNING = 8 * 1024
-"""Bytes of a body in which the id of a stored response is looked for."""
 
+LOST = "The pod stopped answering; this answer is incomplete."
+STOPPED = "The proxy is being stopped; this answer is incomplete."
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -38,6 +37,8 @@ class Rim:
     timeouts: Timeouts
     sweep: Sweep
     clock: Clock
+    loop: asyncio.AbstractEventLoop
+    """Asking for the running one costs a system call before Python 3.12."""
     on_first_byte: Callable[[Exchange], None]
 
 
@@ -46,18 +47,16 @@ class Answer:
     reached the client, else None; `open` is false from then on."""
 
     __slots__ = (
-        "_beginning",
         "_call",
-        "_chunked",
         "_connection",
         "_events",
         "_exchange",
         "_framing",
         "_head",
+        "_meter",
         "_rim",
         "_seen",
         "_seen_at",
-        "_tail",
         "_transport",
         "done",
         "open",
@@ -74,12 +73,10 @@ class Answer:
         self._framing: Framing
         self._head = b""
         self._events = False
-        self._chunked = False
-        self._tail = Tail()
-        self._beginning: bytes | None = b"" if call.path.startswith("/v1/responses") else None
+        self._meter = Meter(exchange, rim.clock, rim.on_first_byte)
         self._seen = 0
         self._seen_at = 0.0
-        self.done: asyncio.Future[KvlaneError | None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[KvlaneError | None] = rim.loop.create_future()
         self.open = True
         self.paused = False
         self.upload_room: asyncio.Future[None] | None = None
@@ -91,14 +88,13 @@ class Answer:
         head = read_answer_head(lines)
         self._exchange.status = status
         bodyless = status in BODYLESS or self._call.method == "HEAD"
-        until_close = not (head.chunked or bodyless or head.length is not None)
+        until_close = not (head.chunked or bodyless or head.has_length)
         self._events = head.events
         self._head = self._client_head(status, head, self._frame(head.chunked and not bodyless, until_close))
         return until_close
 
     def received(self, raw: bytes, bodies: Bodies, marks: Marks) -> None:
-        if bodies:
-            self._observe(bodies, marks)
+        self._meter.add(bodies, marks)
         out = self._framing.feed(raw, bodies, marks)
         if self._head:
             out = self._take_head() + out
@@ -106,8 +102,7 @@ class Answer:
             self._transport.write(out)
 
     def finished(self, raw: bytes, bodies: Bodies, marks: Marks, exact: bool) -> None:
-        if bodies:
-            self._observe(bodies, marks)
+        self._meter.add(bodies, marks[:-1])  # the last chunk only says that there are no more
         out = self._framing.finish(raw, bodies, exact)
         if self._head:
             out = self._take_head() + out
@@ -118,9 +113,10 @@ class Answer:
     def upgraded(self, rest: bytes) -> None:
         self._transport.write(self._take_head() + rest)
         self._call.closing = True
-        self._first_byte()
+        self._meter.first_byte()
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended)
         self._connection.splice(tunnel)
+        self._rim.sweep.watched.discard(self)
         self._call.connection.sink = tunnel
         self._call.connection.become_tunnel(tunnel)
 
@@ -129,18 +125,39 @@ class Answer:
             return
         ending = Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
         if self._call.answered:
-            self._cut(ending)
+            self._cut(ending, LOST)
             return
         self._exchange.ending = ending
         self._close(error)
 
     def pause_writing(self) -> None:
-        self.upload_room = asyncio.get_running_loop().create_future()
+        self.upload_room = self._rim.loop.create_future()
 
     def resume_writing(self) -> None:
         room, self.upload_room = self.upload_room, None
         if room is not None and not room.done():
             room.set_result(None)
+
+    def evict(self) -> None:
+        """Ends it because the proxy stops."""
+        self._connection.abort()
+        if self._call.answered:
+            self._cut(Ending.EVICTED, STOPPED)
+        else:
+            self._exchange.ending = Ending.EVICTED
+            self._close(NoEndpoints("The proxy is being stopped; try again.", reason=Reason.SHUTTING_DOWN))
+
+    def abandon(self) -> None:
+        """The relay was cancelled: the client left, or has to see that there is no more."""
+        self._connection.abort()
+        if self._transport.is_closing():
+            self._exchange.ending = Ending.CLIENT_GONE
+            self._close(None)
+        elif self._call.answered:
+            self._cut(Ending.EVICTED, STOPPED)
+        else:
+            self._exchange.ending = Ending.EVICTED
+            self._close(None)
 
     # what the client's connection calls
 
@@ -175,12 +192,12 @@ class Answer:
         if not (chunked or until_close):
             self._framing = Plain()
             return b""
+        self._meter.chunked = chunked
         if not self._call.speaks_11:
             self._framing = Plain(ends_by_close=True)
             self._call.closing = True
             return b""
         self._framing = WholeChunks() if chunked else Rechunked()
-        self._chunked = chunked
         return b"transfer-encoding: chunked\r\n"
 
     def _client_head(self, status: int, head: AnswerHead, framing: bytes) -> bytes:
@@ -193,44 +210,22 @@ class Answer:
             if not self._connection.request_sent:
                 call.closing = True
             connection = call.connection_header()
-        ours = encode_pairs((("x-request-id", call.id), *self._exchange.response_headers))
-        return b"".join((head.status_line, head.fields, framing, ours, connection, b"\r\n"))
+        ours = encode_pairs(self._exchange.response_headers)
+        return b"".join((head.status_line, head.fields, framing, call.id_line, ours, connection, b"\r\n"))
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""
         self._call.answered = self._exchange.status or 0
         return head
 
-    def _observe(self, bodies: Bodies, marks: Marks) -> None:
-        size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
-        exchange = self._exchange
-        exchange.response_bytes += size
-        exchange.chunks += sum(marks) if self._chunked else 1
-        self._tail.add(bodies, size)
-        if exchange.first_byte_at is None:
-            self._first_byte()
-        if self._beginning is not None:
-            self._look_for_id(bodies)
-
-    def _first_byte(self) -> None:
-        self._exchange.first_byte_at = self._rim.clock.now()
-        self._rim.on_first_byte(self._exchange)
-
-    def _look_for_id(self, bodies: Bodies) -> None:
-        beginning = (self._beginning or b"") + b"".join(bodies)
-        self._exchange.response_id = response_id_from(beginning)
-        found = self._exchange.response_id is not None or len(beginning) > BEGINNING
-        self._beginning = None if found else beginning
-
     def _time_out(self, message: str) -> None:
         self._connection.abort()
         self.failed(UpstreamTimedOut(message))
 
-    def _cut(self, ending: Ending) -> None:
+    def _cut(self, ending: Ending, message: str) -> None:
         """The client has a part of the answer and must not take it for the whole."""
         self._call.closing = True
-        message = "The pod stopped answering; this answer is incomplete."
-        out = self._framing.cut(stream_error(self._call.path, message), self._tail.bytes()) if self._events else None
+        out = self._framing.cut(stream_error(self._call.path, message), self._meter.tail()) if self._events else None
         if out is not None:
             self._transport.write(out)
         self._end(ending)
@@ -242,13 +237,8 @@ class Answer:
             self._end(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
     def _end(self, ending: Ending) -> None:
-        exchange = self._exchange
-        if ending is Ending.COMPLETE:
-            if exchange.first_byte_at is None:
-                self._first_byte()
-            exchange.usage = usage_from(self._tail.bytes())
-        exchange.last_byte_at = self._rim.clock.now()
-        exchange.ending = ending
+        self._meter.finish(ending is Ending.COMPLETE)
+        self._exchange.ending = ending
         self._close(None)
 
     def _close(self, error: KvlaneError | None) -> None:

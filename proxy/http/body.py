@@ -95,11 +95,11 @@ class BodyReader:
         """Fills `call.body`, and `call.upload` if the body is streamed; `call.retained` is for the caller to give back.
         Raises BodyTooLarge, BodyTimeout, BadRequest or Saturated."""
         limit = self._settings.max_body
-        declared = call.content_length
-        if declared is not None and declared > limit:
-            raise _too_large(limit)
         payload = call.payload
         if not payload.is_eof():
+            declared = call.content_length
+            if declared is not None and declared > limit:
+                raise _too_large(limit)
             await self._read_slowly(call, declared)
             return
         body = payload.read_nowait()

@@ -28,6 +28,7 @@ class HttpCall:
         "closing",
         "connection",
         "id",
+        "id_line",
         "path",
         "payload",
         "query",
@@ -48,6 +49,7 @@ class HttpCall:
         self.payload = payload
         self.path, self.query = split_target(message.path)
         self.id = ""
+        self.id_line = b""
         self.received_at = 0.0
         self.body = b""
         self.retained = 0
@@ -60,6 +62,11 @@ class HttpCall:
         """The status that was sent; 0: nothing was."""
         self.sent = 0
         """Bytes of body in an answer of our own."""
+
+    def name(self, request_id: str) -> None:
+        """Gives the request its id."""
+        self.id = request_id
+        self.id_line = b"x-request-id: %b\r\n" % request_id.encode("utf-8", "surrogateescape")
 
     @property
     def method(self) -> str:

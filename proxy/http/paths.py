@@ -141,7 +141,7 @@ def check_extension(path: str) -> None:
 
 def split_target(target: str) -> tuple[str, str]:
     """The path and what follows it (query with its `?`), both as sent; of an absolute URL, without its authority."""
-    if target[:7].lower() == "http://" or target[:8].lower() == "https://":
+    if not target.startswith("/") and target.lower().startswith(("http://", "https://")):
         authority = target.index("//") + 2
         slash = target.find("/", authority)
         target = target[slash:] if slash >= 0 else "/"

@@ -74,8 +74,7 @@ class ClientRelay:
             call.connection.sink = None
             watched.discard(answer)
             if answer.open:
-                answer.open = False
-                connection.abort()
+                answer.abandon()
 
     async def _upload(self, answer: Answer, connection: Connection, head: bytes, upload: Upload) -> KvlaneError | None:
         """The answer may come, and even end, before all is sent."""
@@ -94,7 +93,7 @@ class ClientRelay:
             target=address.base + (call.path + call.query).encode("utf-8", "surrogateescape"),
             host=address.host_header,
             headers=call.raw_headers,
-            request_id=call.id,
+            request_id=call.id_line,
             api_key=endpoint.api_key,
             framing=self._framing(exchange),
             added=exchange.upstream_headers,

@@ -82,6 +82,11 @@ class ClientConnection(RequestHandler):
             if isinstance(error, _ErrInfo):
                 request._cancel(RequestPayloadError(error.message))
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Asked for by every read of every body; aiohttp parses nothing and resumes what was not paused: 3 us."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self.sink is not None:
@@ -126,6 +131,10 @@ class ClientServer(Server):
         )
         self._malformed = malformed
         self._settings = settings
+
+    @property
+    def connections(self) -> list[ClientConnection]:  # type: ignore[override]
+        return cast(list[ClientConnection], super().connections)
 
     def close_idle(self) -> None:
         """Closes the connections that are between requests."""

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -17,7 +18,7 @@ from proxy.core.errors import BadRequest, NoEndpoints, Reason, RequestError, Unk
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.tasks import Tasks
-from proxy.http.answer import Rim
+from proxy.http.answer import Answer, Rim
 from proxy.http.body import BodyReader
 from proxy.http.call import HttpCall
 from proxy.http.head import local_answer
@@ -74,16 +75,18 @@ class DataServer:
         self._sweep = Sweep(clock, min(timeouts.first_byte, timeouts.idle, timeouts.request, settings.body_timeout))
         self.pool = UpstreamPool(timeouts.connect, clock)
         self._bodies = BodyReader(settings, self._sweep)
-        self._rim = Rim(self.pool, timeouts, self._sweep, clock, on_first_byte)
+        self._timeouts = timeouts
+        self._on_first_byte = on_first_byte
+        self._rim: Rim
         self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
         self._tasks = Tasks()
         self._clients: ClientServer
-        self._listener: asyncio.Server
+        self._listeners: list[asyncio.Server]
         self._stopping = False
         self._active = 0
 
-    async def start(self) -> None:
-        """Raises OSError if the port cannot be had."""
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had."""
         self._clients = ClientServer(
             self._handle,
             HttpCall,
@@ -93,15 +96,17 @@ class DataServer:
             lingering_time=5.0,
         )
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            self._clients, self._settings.host, self._settings.port, backlog=BACKLOG
-        )
+        self._rim = Rim(self.pool, self._timeouts, self._sweep, self._clock, loop, self._on_first_byte)
+        self._listeners = [await loop.create_server(self._clients, sock=sock, backlog=BACKLOG) for sock in sockets]
+        if not sockets:
+            host, port = self._settings.host, self._settings.port
+            self._listeners.append(await loop.create_server(self._clients, host, port, backlog=BACKLOG))
         self._tasks.start(self._sweep.run(), "stall sweep")
         self._tasks.start(self._reap(), "idle connections")
 
     @property
     def port(self) -> int:
-        port: int = self._listener.sockets[0].getsockname()[1]
+        port: int = self._listeners[0].sockets[0].getsockname()[1]
         return port
 
     @property
@@ -112,34 +117,36 @@ class DataServer:
     async def stop(self, grace: float) -> None:
         """No new connections; requests in flight have `grace` seconds to end, then they are cut."""
         self._stopping = True
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         end = asyncio.get_running_loop().time() + grace
         while self._active and asyncio.get_running_loop().time() < end:
             self._clients.close_idle()
             await asyncio.sleep(0.02)
-        self._clients.close_idle()
+        self._evict()
+        await asyncio.sleep(0)
         await self._clients.shutdown(0.1)
         await self._tasks.stop()
         self.pool.close()
 
     async def _handle(self, call: HttpCall) -> Answered:
         call.received_at = self._clock.now()
-        call.id = call.headers.get("x-request-id") or next(self._ids)
+        call.name(call.headers.get("x-request-id") or next(self._ids))
         if self._stopping:
             call.closing = True
         self._active += 1
         relay = ClientRelay(call, self._rim)
-        outcome: Ending | Reason = Ending.CLIENT_GONE
+        outcome: Ending | Reason = Reason.INTERNAL
         try:
             outcome = await self._serve(call, relay)
         except RequestError as error:
             outcome = error.reason
             self._refuse(call, error)
         except asyncio.CancelledError:
+            outcome = Ending.CLIENT_GONE if call.transport.is_closing() else Ending.EVICTED
             raise
         except Exception:
             log.exception("request %s failed", call.id)
-            outcome = Reason.INTERNAL
             self._refuse(call, RequestError("Internal error; the log of the proxy says more."))
         finally:
             self._active -= 1
@@ -190,6 +197,12 @@ class DataServer:
         text = "The request could not be read: " + message.partition("\n")[0]
         _, headers, body = render(BadRequest(text), "", next(self._ids))
         connection.socket.write(local_answer(400, headers, body, connection=b"connection: close\r\n"))
+
+    def _evict(self) -> None:
+        """aiohttp would close the connections, which makes some answers look whole."""
+        for connection in self._clients.connections:
+            if isinstance(connection.sink, Answer):
+                connection.sink.evict()
 
     async def _reap(self) -> None:
         while True:

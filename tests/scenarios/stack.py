@@ -16,6 +16,9 @@ from proxy.sim import SimConfig, SimFleet, SimPod
 
 CHAT = "/v1/chat/completions"
 
+Answer = tuple[aiohttp.ClientResponse, Any]
+"""A response that has been read, and its JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
@@ -38,10 +41,23 @@ class Stack:
     def pod(self, name: str) -> SimPod:
         return self.sim.pods[int(name.removeprefix("pod-"))]
 
-    async def chat(self, text: str = "Hello!", **fields: Any) -> tuple[aiohttp.ClientResponse, Any]:
-        body = {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
-        async with self.http.post(self.url + CHAT, json=body) as response:
+    async def chat(self, text: str = "Hello!", **fields: Any) -> Answer:
+        return await self.post(CHAT, {"model": "sim", "messages": [{"role": "user", "content": text}], **fields})
+
+    async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        async with self.http.post(self.url + path, json=body, headers=headers) as response:
             return response, await response.json()
+
+    async def operate(self, method: str, path: str, body: Any = None) -> Answer:
+        """A request to the admin port."""
+        async with self.http.request(method, self.admin + path, json=body) as response:
+            return response, await response.json()
+
+    async def sample(self, series: str) -> float | None:
+        """The value of one series as `/metrics` has it, labels included; None if there is no such series."""
+        async with self.http.get(self.admin + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(series + " ")), None)
 
     async def idle(self) -> None:
         """Until neither the proxy nor a pod has anything in flight."""
@@ -51,17 +67,28 @@ class Stack:
 
 @asynccontextmanager
 async def stack(
-    pods: int = 2, config: SimConfig | Sequence[SimConfig] | None = None, settings: Mapping[str, Any] | None = None
+    pods: int = 2,
+    config: SimConfig | Sequence[SimConfig] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    each: Sequence[Mapping[str, Any]] = (),
 ) -> AsyncIterator[Stack]:
-    """`settings` are sections of the configuration; pods are called pod-0, pod-1, …"""
-    async with SimFleet(pods, config or SimConfig(time_scale=20)) as sim:
-        async with running(sim.urls, settings) as app, aiohttp.ClientSession() as http:
-            yield Stack(app, sim, http)
+    """`settings` are sections of the configuration, `each` has further keys for the pods, one by one; the pods are
+    called pod-0, pod-1, …"""
+    async with (
+        SimFleet(pods, config or SimConfig(time_scale=20)) as sim,
+        running(sim.urls, settings, each) as app,
+        aiohttp.ClientSession() as http,
+    ):
+        yield Stack(app, sim, http)
 
 
 @asynccontextmanager
-async def running(urls: Sequence[str], settings: Mapping[str, Any] | None = None) -> AsyncIterator[App]:
-    static = [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(urls)]
+async def running(
+    urls: Sequence[str], settings: Mapping[str, Any] | None = None, each: Sequence[Mapping[str, Any]] = ()
+) -> AsyncIterator[App]:
+    static: list[dict[str, Any]] = [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(urls)]
+    for pod, more in zip(static, each, strict=False):
+        pod.update(more)
     given: dict[str, Any] = {
         "listen": {"host": "127.0.0.1", "port": 0},
         "admin": {"port": 0},

@@ -42,6 +42,7 @@ class FakeCall:
     path: str = "/v1/chat/completions"
     id: str = "req-1"
     method: str = "POST"
+    query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"{}"
     received_at: float = 0.0

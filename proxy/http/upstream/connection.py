@@ -244,9 +244,9 @@ class Connection(asyncio.Protocol):
         """What follows the head in `raw`; None if it could not be relayed."""
         self._raw = None
         try:
-            for _ in range(self._informational + 1):
-                raw = raw.lstrip(b"\r\n")
-                head, _, raw = raw.partition(HEAD_END)
+            head, _, raw = raw.lstrip(b"\r\n").partition(HEAD_END)
+            for _ in range(self._informational):
+                head, _, raw = raw.lstrip(b"\r\n").partition(HEAD_END)
             self._until_close = receiver.head(self._status, head.split(b"\r\n"))
         except UpstreamFailed as error:
             self._fail(error)
@@ -259,11 +259,12 @@ class Connection(asyncio.Protocol):
             if rest is None:
                 return
             data = rest
-        self._receiver = None
         receiver.finished(data, self._bodies, self._marks, exact)
+        self._receiver = None
         self._bodies.clear()
         self._marks.clear()
-        if self._keep and exact and self.request_sent and not self.transport.is_closing():
+        sent = self.request_sent and not self.transport.get_write_buffer_size()
+        if self._keep and exact and sent and not self.transport.is_closing():
             self.resume_reading()
             self._release(self)
         else:

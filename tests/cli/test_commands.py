@@ -1,0 +1,147 @@
+"""What the commands print, and with which exit code they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from proxy import __version__
+from proxy.cli import COMMANDS, main
+from proxy.core.registry import Registry
+
+CONFIG = Path(__file__).parents[2] / "config"
+
+
+def run(*arguments: str, stdin: str | None = None, **environ: str) -> Result:
+    return CliRunner().invoke(main, arguments, input=stdin, env=environ)
+
+
+def test_the_command_lists_its_commands() -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        shown = run(*arguments).output
+        assert [name for name in COMMANDS if name not in shown] == []
+    assert run("--version").output == f"kvlane, version {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_every_option_has_its_help(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: main {command}")
+    assert len(result.output.splitlines()[2]) > 30
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_without_a_file_or_pods_the_usage_is_shown(command: str) -> None:
+    result = run(command)
+    assert result.exit_code == 2
+    assert "Usage: main " + command in result.output
+    assert "give -c FILE, or --pod URL for each pod" in result.output
+
+
+def test_check_prints_what_is_in_effect_and_marks_what_the_file_does_not_say() -> None:
+    result = run("check", "-c", str(CONFIG / "prefix-aware.yaml"), POD_0="http://a:1", KVLANE_PORT="8123")
+    assert result.exit_code == 0
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert "port: 8123" in lines
+    assert "maxBody: 67108864  # default" in lines
+    assert "blockSizeTokens: 64" in lines
+    assert "autoTune: true  # default" in lines
+    assert result.stderr == "The configuration is good.\n"
+    assert yaml.safe_load(result.stdout)["listen"]["port"] == 8123
+
+
+def test_check_prints_json_for_programs() -> None:
+    described = json.loads(run("check", "-c", str(CONFIG / "minimal.yaml"), "--json").stdout)
+    assert described["listen"]["port"] == {"value": 8000, "origin": "default"}
+    assert described["pods"]["static"]["origin"] == "file"
+    plugins = {plugin["name"]: plugin["origin"] for plugin in described["scheduling"]["plugins"]}
+    assert plugins["prefix-cache-scorer"] == plugins["approx-prefix-cache-producer"] == "injected"
+
+
+def test_check_shows_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("admin: {apiKey: topsecret}\npods: {static: [{url: http://a:1, apiKey: topsecret}]}")
+    for arguments in ((), ("--json",)):
+        result = run("check", "-c", str(file), *arguments)
+        assert result.exit_code == 0
+        assert "topsecret" not in result.output
+
+
+def test_check_reports_all_faults_and_ends_with_two(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("listen: {prot: 1}\nscheduling: {plugins: [{type: queue-scorr}]}\nmodels: {}\n")
+    result = run("check", "-c", str(file))
+    assert result.exit_code == 2
+    assert "the configuration has 3 faults:" in result.output
+    for fault in (
+        "listen: unknown field 'prot'; did you mean 'port'?",
+        "unknown plugin type 'queue-scorr'; did you mean 'queue-scorer'?",
+        "models: is not yet supported",
+    ):
+        assert fault in result.output
+    assert "Traceback" not in result.output
+
+
+def test_check_names_a_file_that_is_not_there_and_a_pod_that_is_none() -> None:
+    missing = run("check", "-c", "/none/kvlane.yaml")
+    assert missing.exit_code == 2
+    assert "/none/kvlane.yaml: cannot be read" in missing.output
+    wrong = run("check", "--pod", "vllm-0")
+    assert wrong.exit_code == 2
+    assert "'vllm-0' is no URL of a pod; write http://host:port" in wrong.output
+
+
+def test_plugins_lists_every_type_and_describes_one() -> None:
+    listed = [line.split()[0] for line in run("plugins").output.splitlines()]
+    assert listed == [cls.plugin_type for cls in Registry.discover()]
+    page = run("plugins", "load-aware-scorer").output
+    assert "threshold: integer, default 128" in page
+    assert json.loads(run("plugins", "load-aware-scorer", "--json").output)["type"] == "load-aware-scorer"
+    unknown = run("plugins", "load-awar-scorer")
+    assert unknown.exit_code == 2
+    assert "did you mean 'load-aware-scorer'?" in unknown.output
+
+
+STATE = {
+    "scheduling": {"plugins": [{"type": "queue-scorer"}]},
+    "endpoints": [{"name": "a", "metrics": {"waiting": 3}}, {"name": "b"}],
+}
+
+
+def test_explain_reads_json_and_yaml_from_a_file_and_from_stdin(tmp_path: Path) -> None:
+    file = tmp_path / "state.yaml"
+    file.write_text(yaml.safe_dump(STATE))
+    results = [run("explain", "--state", str(file)), run("explain", "--state", "-", stdin=json.dumps(STATE))]
+    for result in results:
+        assert result.exit_code == 0
+        explained = json.loads(result.stdout)
+        assert explained["decision"] == {"target": "b"}
+        assert explained["profiles"]["default"]["scorers"][0]["scores"] == {"a": 0.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("text", ["[", "{a: 1, a: 2}", json.dumps({"endpoint": []}), "3"])
+def test_explain_says_what_is_wrong_with_a_state(text: str) -> None:
+    result = run("explain", "--state", "-", stdin=text)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.strip()
+    assert "Traceback" not in result.stderr
+
+
+def test_demo_as_json_compares_two_policies() -> None:
+    result = run("demo", "--json", "--seconds", "2")
+    assert result.exit_code == 0
+    results = orjson.loads(result.stdout)
+    assert list(results) == ["round robin", "prefix-aware"]
+    for row in results.values():
+        assert row["failed"] == 0
+        assert row["requests"] > 10
+        assert sum(row["pod_shares"].values()) == pytest.approx(1, abs=0.01)
+    assert results["round robin"]["requests"] == results["prefix-aware"]["requests"]
+    assert results["prefix-aware"]["hit_rate"] > results["round robin"]["hit_rate"]

@@ -1,0 +1,121 @@
+"""`kvlane serve` and `kvlane sim` as processes: they start, they are told to stop, they say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kvlane import Kvlane, ask, free_port, kvlane, until_answered
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[list[str]]:
+    """Two simulated pods in one process."""
+    port = free_port(2)
+    with kvlane("sim", "--port", str(port), "--pods", "2", "--lora", "poems", "--time-scale", "2") as sim:
+        urls = [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"]
+        for url in urls:
+            until_answered(url + "/health", sim)
+        yield urls
+        sim.signal(signal.SIGINT)
+        assert sim.ended() == 0
+        assert sim.output == f"2 simulated pods of model 'sim' on 127.0.0.1, port {port} to {port + 1}\n"
+        assert sim.errors == ""
+
+
+@dataclass(frozen=True)
+class Serving:
+    process: Kvlane
+    url: str
+    admin: str
+
+
+@pytest.fixture
+def serving(pods: list[str]) -> Iterator[Serving]:
+    data, admin = free_port(), free_port()
+    ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", str(admin)]
+    with kvlane("serve", *(word for url in pods for word in ("--pod", url)), *ports) as process:
+        serving = Serving(process, f"http://127.0.0.1:{data}", f"http://127.0.0.1:{admin}")
+        until_answered(serving.url + "/health", process)
+        yield serving
+
+
+def test_sim_serves_its_model_and_its_adapters(pods: list[str]) -> None:
+    _, body = ask(pods[1] + "/v1/models")
+    assert [card["id"] for card in json.loads(body)["data"]] == ["sim", "poems"]
+
+
+def test_pods_on_the_command_line_are_all_it_takes(serving: Serving, pods: list[str]) -> None:
+    status, body = ask(serving.url + "/v1/chat/completions", CHAT)
+    assert (status, len(json.loads(body)["choices"])) == (200, 1)
+    _, listed = ask(serving.admin + "/admin/pods")
+    assert [pod["url"] for pod in json.loads(listed)["pods"]] == pods
+    serving.process.signal(signal.SIGTERM)
+    assert serving.process.ended() == 0
+    access = [json.loads(line) for line in serving.process.output.splitlines()]
+    assert [line["status"] for line in access if line["path"] == "/v1/chat/completions"] == [200]
+    assert "Hello!" not in serving.process.output + serving.process.errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_running_stream_is_finished_before_the_end(serving: Serving, number: signal.Signals) -> None:
+    body = json.dumps({**CHAT, "max_tokens": 300, "stream": True}).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(serving.url + "/v1/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.readline().startswith(b"data: ")
+        serving.process.signal(number)
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+    assert serving.process.ended() == 0
+    assert ask(serving.url + "/health")[0] == 0
+    assert "Traceback" not in serving.process.errors
+
+
+def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for ports in (["--port", port, "--admin-port", "0"], ["--port", "0", "--admin-port", port]):
+            with kvlane("serve", "--pod", pods[0], "--host", "127.0.0.1", *ports) as process:
+                assert process.ended() == 1
+                assert f"Error: cannot listen: error while attempting to bind on address ('127.0.0.1', {port})" in (
+                    process.errors
+                )
+                assert "Traceback" not in process.errors
+
+
+def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text(
+        "listen: {host: 127.0.0.1, port: 1}\nadmin: {port: 0}\npods: {static: [{url: '${POD}', name: mine}]}\n"
+        "telemetry: {accessLog: false, logFormat: json}\n"
+    )
+    port = free_port()
+    with kvlane("serve", "-c", str(file), "--port", str(port), POD=pods[0]) as process:
+        until_answered(f"http://127.0.0.1:{port}/health", process)
+        assert ask(f"http://127.0.0.1:{port}/v1/chat/completions", CHAT)[0] == 200
+        process.signal(signal.SIGTERM)
+        assert process.ended() == 0
+        assert process.output == ""
+        assert all(json.loads(line) for line in process.errors.splitlines())
+
+
+def test_a_file_with_faults_is_not_served(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("listn: {}\npods: {static: [{ulr: http://a:1}]}")
+    with kvlane("serve", "-c", str(file)) as process:
+        assert process.ended() == 2
+        assert process.errors.splitlines() == [
+            "Error: the configuration has 3 faults:",
+            "  unknown field 'listn'; did you mean 'listen'?",
+            "  pods.static[0]: unknown field 'ulr'; did you mean 'url'?",
+            "  pods.static[0].url: is required",
+        ]

@@ -1,0 +1,265 @@
+"""One file, every fault with its path, every value with its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.app import App
+from proxy.core.errors import ConfigError
+from proxy.settings import NOT_YET, Settings, effective, from_mapping, load
+from proxy.telemetry.settings import LogLevel
+
+
+class Files:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, text: str, name: str = "kvlane.yaml") -> Path:
+        path = self._folder / name
+        path.write_text(text)
+        return path
+
+    def load(self, text: str, environ: Mapping[str, str] | None = None) -> Settings:
+        return load(self.write(text), environ or {})
+
+    def faults(self, text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+        """What is said of a file that must not be accepted, its own path taken out."""
+        with pytest.raises(ConfigError) as caught:
+            App(self.load(text, environ))
+        return [str(problem).replace(str(self._folder) + "/", "") for problem in caught.value.problems]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_an_empty_mapping_is_all_defaults() -> None:
+    settings = from_mapping({})
+    assert (settings.listen.host, settings.listen.port) == ("0.0.0.0", 8000)
+    assert (settings.admin.host, settings.admin.port, settings.admin.api_key) == ("127.0.0.1", 9190, None)
+    assert settings.reliability.timeouts.first_byte == 300
+    assert settings.reliability.retries.attempts == 3
+    assert settings.pods.refresh.interval == 0.25
+    assert settings.telemetry.log_level is LogLevel.INFO
+
+
+def test_every_typo_of_a_file_is_reported_with_its_path_and_a_suggestion(files: Files) -> None:
+    text = """
+        listn: {port: 1}
+        listen: {prot: 8000, port: 70000}
+        pods:
+          static:
+            - {url: http://a:1, wieght: 2}
+            - {name: b}
+          refresh: {interval: soon}
+        reliability: {timeouts: {firstbyte: 1s}, retries: {attempts: 0}}
+        telemetry: {logLevel: inof, accessLog: "yes"}
+        security: {relayPaths: [sleep]}
+        scheduling:
+          plugins:
+            - {type: queue-scorr}
+            - {type: load-aware-scorer, parameters: {treshold: 3}}
+    """
+    faults = files.faults(text)
+    expected = [
+        "unknown field 'listn'; did you mean 'listen'?",
+        "listen: unknown field 'prot'; did you mean 'port'?",
+        "listen.port: must be at most 65535, not 70000",
+        "pods.static[0]: unknown field 'wieght'; did you mean 'weight'?",
+        "pods.static[1].url: is required",
+        "reliability.timeouts: unknown field 'firstbyte'; did you mean 'firstByte'?",
+        "reliability.retries.attempts: must be at least 1, not 0",
+        "telemetry.logLevel: 'inof' is none of debug, info, warning, error; did you mean 'info'?",
+        "telemetry.accessLog: must be true or false, not the text 'yes'",
+    ]
+    assert [fault for fault in expected if fault not in faults] == []
+    assert any(fault.startswith("pods.refresh.interval: ") for fault in faults)
+    assert any(fault.startswith("security: relayPaths: 'sleep'") for fault in faults)
+
+
+def test_typos_of_the_scheduling_section_are_all_reported_too(files: Files) -> None:
+    text = """
+        scheduling:
+          plugins:
+            - {type: queue-scorr}
+            - {type: load-aware-scorer, parameters: {treshold: 3}}
+          schedulingProfiles:
+            - {name: default, plugins: [{pluginRef: load-aware-scorer, wieght: 2}, {pluginRef: load-awar-scorer}]}
+    """
+    faults = files.faults(text)
+    for path, suggestion in [
+        ("scheduling.plugins.queue-scorr", "did you mean 'queue-scorer'?"),
+        ("scheduling.plugins.load-aware-scorer", "did you mean 'threshold'?"),
+        ("scheduling.schedulingProfiles.default.plugins[0]", "did you mean 'weight'?"),
+        ("scheduling.schedulingProfiles.default.plugins[1].pluginRef", "did you mean 'load-aware-scorer'?"),
+    ]:
+        assert any(fault.startswith(path) and fault.endswith(suggestion) for fault in faults), (path, faults)
+
+
+def test_a_key_that_stands_twice_is_an_error_with_its_place(files: Files) -> None:
+    assert files.faults("listen:\n  port: 1\n  host: a\n  port: 2\n") == [
+        "kvlane.yaml:4:3: key 'port' stands twice"
+    ]
+
+
+def test_a_syntax_error_has_line_and_column(files: Files) -> None:
+    (fault,) = files.faults("listen:\n  port: [1\n")
+    assert fault.startswith("kvlane.yaml:3:1: ")
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "text"])
+def test_a_file_without_a_mapping_says_so(files: Files, text: str) -> None:
+    assert files.faults(text) == ["kvlane.yaml: the file must hold a mapping"]
+
+
+def test_a_file_that_cannot_be_read_says_so(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.yaml", {})
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "binary.yaml", {})
+
+
+def test_numbers_and_booleans_come_from_the_environment(files: Files) -> None:
+    text = """
+        listen: {port: "${PORT}", maxBody: "${SIZE:-1MiB}", host: "${HOST:-127.0.0.1}"}
+        telemetry: {accessLog: "${LOG}"}
+        reliability: {timeouts: {idle: "${IDLE}"}, retries: {attempts: "${TRIES:-2}"}}
+        admin: {apiKey: "$$${KEY}"}
+    """
+    settings = files.load(text, {"PORT": "8123", "LOG": "false", "IDLE": "90s", "KEY": "k"})
+    assert (settings.listen.port, settings.listen.max_body, settings.listen.host) == (8123, 1 << 20, "127.0.0.1")
+    assert settings.telemetry.access_log is False
+    assert settings.reliability.timeouts.idle == 90
+    assert settings.reliability.retries.attempts == 2
+    assert settings.admin.api_key == "$k"
+
+
+def test_every_missing_variable_is_named_with_its_path(files: Files) -> None:
+    faults = files.faults('listen: {port: "${PORT}"}\npods: {static: [{url: "http://${HOST}:1"}]}')
+    assert [fault.partition(" is not set")[0] for fault in faults] == [
+        "listen.port: environment variable PORT",
+        "pods.static[0].url: environment variable HOST",
+    ]
+
+
+def test_a_variable_that_is_no_number_is_refused_where_one_is_wanted(files: Files) -> None:
+    (fault,) = files.faults('listen: {port: "${PORT}"}', {"PORT": "http"})
+    assert fault == "listen.port: must be a whole number, not the text 'http'"
+
+
+@pytest.mark.parametrize("section", NOT_YET)
+def test_a_section_without_anything_behind_it_is_named_as_such(files: Files, section: str) -> None:
+    faults = files.faults(f"{section}: {{}}\nlisten: {{port: -1}}")
+    assert f"{section}: is not yet supported; take this section out" in faults
+    assert "listen.port: must be at least 0, not -1" in faults
+
+
+def test_two_pods_of_one_name_or_url_are_an_error(files: Files) -> None:
+    text = "pods: {static: [{url: http://a:1, name: x}, {url: http://b:1, name: x}, {url: http://a:1/, name: y}]}"
+    (fault,) = files.faults(text)
+    assert "static[1].name: 'x' is taken by static[0]" in fault
+    assert "static[2].url: 'http://a:1' is taken by static[0]" in fault
+
+
+PICKER = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: metrics-data-source, parameters: {interval: 2s, path: /m, port: 9100}}
+- type: core-metrics-extractor
+  parameters: {engineConfigs: [{name: own, customMetrics: [{attributeKey: awake, metricSpec: "state{s=awake}"}]}]}
+- {type: file-discovery, parameters: {path: /etc/pods.yaml, watchFile: true}}
+- {type: queue-scorer}
+schedulingProfiles:
+- {name: default, plugins: [{pluginRef: queue-scorer}]}
+dataLayer:
+  sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: core-metrics-extractor}]}]
+  discovery: {pluginRef: file-discovery}
+"""
+
+
+def check_picker(settings: Settings) -> None:
+    refresh = settings.pods.refresh
+    assert (refresh.interval, refresh.path, refresh.port) == (2, "/m", 9100)
+    assert "awake" in dict(settings.engines.dialects["own"].attributes)
+    assert settings.pods.file == "/etc/pods.yaml"
+    assert [profile.name for profile in settings.scheduling.profiles or ()] == ["default"]
+
+
+def test_an_endpoint_picker_config_is_a_configuration_of_its_own(files: Files) -> None:
+    check_picker(files.load(PICKER))
+    check_picker(files.load(PICKER.replace("kind: EndpointPickerConfig\n", "")))
+
+
+def test_an_endpoint_picker_config_can_be_a_file_beside_kvlanes_own(files: Files) -> None:
+    files.write(PICKER, "picker.yaml")
+    settings = files.load("listen: {port: 1}\nscheduling: {file: picker.yaml}")
+    check_picker(settings)
+    assert settings.listen.port == 1
+
+
+def test_an_endpoint_picker_config_can_stand_inline(files: Files) -> None:
+    indented = "\n".join("  " + line for line in PICKER.splitlines())
+    check_picker(files.load(f"scheduling:\n{indented}"))
+
+
+def test_what_an_endpoint_picker_config_says_comes_from_the_file(files: Files) -> None:
+    pods = effective(files.load(PICKER))["pods"]
+    assert pods["refresh"]["interval"] == {"value": 2.0, "origin": "file"}
+    assert pods["refresh"]["timeout"] == {"value": 1.0, "origin": "default"}
+    assert pods["file"] == {"value": "/etc/pods.yaml", "origin": "file"}
+
+
+def test_pods_can_be_added_to_an_endpoint_picker_config(files: Files) -> None:
+    overrides = {"pods": {"static": [{"url": "http://a:1"}]}}
+    settings = load(files.write(PICKER), {}, overrides)
+    check_picker(settings)
+    assert [pod.url for pod in settings.pods.static] == ["http://a:1"]
+
+
+def test_the_same_limit_twice_is_an_error(files: Files) -> None:
+    files.write(PICKER, "picker.yaml")
+    text = "pods: {file: other.yaml, refresh: {interval: 1s, timeout: 2s}}\nscheduling: {file: picker.yaml}"
+    assert files.faults(text) == [
+        "pods.refresh.interval: is set in scheduling too; keep one of them",
+        "pods.file: is set in scheduling too; keep one of them",
+    ]
+
+
+def test_a_refresh_section_that_is_none_is_said_even_where_scheduling_has_one(files: Files) -> None:
+    files.write(PICKER, "picker.yaml")
+    (fault, *_) = files.faults("pods: {refresh: [1]}\nscheduling: {file: picker.yaml}")
+    assert fault == "pods.refresh: must be a mapping, not a list"
+
+
+def test_a_scheduling_file_and_keys_beside_it_are_an_error(files: Files) -> None:
+    files.write(PICKER, "picker.yaml")
+    assert files.faults("scheduling: {file: picker.yaml, plugins: []}") == [
+        "scheduling: has a file and keys of its own; keep one of them"
+    ]
+    (fault,) = files.faults("scheduling: {file: none.yaml}")
+    assert fault.startswith("none.yaml: cannot be read")
+
+
+@pytest.mark.parametrize("section", ["scheduling", "pods", "listen"])
+@pytest.mark.parametrize("value", [3, "text", [1]])
+def test_a_section_that_is_no_mapping_is_an_error_and_no_crash(section: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({section: value})
+    assert caught.value.problems[0].path == section
+
+
+def test_overrides_win_over_the_file_and_leave_the_rest(files: Files) -> None:
+    path = files.write("listen: {host: a, port: 1}")
+    settings = load(path, {}, {"listen": {"port": 2}, "admin": {"port": 3}})
+    assert (settings.listen.host, settings.listen.port, settings.admin.port) == ("a", 2, 3)
+
+
+def test_enums_are_read_in_any_case() -> None:
+    assert from_mapping({"telemetry": {"logLevel": "WARNING"}}).telemetry.log_level is LogLevel.WARNING

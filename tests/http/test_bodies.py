@@ -1,0 +1,297 @@
+"""Bodies of requests: limits, patience, the process-wide budget, and uploads that are passed on as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending
+from proxy.core.units import Duration, Size
+from proxy.http.body import Budget
+from tests.http.support import CHAT, ROOM, Pod, Received, answering, chunk, eventually, plain, post, rig
+
+SPEECH = "/v1/audio/transcriptions"
+FORM = "content-type: multipart/form-data; boundary=XX"
+
+
+def form(size: int) -> bytes:
+    start = b'--XX\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--XX\r\n'
+    start += b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return start + b"a" * size + b"\r\n--XX--\r\n"
+
+
+def head(path: str, *fields: str) -> bytes:
+    return "\r\n".join((f"POST {path} HTTP/1.1", "host: a", *fields, "", "")).encode()
+
+
+async def test_a_declared_length_above_the_limit_is_413_before_the_body_is_read() -> None:
+    async with rig(max_body=Size(1000)) as port, port.client() as client:
+        client.send(head(CHAT, "content-length: 1001", "expect: 100-continue"))
+        seen = await client.until(b"\r\n\r\n")
+    assert seen.startswith(b"HTTP/1.1 413 ")
+    assert b"x-kvlane-reason: body-too-large\r\n" in seen
+    assert b"connection: close\r\n" in seen
+
+
+async def test_a_chunked_body_above_the_limit_is_413_too() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod, max_body=Size(1000)) as port:
+        for pause in (0.0, 0.02):
+            async with port.client() as client:
+                client.send(head(CHAT, "transfer-encoding: chunked"))
+                await asyncio.sleep(pause)
+                client.send(chunk(b"x" * 600) + chunk(b"x" * 600) + b"0\r\n\r\n")
+                assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+        assert pod.requests == []
+
+
+async def test_a_body_that_does_not_arrive_is_408() -> None:
+    async with rig(body_timeout=Duration(0.1)) as port, port.client() as client:
+        client.send(head(CHAT, "content-length: 100") + b"abc")
+        seen = await client.until(b"\r\n\r\n")
+        ended = await port.until_ended()
+    assert seen.startswith(b"HTTP/1.1 408 ")
+    assert ended.outcome is Reason.BODY_TIMEOUT
+
+
+async def test_a_slow_body_that_moves_is_read() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod, body_timeout=Duration(0.3)) as port, port.client() as client:
+        client.send(head(CHAT, "content-length: 8", "connection: close"))
+        for byte in b'{"a": 1}':
+            client.send(bytes([byte]))
+            await asyncio.sleep(0.06)
+        assert (await client.until_closed()).status == 200
+
+
+async def test_a_client_that_waits_to_be_told_is_told_to_continue() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
+        client.send(head(CHAT, "content-length: 2", "Expect: 100-continue", "connection: close"))
+        assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(b"{}")
+        assert (await client.until_closed()).status == 200
+        assert pod.requests[0].all(b"expect") == []
+
+
+async def test_a_body_with_broken_chunks_is_400() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
+        client.send(head(CHAT, "transfer-encoding: chunked"))
+        await asyncio.sleep(0.02)
+        client.send(b"zz\r\n")
+        assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        assert pod.requests == []
+
+
+async def test_a_client_that_leaves_in_its_body_is_seen() -> None:
+    async with rig() as port:
+        async with port.client() as client:
+            client.send(head(CHAT, "content-length: 100") + b"abc")
+            await asyncio.sleep(0.05)
+            client.leave()
+        ended = await port.until_ended()
+        assert (ended.status, ended.outcome) == (499, Ending.CLIENT_GONE)
+        assert port.server.retained == 0
+
+
+async def test_beyond_the_budget_bodies_wait_for_others_to_be_done() -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await go_on.wait()
+        await request.send(plain())
+
+    body = b'{"x":"' + b"y" * 300_000 + b'"}'
+    async with Pod(script) as pod, rig(pod, retained_bodies=Size(400_000)) as port:
+        first = asyncio.ensure_future(port.ask(post(body=body)))
+        await eventually(lambda: len(pod.requests) == 1)
+        second = asyncio.ensure_future(port.ask(post(body=body)))
+        await asyncio.sleep(0.1)
+        assert len(pod.requests) == 1
+        assert port.server.retained < 400_000
+        go_on.set()
+        assert ((await first).status, (await second).status) == (200, 200)
+        assert port.server.retained == 0
+
+
+async def test_the_budget_is_shared_in_order_and_given_back_by_those_who_gave_up() -> None:
+    budget = Budget(10)
+    await budget.take(8)
+    waiting = [asyncio.ensure_future(budget.take(size)) for size in (8, 2, 2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    budget.give(8)
+    await asyncio.gather(*waiting[1:])
+    assert budget.used == 4
+    taker = asyncio.ensure_future(budget.take(9))
+    await asyncio.sleep(0)
+    budget.give(4)
+    taker.cancel()
+    await asyncio.gather(taker, return_exceptions=True)
+    assert budget.used == 0
+
+
+async def test_what_is_larger_than_the_budget_gets_it_alone() -> None:
+    budget = Budget(10)
+    await asyncio.wait_for(budget.take(50), 1)
+    assert budget.used == 50
+
+
+async def test_an_upload_is_passed_on_while_it_arrives() -> None:
+    got = bytearray()
+    whole = form(1_000_000)
+
+    async def script(request: Received) -> None:
+        assert request.all(b"content-length") == [b"%d" % len(whole)]
+        while len(got) < len(whole):
+            got.extend(await request.reader.read(65536))
+        await request.send(plain())
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, f"content-length: {len(whole)}", "connection: close") + whole[:500_000])
+        await eventually(lambda: len(got) >= 400_000)
+        assert len(port.gateway.calls[0].body) < 400_000
+        assert b'name="model"\r\n\r\nm\r\n' in port.gateway.calls[0].body
+        client.send(whole[500_000:])
+        assert (await client.until_closed()).status == 200
+    assert bytes(got) == whole
+
+
+async def test_a_chunked_upload_stays_chunked() -> None:
+    bodies: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        assert request.all(b"content-length") == []
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    whole = form(300_000)
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, "transfer-encoding: chunked", "connection: close"))
+        for start in range(0, len(whole), 50_000):
+            client.send(chunk(whole[start : start + 50_000]))
+            await asyncio.sleep(0.01)
+        client.send(b"0\r\n\r\n")
+        assert (await client.until_closed()).status == 200
+    assert bodies == [whole]
+
+
+async def test_a_small_form_is_an_ordinary_body() -> None:
+    bodies: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    async with Pod(script) as pod, rig(pod) as port:
+        await port.ask(post(SPEECH, form(100), FORM))
+    assert bodies == [form(100)]
+
+
+async def test_a_pod_that_does_not_read_makes_the_client_stop_sending() -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await go_on.wait()
+        await request.body()
+        await request.send(plain())
+
+    whole = form(60 * 2**20)
+    async with Pod(script, room=ROOM) as pod, rig(pod) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, f"content-length: {len(whole)}", "connection: close"))
+        client.send(whole)
+        left = -1
+        while left != client.writer.transport.get_write_buffer_size():
+            left = client.writer.transport.get_write_buffer_size()
+            await asyncio.sleep(0.2)
+        assert left > 2**20
+        go_on.set()
+        assert (await client.until_closed()).status == 200
+
+
+async def test_an_answer_before_the_end_of_an_upload_ends_both_connections() -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.send(b"HTTP/1.1 401 No\r\ncontent-length: 2\r\n\r\nno")
+        await request.gone()
+        gone.set()
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
+        answer = await client.answer()
+        await asyncio.wait_for(gone.wait(), 2)
+    assert answer.startswith(b"HTTP/1.1 401 No\r\n")
+    assert b"connection: close\r\n" in answer
+
+
+async def test_an_upload_goes_to_the_next_pod_while_only_its_beginning_was_taken() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        nobody = Endpoint("gone", f"http://127.0.0.1:{sock.getsockname()[1]}")
+    bodies: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    async with Pod(script) as pod, rig(nobody, pod) as port:
+        assert (await port.ask(post(SPEECH, form(500_000), FORM))).status == 200
+    assert bodies == [form(500_000)]
+
+
+async def test_an_upload_that_was_passed_on_is_not_sent_twice() -> None:
+    async def script(request: Received) -> None:
+        await request.reader.read(200_000)
+        await asyncio.sleep(0.05)
+        request.break_off()
+
+    async with Pod(script) as bad, Pod(answering(plain())) as good, rig(bad, good) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
+        answer = await client.answer()
+        assert answer.startswith(b"HTTP/1.1 502 ")
+        assert good.requests == []
+        assert port.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_an_upload_that_stops_arriving_is_408_and_lets_the_pod_go() -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.gone()
+        gone.set()
+
+    async with Pod(script) as pod, rig(pod, body_timeout=Duration(0.1)) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
+        assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
+        await asyncio.wait_for(gone.wait(), 2)
+
+
+async def test_a_chunked_upload_above_the_limit_is_413() -> None:
+    async def script(request: Received) -> None:
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod, max_body=Size(200_000)) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, "transfer-encoding: chunked") + chunk(form(100_000)))
+        await eventually(lambda: bool(pod.requests))
+        client.send(chunk(b"x" * 150_000))
+        assert (await client.answer()).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_client_that_leaves_in_its_upload_takes_the_pods_request_with_it() -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.gone()
+        gone.set()
+
+    async with Pod(script) as pod, rig(pod) as port:
+        async with port.client() as client:
+            client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
+            await eventually(lambda: bool(pod.requests))
+            client.leave()
+        await asyncio.wait_for(gone.wait(), 2)
+        await port.until_ended()
+        assert port.exchange.ending is Ending.CLIENT_GONE
