@@ -169,6 +169,11 @@ class Answer:
         self.paused = False
         self._connection.resume_reading()
 
+    def gone(self) -> None:
+        if self.open:
+            self._connection.abort()
+            self._end(Ending.CLIENT_GONE)
+
     # what the sweep calls
 
     def check(self, now: float) -> None:

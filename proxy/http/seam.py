@@ -29,11 +29,13 @@ def payload_broke(payload: StreamReader) -> None:
 
 
 class Sink(Protocol):
-    """Who must stop and go on when the client's socket is full and is not."""
+    """Who writes to the client's socket: must stop while it is full, and for good when the client is gone."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
+
+    def gone(self) -> None: ...
 
 
 class Answered:
@@ -86,6 +88,13 @@ class ClientConnection(RequestHandler):
         """Asked for by every read of every body; aiohttp parses nothing and resumes what was not paused: 3 us."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The request's task is cancelled one turn of the loop later: until then a pod's answer could still be written
+        to a socket that is no more, which uvloop takes for an error."""
+        super().connection_lost(exc)
+        if self.sink is not None:
+            self.sink.gone()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -45,6 +45,9 @@ class Tunnel(asyncio.Protocol):
     def feed_eof(self) -> None:
         self._pod.close()
 
+    def gone(self) -> None:
+        self._pod.abort()
+
     def pause(self) -> None:
         if not self._pod.is_closing():
             self._pod.pause_reading()

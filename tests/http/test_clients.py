@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Ending
@@ -211,17 +212,20 @@ async def test_a_stream_that_waits_for_its_client_has_not_stalled() -> None:
         assert seen.ending == "complete"
 
 
-async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> None:
-    """The client's buffer is still full when the pod has said its last: the next answer must arrive all the same."""
-    async with Pod(answering(plain(b"x" * 400_000))) as pod, rig(pod) as port, port.client(ROOM) as slow:
-        slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(30):
-            slow.send(post(close=False))
-        await asyncio.sleep(0.2)
-        slow.reader._transport.resume_reading()  # type: ignore[attr-defined]
-        for _ in range(30):
-            assert len(await slow.answer()) > 400_000
-        assert (await port.ask(post())).ending == "complete"
+async def test_pipelined_answers_do_not_pile_up_for_a_client_that_does_not_read() -> None:
+    async with Pod(answering(plain(b"x" * 100_000))) as pod, rig(pod) as port, port.client(ROOM) as client:
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(post(close=False) * 150)
+        served = -1
+        while served != len(port.ended):
+            served = len(port.ended)
+            await asyncio.sleep(0.2)
+        (connection,) = port.server._clients.connections
+        assert served < 150
+        assert connection.socket.get_write_buffer_size() < 2**19
+        client.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(150):
+            assert len(await client.answer()) > 100_000
 
 
 async def test_a_request_that_cannot_be_read_is_refused_and_the_connection_closed() -> None:
@@ -245,3 +249,22 @@ async def test_a_request_of_two_lengths_is_not_served() -> None:
         client.send(both.encode())
         assert (await client.until_closed()).status == 400
         assert pod.requests == []
+
+
+async def leave_while_the_answer_comes(rounds: int) -> None:
+    async with Pod(answering(plain(b"x" * 4096))) as pod, rig(pod) as port:
+        for _ in range(rounds):
+            clients = [await asyncio.open_connection("127.0.0.1", port.server.port) for _ in range(16)]
+            for _, writer in clients:
+                writer.write(post(close=False))
+            await clients[0][0].read(1)
+            for _, writer in clients:
+                writer.transport.abort()
+            await asyncio.sleep(0)
+        await eventually(lambda: len(port.ended) == 16 * rounds)
+
+
+def test_an_answer_that_crosses_its_leaving_client_is_no_error_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    """On the loop of production: asyncio's own swallows writes to sockets that are no more."""
+    uvloop.run(leave_while_the_answer_comes(20))
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

@@ -81,3 +81,15 @@ def test_reads_become_chunks_where_there_were_none() -> None:
     assert framing.feed(b"ab", [b"ab"], []) == b"2\r\nab\r\n"
     assert framing.feed(b"", [], []) == b""
     assert framing.finish(b"", [], True) == b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("end", range(1, len(event("a") + event("b"))))
+def test_wherever_a_read_ends_a_cut_leaves_whole_events_and_the_error(end: int) -> None:
+    framing = WholeChunks()
+    read = reads((event("a") + event("b"))[:end])[0]
+    sent = framing.feed(*read)
+    cut = framing.cut(b"data: error\n\n", b"".join(read[1]))
+    assert cut is not None
+    seen = understand(HEAD + sent + cut)
+    assert seen.ending == "complete"
+    assert seen.body in (b"data: error\n\n", b"\n\ndata: error\n\n", b"data: a\n\ndata: error\n\n")

@@ -12,10 +12,12 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending
+from proxy.http.framing import Bodies, Marks
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import IDLE_LIMIT, Address, UpstreamPool
-from tests.http.support import Pod, Received, answering, plain, post, rig
+from tests.http.support import Pod, Received, answering, eventually, plain, post, rig
 
 
 async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[Connection]:
@@ -103,6 +105,41 @@ async def test_what_the_pod_closed_while_idle_is_noticed() -> None:
         pod.requests[0].writer.transport.abort()
         await asyncio.sleep(0.02)
         assert port.server.pool.idle(pod.endpoint) is None
+
+
+class FullClient:
+    """Takes an answer, and its buffer is full when the last of it comes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def head(self, status: int, lines: list[bytes]) -> bool:
+        return False
+
+    def received(self, raw: bytes, bodies: Bodies, marks: Marks) -> None:
+        raise AssertionError("the answer comes in one read")
+
+    def finished(self, raw: bytes, bodies: Bodies, marks: Marks, exact: bool) -> None:
+        self._connection.pause_reading()
+
+    def upgraded(self, rest: bytes) -> None: ...
+
+    def failed(self, error: UpstreamFailed) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> None:
+    pool = UpstreamPool(1.0, ManualClock())
+    async with Pod(answering(plain())) as pod:
+        connection = await pool.connect(pod.endpoint)
+        connection.send(FullClient(connection), b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", b"")
+        await eventually(lambda: pool.idle(pod.endpoint) is connection)
+        assert connection.transport.is_reading()
+        pool.forget(pod.endpoint)
+        connection.abort()
 
 
 async def test_a_pod_that_speaks_unasked_loses_the_connection() -> None:
