@@ -184,7 +184,7 @@ class Leg:
         if exchange.ending is None:
             exchange.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
         gateway.ledger.leave(exchange)
-        if exchange.response_id:
+        if exchange.response_id and gateway.fleet.get(exchange.endpoint.name) is exchange.endpoint:
             gateway.bindings.bind(exchange.response_id, exchange.endpoint)
         for hook in gateway.scheduling.post_response:
             try:

@@ -18,8 +18,8 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     merged = dict(pods)
     refresh = pods.get("refresh") or {}
     said = _scraping(layer.metrics, faults) if layer.metrics else {}
-    faults.extend(_twice(f"pods.refresh.{key}") for key in said if key in refresh)
-    if said:
+    if said and isinstance(refresh, Mapping):
+        faults.extend(_twice(f"pods.refresh.{key}") for key in said if key in refresh)
         merged["refresh"] = {**said, **refresh}
     if layer.discovery is not None:
         if pods.get("file"):

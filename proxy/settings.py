@@ -72,9 +72,9 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
     pods, layer = rest.get("pods") or {}, scheduling.data_layer
     if isinstance(pods, Mapping):
         rest["pods"] = picker_config.pods_section(pods, layer, problems)
-    engines = picker_config.engines(layer.core, problems)
+    apart = {"scheduling": scheduling, "engines": picker_config.engines(layer.core, problems), "given": rest}
     try:
-        settings = params.build(Settings, rest, "", {"scheduling": scheduling, "engines": engines, "given": data})
+        settings = params.build(Settings, rest, "", apart)
     except Invalid as invalid:
         raise ConfigError([*_with_scheduling_known(invalid.problems), *problems]) from None
     if problems:

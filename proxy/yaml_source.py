@@ -22,7 +22,7 @@ def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
         mark = error.problem_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         raise ConfigError([Problem(where, str(error.problem or error.context or error))]) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([Problem(source, str(error))]) from None
     problems: list[Problem] = []
     expanded = _expand(values, "", environ, problems)
@@ -37,9 +37,12 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                why = "a key must be text; a value that begins with { needs quotes"
+                raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, f"key '{key.value}' stands twice", key.start_mark)
-            seen.add(str(key.value))
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import shutil
 import socket
 import statistics
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -219,7 +222,8 @@ def _show(console: Console, results: dict[str, dict[str, Any]]) -> None:
     console.print("\n", table)
     console.print("\nTry it yourself, each line in its own terminal:\n", highlight=False)
     pods = " ".join(f"--pod http://127.0.0.1:{8101 + index}" for index in range(PODS))
-    console.print(f"  kvlane sim --port 8101 --pods {PODS}\n  kvlane serve {pods}", highlight=False, soft_wrap=True)
+    kvlane = _kvlane()
+    console.print(f"  {kvlane} sim --port 8101 --pods {PODS}\n  {kvlane} serve {pods}", highlight=False, soft_wrap=True)
     console.print(
         "  curl -N http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d "
         '\'{"model": "sim", "stream": true, "messages": [{"role": "user", "content": "Hello!"}]}\'',
@@ -227,6 +231,14 @@ def _show(console: Console, results: dict[str, dict[str, Any]]) -> None:
         soft_wrap=True,
         markup=False,
     )
+
+
+def _kvlane() -> str:
+    """The command as it can be typed here: `make demo` installs into an environment that is not on the PATH."""
+    installed = Path(sys.executable).with_name("kvlane")
+    if shutil.which("kvlane") or not installed.exists():
+        return "kvlane"
+    return os.path.relpath(installed)
 
 
 def _free_ports(count: int) -> int:

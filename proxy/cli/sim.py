@@ -15,7 +15,7 @@ DEFAULT = SimConfig()
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=int, required=True, help="Port of the first pod; the others follow.")
+@click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port of the first pod; the others follow.")
 @click.option("--pods", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--model", default="sim", show_default=True)
 @click.option("--lora", multiple=True, help="Name of a LoRA adapter that every pod serves too; repeatable.")
@@ -62,5 +62,8 @@ def sim(
     )
     last = f" to {port + pods - 1}" if pods > 1 else ""
     click.echo(f"{pods} simulated pod{'s' * (pods > 1)} of model {model!r} on {host}, port {port}{last}")
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve_pods(config, pods=pods, host=host, port=port))
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            uvloop.run(serve_pods(config, pods=pods, host=host, port=port))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen: {error.strerror or error}") from None

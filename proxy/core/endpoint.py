@@ -51,10 +51,11 @@ NEVER_SCRAPED = Metrics()
 
 @dataclass(slots=True)
 class Load:
-    """What this proxy has in flight on one pod; `fleet.ledger` is its only writer.
+    """What is in flight on one pod, by this process and its siblings; `fleet.ledger` is its only writer.
 
     `tokens` are uncached prompt tokens whose prefill has not answered yet. `recent` is the log of the pod's work per
     unit of weight, decayed exponentially: only comparisons mean something, the least loaded pod has the least.
+    `remote_requests` and `remote_tokens` are the siblings' part of `requests` and `tokens`.
     """
 
     requests: int = 0
@@ -62,6 +63,8 @@ class Load:
     dispatched: int = 0
     finished: int = 0
     recent: float = -math.inf
+    remote_requests: int = 0
+    remote_tokens: int = 0
 
 
 class LoadView(NamedTuple):
@@ -91,6 +94,8 @@ class Endpoint:
     load: Load = field(default_factory=Load)
     _dispatched_at_scrape: int = 0
     _finished_at_scrape: int = 0
+    _viewed_at: int | None = None
+    _view: LoadView = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.role = self.role or self.labels.get(ROLE_LABEL, "")
@@ -102,21 +107,35 @@ class Endpoint:
         self.metrics = metrics
         self._dispatched_at_scrape = dispatched
         self._finished_at_scrape = finished
+        self._viewed_at = None
+
+    @property
+    def in_flight_at_scrape(self) -> int:
+        """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
+        return self._dispatched_at_scrape - self._finished_at_scrape
 
     @property
     def view(self) -> LoadView:
-        metrics, load = self.metrics, self.load
-        if metrics.freshness is Freshness.STALE:
-            return LoadView(0, load.requests, metrics.kv_usage)
-        shift = load.dispatched - self._dispatched_at_scrape - load.finished + self._finished_at_scrape
-        waiting, running = metrics.waiting, metrics.running
+        """Read by most scorers for every pod of every request, so it is kept while nothing changes: 0.2 us, not 0.6."""
+        load = self.load
+        if self.metrics.freshness is Freshness.STALE:
+            return LoadView(0, load.requests, self.metrics.kv_usage)
+        in_flight = load.dispatched - load.finished
+        if in_flight != self._viewed_at:
+            self._viewed_at = in_flight
+            self._view = self._shifted(in_flight - self.in_flight_at_scrape)
+        return self._view
+
+    def _shifted(self, shift: int) -> LoadView:
+        """To running while nothing waits, else to waiting."""
+        waiting, running = self.metrics.waiting, self.metrics.running
         if waiting:
             waiting += shift
             if waiting < 0:
                 waiting, running = 0, running + waiting
         else:
             running += shift
-        return LoadView(waiting, running if running > 0 else 0, metrics.kv_usage)
+        return LoadView(waiting, running if running > 0 else 0, self.metrics.kv_usage)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.state.value}>"

@@ -16,6 +16,7 @@
     │   ├── Saturated                 429  rate_limit_error: a filter that knows says that all are exhausted
     │   ├── BadGateway                502  the pods did not answer
     │   ├── NoEndpoints               503  nobody can serve this
+    │   │   └── ShuttingDown               kvlane is being stopped
     │   └── GatewayTimeout            504
     ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
     │   ├── ConnectFailed
@@ -32,6 +33,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
+
+LONGEST_NAME = 200
+"""Characters of what a client made up that its error repeats."""
 
 
 class Reason(Enum):
@@ -116,7 +120,8 @@ class UnknownModel(NotFound):
     reason = Reason.UNKNOWN_MODEL
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model `{model}` does not exist; GET /v1/models lists those that do.", param="model")
+        shown = model if len(model) <= LONGEST_NAME else model[:LONGEST_NAME] + "…"
+        super().__init__(f"The model `{shown}` does not exist; GET /v1/models lists those that do.", param="model")
 
 
 class UnknownResponse(NotFound):
@@ -180,6 +185,14 @@ class NoEndpoints(RequestError):
     code = "no_endpoints"
     reason = Reason.NO_ENDPOINTS
     retry_after: float = 1.0
+
+
+class ShuttingDown(NoEndpoints):
+    code = "shutting_down"
+    reason = Reason.SHUTTING_DOWN
+
+    def __init__(self) -> None:
+        super().__init__("The proxy is being stopped; try again shortly.")
 
 
 class GatewayTimeout(RequestError):

@@ -254,6 +254,7 @@ def _str(value: Any) -> str:
 
 
 def _duration(value: Any) -> Duration:
+    value = _number(value)
     if isinstance(value, str):
         return parse_duration(value)
     seconds = _float(value)

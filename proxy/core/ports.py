@@ -34,6 +34,12 @@ class Random(Protocol):
         """Uniform in [0, 1)."""
 
 
+class Tally(Protocol):
+    """Counts up; a counter of the catalogue is one."""
+
+    def add(self, amount: float = 1.0) -> None: ...
+
+
 class Call(Protocol):
     """One HTTP request of a client, as the rim hands it to the gateway. Header keys are found in any case."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
@@ -27,6 +29,11 @@ class Bindings:
         while len(self._bound) > self._limit or self._oldest() <= now:
             self._bound.popitem(last=False)
 
+    def recent(self, most: int) -> list[tuple[str, Endpoint]]:
+        """Those used last, the very last at the end."""
+        first = max(0, len(self._bound) - most)
+        return [(key, endpoint) for key, (endpoint, _) in islice(self._bound.items(), first, None)]
+
     def find(self, response_id: str) -> Endpoint | None:
         """None if it was never bound, has expired, or its pod is gone."""
         endpoint, expires = self._bound.get(response_id, (None, 0.0))
@@ -45,3 +52,18 @@ class Bindings:
         """When the least recently used expires: every use moves to the end and renews, so it is the first to."""
         _, expires = next(iter(self._bound.values()))
         return expires
+
+
+class SharedBindings(Bindings):
+    """Bindings that siblings share: calls `bound` for every one that this process makes or uses."""
+
+    def __init__(self, clock: Clock, bound: Callable[[str, Endpoint], None]) -> None:
+        super().__init__(clock)
+        self._tell = bound
+
+    def bind(self, response_id: str, endpoint: Endpoint) -> None:
+        super().bind(response_id, endpoint)
+        self._tell(response_id, endpoint)
+
+    def bound_elsewhere(self, response_id: str, endpoint: Endpoint) -> None:
+        super().bind(response_id, endpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,10 @@ class Fleet:
         return not self._known or model in self._known or any(_takes_any(m) for m in self._members.values())
 
     def only_model(self) -> str | None:
-        """The one model there is, LoRA adapters aside; None if there are more, or none that is named."""
+        """The one model there is, LoRA adapters and further names of it aside; None if there are more, or none that is
+        named."""
         adapters = {card["id"] for member in self._members.values() for card in member.cards if card.get("parent")}
-        models = {model for endpoint in self.endpoints for model in endpoint.models or ()} - adapters
+        models = {model for member in self._members.values() for model in _first_names(member)} - adapters
         return models.pop() if len(models) == 1 else None
 
     def models(self) -> list[dict[str, Any]]:
@@ -154,11 +155,14 @@ class Fleet:
             if member.leave_by is not None and (member.endpoint.load.requests <= 0 or now >= member.leave_by):
                 self._drop(member)
 
-    def watch(self, added: Hook, removed: Hook) -> None:
-        """Calls `added` for every endpoint there is and that comes, `removed` for those that go."""
-        self._watchers.append((added, removed))
+    def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
+        """Calls `added` for every endpoint there is and that comes, `removed` for those that go; until the function
+        that it returns is called."""
+        watcher = (added, removed)
+        self._watchers.append(watcher)
         for endpoint in self.endpoints:
             added(endpoint)
+        return lambda: self._watchers.remove(watcher)
 
     # What the refresh loops report; of an endpoint that is gone nothing is taken.
 
@@ -184,6 +188,9 @@ class Fleet:
         """It came back without its caches."""
         if self._member_of(endpoint):
             self._call(self._on_restarted, endpoint)
+
+    def refreshed(self, endpoint: Endpoint) -> None:
+        """It has metrics that it did not have before."""
 
     def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None:
         """It says which models it serves; None: it cannot say."""
@@ -240,9 +247,12 @@ class Fleet:
         leaving = member.draining or member.leave_by is not None
         state = EndpointState.DRAINING if leaving else member.contact
         if state is not member.endpoint.state:
-            log.info("pod %s: %s -> %s", member.endpoint.name, member.endpoint.state.value, state.value)
+            self._announce(member.endpoint, state)
             member.endpoint.state = state
             self._serving = None
+
+    def _announce(self, endpoint: Endpoint, state: EndpointState) -> None:
+        log.info("pod %s: %s -> %s", endpoint.name, endpoint.state.value, state.value)
 
     def _renew(self) -> Serving:
         self._serving = Serving(self.endpoints)
@@ -261,6 +271,14 @@ class Fleet:
 
 def _takes_any(member: _Member) -> bool:
     return not member.endpoint.models and member.contact is not EndpointState.STARTING
+
+
+def _first_names(member: _Member) -> Iterable[str]:
+    """A pod that serves one model under several names says so by their `root`."""
+    names: dict[str, str] = {}
+    for card in _cards(member):
+        names.setdefault(str(card.get("root") or card["id"]), card["id"])
+    return names.values()
 
 
 def _cards(member: _Member) -> Sequence[Card]:

@@ -1,9 +1,9 @@
-"""What this proxy has in flight on every pod: the only writer of `endpoint.load`."""
+"""What is in flight on every pod, by this process and its siblings: the only writer of `endpoint.load`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from proxy.core.endpoint import Endpoint, Load
@@ -70,9 +70,46 @@ class Ledger:
         least = min((peer.load.recent for peer in peers if peer is not endpoint), default=-math.inf)
         endpoint.load.recent = max(endpoint.load.recent, least)
 
+    def elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int = 0) -> None:
+        """What the siblings of this process have in flight on the pod, all of it, and the prompt tokens they sent it
+        since they last said so."""
+        load = endpoint.load
+        more = requests - load.remote_requests
+        load.requests += more
+        load.tokens += tokens - load.remote_tokens
+        load.dispatched += max(more, 0)
+        load.finished += max(-more, 0)
+        load.remote_requests, load.remote_tokens = requests, tokens
+        if work > 0:
+            load.recent = _log_sum(load.recent, math.log(work / endpoint.weight) + self._growth())
+
     def _growth(self) -> float:
         """Instead of shrinking all past work, later work counts for more: this is the log of how much more."""
         return self._clock.now() / RECENT_SECONDS
+
+
+class SharedLedger(Ledger):
+    """A ledger that says what changed: `changed(endpoint, work)` after every change that this process made, with the
+    prompt tokens that it added, one more per request."""
+
+    def __init__(self, clock: Clock, changed: Callable[[Endpoint, int], None]) -> None:
+        super().__init__(clock)
+        self._changed = changed
+
+    def enter(self, exchange: Exchange) -> None:
+        known = exchange in self._charges
+        super().enter(exchange)
+        charge = self._charges.get(exchange)
+        if charge is not None and not known:
+            self._changed(exchange.endpoint, charge.prefill + 1)
+
+    def first_byte(self, exchange: Exchange) -> None:
+        super().first_byte(exchange)
+        self._changed(exchange.endpoint, 0)
+
+    def leave(self, exchange: Exchange) -> None:
+        super().leave(exchange)
+        self._changed(exchange.endpoint, 0)
 
 
 def _uncached(exchange: Exchange) -> int:

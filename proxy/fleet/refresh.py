@@ -11,7 +11,7 @@ from typing import Protocol
 
 import aiohttp
 
-from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, metered
 from proxy.fleet.dialects import Engines
@@ -41,6 +41,7 @@ class Sink(Protocol):
     def reached(self, endpoint: Endpoint) -> None: ...
     def refused(self, endpoint: Endpoint) -> None: ...
     def restarted(self, endpoint: Endpoint) -> None: ...
+    def refreshed(self, endpoint: Endpoint) -> None: ...
     def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None: ...
 
 
@@ -75,8 +76,8 @@ class Refresher:
         self._budget = budget
         self._clock = clock
         self._rng = rng
-        self._reached = False
-        self._refused = False
+        self._reached = endpoint.state is EndpointState.READY
+        self._refused = endpoint.state is EndpointState.EJECTED
         self._missed = 0
         self._last: Metrics | None = None
         self._models_due = clock.now()
@@ -164,6 +165,7 @@ class Refresher:
             self._sink.restarted(self._endpoint)
         self._missed, self._last = 0, metrics
         self._endpoint.publish(metrics, dispatched, finished)
+        self._sink.refreshed(self._endpoint)
 
     def _on_miss(self, why: str) -> None:
         self._missed += 1
@@ -173,6 +175,7 @@ class Refresher:
             log.warning("pod %s: the metrics are stale: %s", endpoint.name, why)
             stale = replace(endpoint.metrics, freshness=Freshness.STALE)
             endpoint.publish(stale, endpoint.load.dispatched, endpoint.load.finished)
+            self._sink.refreshed(endpoint)
 
     def _on_answer(self) -> None:
         if self._reached:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from types import TracebackType
 
 import aiohttp
@@ -48,7 +49,7 @@ class FleetRunner:
     async def __aenter__(self) -> FleetRunner:
         self._session = _session(self._settings.refresh.timeout)
         self._fleet.reconcile("static", self._settings.static)
-        self._fleet.watch(self._added, self._removed)
+        self._unwatch = self._fleet.watch(self._added, self._removed)
         for source in self._sources:
             self._tasks.start(self._discover(source), f"discovery by {source.name}")
         self._tasks.start(self._sweep(), "sweep of removed pods")
@@ -57,8 +58,14 @@ class FleetRunner:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._unwatch()
         await self._tasks.stop()
         await self._session.close()
+
+    @property
+    def sources(self) -> Set[str]:
+        """The names under which this runner adds and removes pods."""
+        return {"static", *self._polled}
 
     async def first_contact(self, timeout: float) -> bool:
         """Waits until discovery has looked once and every pod there is by then has been tried once, whatever came of

@@ -35,6 +35,7 @@ class PodSettings:
         host, port = _check_url(self.url)
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "name", self.name or f"{host}:{port}")
+        object.__setattr__(self, "api_key", self.api_key or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,11 @@ def bracketed(host: str) -> str:
 
 def _check_url(url: str) -> tuple[str, int]:
     """Host as in a URL, and port. Raises ValueError."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"url: {url!r} is no URL of a pod: {error}") from None
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise ValueError(f"url: {url!r} is no URL of a pod; write http://host:port")
     if "?" in url or "#" in url:
@@ -132,4 +137,4 @@ def _check_url(url: str) -> tuple[str, int]:
         raise ValueError("url: credentials do not belong into a URL; write apiKey")
     if any(sign <= " " for sign in url):
         raise ValueError(f"url: {url!r} has spaces in it")
-    return bracketed(parts.hostname), parts.port or _DEFAULT_PORTS[parts.scheme]
+    return bracketed(parts.hostname), port or _DEFAULT_PORTS[parts.scheme]

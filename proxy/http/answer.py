@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.core.errors import KvlaneError, NoEndpoints, Reason, UpstreamTimedOut
+from proxy.core.errors import KvlaneError, ShuttingDown, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
@@ -145,7 +145,7 @@ class Answer:
             self._cut(Ending.EVICTED, STOPPED)
         else:
             self._exchange.ending = Ending.EVICTED
-            self._close(NoEndpoints("The proxy is being stopped; try again.", reason=Reason.SHUTTING_DOWN))
+            self._close(ShuttingDown())
 
     def abandon(self) -> None:
         """The relay was cancelled: the client left, or has to see that there is no more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import StreamReader
@@ -12,6 +13,7 @@ from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, Saturated
 from proxy.http.seam import PAYLOAD_ERRORS, payload_broke
 from proxy.http.settings import Listen
 from proxy.http.sweep import Sweep
+from proxy.openai import multipart
 
 if TYPE_CHECKING:
     from proxy.http.call import HttpCall
@@ -30,9 +32,15 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.used = 0
 
+    def take_now(self, size: int) -> bool:
+        """False, and nothing taken, if it has to be waited for."""
+        if self._waiting or not self._fits(size):
+            return False
+        self.used += size
+        return True
+
     async def take(self, size: int) -> None:
-        if not self._waiting and self._fits(size):
-            self.used += size
+        if self.take_now(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
@@ -100,23 +108,23 @@ class BodyReader:
             declared = call.content_length
             if declared is not None and declared > limit:
                 raise _too_large(limit)
-            await self._read_slowly(call, declared)
+            await self._watch(call, lambda progress: self._collect(call, declared, progress))
             return
         body = payload.read_nowait()
         if len(body) > limit:
             raise _too_large(limit)
         call.body = body
-        call.retained = len(body)
-        self.budget.used += len(body)
+        if self.budget.take_now(len(body)):
+            call.retained = len(body)
+        else:
+            await self._watch(call, lambda progress: self._reserve(call, len(body), progress))
 
-    async def _read_slowly(self, call: HttpCall, declared: int | None) -> None:
-        if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue":
-            call.transport.write(CONTINUE)
+    async def _watch(self, call: HttpCall, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout)
         try:
             async with progress.scope:
                 self._sweep.watched.add(progress)
-                await self._collect(call, declared, progress)
+                await work(progress)
         except TimeoutError:
             if progress.queued:
                 raise Saturated("Too many large request bodies are being read; try again shortly.") from None
@@ -128,8 +136,12 @@ class BodyReader:
             self._sweep.watched.discard(progress)
 
     async def _collect(self, call: HttpCall, declared: int | None, progress: _Progress) -> None:
-        """A declared length is reserved at once: bodies that each hold half would wait for each other."""
-        streamed = call.headers.get("content-type", "").lower().startswith("multipart/")
+        """A declared length is reserved at once: bodies that each hold half would wait for each other. A form is
+        streamed if its beginning names the model; with the file first it has to be read whole."""
+        if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue":
+            call.transport.write(CONTINUE)
+        content_type = call.headers.get("content-type", "")
+        streamed = content_type.lower().startswith("multipart/")
         keep = KEPT_BEGINNING if streamed else self._settings.max_body
         if declared is not None:
             await self._reserve(call, min(declared, keep), progress)
@@ -143,8 +155,11 @@ class BodyReader:
             if size > call.retained:
                 await self._reserve(call, size - call.retained, progress)
             if streamed and size >= keep:
-                call.upload = Upload(call.payload, size, self._settings)
-                break
+                pieces = [b"".join(pieces)]
+                if multipart.field(pieces[0], content_type, "model"):
+                    call.upload = Upload(call.payload, size, self._settings)
+                    break
+                streamed = False
         call.body = b"".join(pieces)
 
     async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:

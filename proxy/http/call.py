@@ -100,7 +100,9 @@ class HttpCall:
         return bool(self._message.chunked)
 
     def answer(self, status: int, headers: Pairs, body: bytes, close: bool = False) -> None:
-        """Sends a whole answer."""
+        """Sends a whole answer, if the client is still there."""
+        if self.transport.is_closing():
+            return
         self.closing = self.closing or close
         self.answered = status
         self.sent = len(body)

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import orjson
 
 import proxy
-from proxy.core.errors import BadRequest, NoEndpoints, Reason, RequestError, UnknownModel
+from proxy.core.errors import BadRequest, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.tasks import Tasks
@@ -168,15 +168,19 @@ class DataServer:
     def _answer(self, call: HttpCall, route: Route) -> None:
         """What needs no pod. Raises RequestError."""
         if route.kind is Kind.HEALTH:
+            if self._stopping:
+                raise ShuttingDown
             if not self._gateway.health():
                 raise NoEndpoints("No pod is ready; try again shortly.")
-            call.answer(200, (), b"")
-        elif route.kind is Kind.VERSION:
-            call.answer(200, JSON, orjson.dumps({"version": proxy.__version__}))
+            call.answer(200, [("x-request-id", call.id)], b"")
+            return
+        if route.kind is Kind.VERSION:
+            said: dict[str, Any] = {"version": proxy.__version__}
         elif route.kind is Kind.MODELS:
-            call.answer(200, JSON, orjson.dumps({"object": "list", "data": self._gateway.models()}))
+            said = {"object": "list", "data": self._gateway.models()}
         else:
-            call.answer(200, JSON, orjson.dumps(self._model(call.path.removeprefix("/v1/models/"))))
+            said = self._model(call.path.removeprefix("/v1/models/"))
+        call.answer(200, [("x-request-id", call.id), *JSON], orjson.dumps(said))
 
     def _model(self, name: str) -> dict[str, Any]:
         name = unquote(name)

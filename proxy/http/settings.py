@@ -32,6 +32,11 @@ class Admin:
     port: int = param(9190, "port of the admin port; 0 takes any that is free", at_least=0, at_most=65535)
     api_key: str | None = param(None, "bearer token of everything but probes and /metrics")
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for an empty key, which would open what it was meant to close."""
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("apiKey is empty; set it, or leave it out to go without one")
+
 
 @dataclass(frozen=True, slots=True)
 class Security:

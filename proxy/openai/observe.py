@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
+
 from proxy.core.exchange import Usage
 
-_DECODER = json.JSONDecoder()
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+"""With objects of details in it, which have none in them."""
+
 _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[^"\\]+)"')
 
 
 def usage_from(tail: bytes) -> Usage | None:
     """The last usage object in the end of a body, streamed or not. Text of the model cannot be taken for one: inside
     a JSON string its quotes are escaped."""
-    for fields in _last_objects(tail, b'"usage"'):
+    for fields in _last_objects(tail):
         prompt = _count(fields, "prompt_tokens", "input_tokens")
         completion = _count(fields, "completion_tokens", "output_tokens")
         if prompt is not None or completion is not None:
@@ -30,29 +33,26 @@ def response_id_from(head: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
-def _last_objects(tail: bytes, key: bytes) -> Iterator[dict[str, Any]]:
-    """The objects under `key`, last first."""
+def _last_objects(tail: bytes) -> Iterator[dict[str, Any]]:
+    """The usage objects, last first."""
     end = len(tail)
-    while (at := tail.rfind(key, 0, end)) >= 0:
+    while (at := tail.rfind(b'"usage"', 0, end)) >= 0:
         end = at
-        if tail[at - 1 : at] == b"\\":
-            continue
-        rest = tail[at + len(key) :].lstrip()
-        if not rest.startswith(b":") or not rest[1:].lstrip().startswith(b"{"):
-            continue
-        try:
-            value, _ = _DECODER.raw_decode(rest[1:].lstrip().decode("utf-8", "replace"))
-        except ValueError:
-            continue
-        yield value
+        found = _USAGE.match(tail, at)
+        if found and tail[at - 1 : at] != b"\\":
+            try:
+                yield orjson.loads(found[1])
+            except orjson.JSONDecodeError:
+                continue
 
 
-def _count(fields: dict[str, Any], *names: str) -> int | None:
-    return next((value for name in names if isinstance(value := fields.get(name), int)), None)
+def _count(fields: dict[str, Any], name: str, other: str) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        value = fields.get(other)
+    return value if isinstance(value, int) else None
 
 
 def _cached(fields: dict[str, Any]) -> int | None:
     details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
-    if isinstance(details, dict):
-        return _count(details, "cached_tokens")
-    return _count(fields, "cache_read_input_tokens")
+    return _count(details if isinstance(details, dict) else fields, "cached_tokens", "cache_read_input_tokens")

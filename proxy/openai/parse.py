@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -19,6 +19,11 @@ ENGINE_INTERNALS = frozenset(
     ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 )
 """Fields by which routers steer engines; from a client they could point a pod anywhere, or kill it."""
+
+_CARRIERS = frozenset(("vllm_xargs", "extra_args", "sampling_params"))
+"""Objects of a body whose fields engines merge with those: as good as the body itself to whoever wants to steer."""
+
+_SUSPECT = ENGINE_INTERNALS | _CARRIERS
 
 
 @frozen
@@ -73,10 +78,24 @@ def _lenient(body: bytes, strict: ValueError) -> Any:
 
 
 def _without_internals(body: bytes, fields: Body) -> tuple[bytes, Body]:
-    if ENGINE_INTERNALS.isdisjoint(fields):
+    if _SUSPECT.isdisjoint(fields) or all(map(ENGINE_INTERNALS.isdisjoint, _objects_read(fields))):
         return body, fields
-    kept = {name: value for name, value in json.loads(body).items() if name not in ENGINE_INTERNALS}
+    kept = json.loads(body)
+    for read in list(_objects_read(kept)):
+        for name in ENGINE_INTERNALS & read.keys():
+            del read[name]
     return json.dumps(kept, separators=(",", ":")).encode(), kept
+
+
+def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:
+    """The body, and the objects in it where engines look for their internals too."""
+    yield fields
+    for name in _CARRIERS:
+        carrier = fields.get(name)
+        if isinstance(carrier, dict):
+            yield carrier
+            if isinstance(inner := carrier.get("extra_args"), dict):
+                yield inner
 
 
 def _model(fields: Body) -> str | None:

@@ -54,11 +54,17 @@ def stream_error(path: str, message: str) -> bytes:
 
 
 def _body(error: RequestError, path: str, request_id: str) -> dict[str, Any]:
+    message = _writable(error.message)
     if path.startswith(ANTHROPIC_PATHS):
         kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": _writable(request_id)}
+    fields = {"message": message, "type": error.type, "param": error.param, "code": error.code}
     return {"error": fields}
+
+
+def _writable(text: str) -> str:
+    """What clients send may hold bytes that are no UTF-8, and JSON lone surrogates: neither can be written as it is."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:

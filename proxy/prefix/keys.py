@@ -13,16 +13,26 @@ from proxy.core.request import Prompt
 class PrefixMatch(Protocol):
     """The hash chain of a prompt, ready to be matched; matching reads the index at the moment of the call."""
 
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
+    __slots__ = ()
 
-    @property
-    def total(self) -> int:
-        """Blocks of the prompt (all prompts of a batch); a last partial block counts."""
+    block_size: int
+    """Tokens per block."""
+    total: int
+    """Blocks of the prompt (all prompts of a batch); a last partial block counts."""
 
     def matched(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
         """Blocks each endpoint holds from the start on, without a gap; in the order of the endpoints."""
+
+    def lengths(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
+        """The same in tokens."""
+        size = self.block_size
+        return [blocks * size for blocks in self.matched(endpoints)]
+
+    def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Sequence[int]:
+        """Tokens of the blocks each endpoint lacks, and those of the prompt beyond its blocks."""
+        total, size = self.total, self.block_size
+        beyond = max(0, prompt_tokens - total * size)
+        return [max(0, total - blocks) * size + beyond for blocks in self.matched(endpoints)]
 
 
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")

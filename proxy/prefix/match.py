@@ -8,10 +8,11 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex, Reservation
+from proxy.prefix.keys import PrefixMatch
 
 
-class ChainMatch:
-    """A `keys.PrefixMatch`, and what the legs of its request have reserved; lives as long as the request.
+class ChainMatch(PrefixMatch):
+    """And what the legs of its request have reserved; lives as long as the request.
 
     From the first reservation on it answers with what was there before: a request's own blocks are no hits.
     """

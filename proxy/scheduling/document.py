@@ -130,11 +130,11 @@ class _Reader:
     def _gates(self, data: Any) -> dict[str, bool]:
         gates = {}
         for index, gate in enumerate(self._load_list(data, "featureGates")):
-            name, _, value = str(gate).partition("=")
+            name, equals, value = str(gate).partition("=")
             if name not in FEATURE_GATES:
                 known = suggestion(name, FEATURE_GATES)
                 self._complain(f"featureGates[{index}]", f"unknown feature gate '{name}'{known}")
-            elif value not in ("", "true", "false"):
+            elif equals and value not in ("true", "false"):
                 self._complain(f"featureGates[{index}]", f"'{name}' must be true or false, not '{value}'")
             gates[name] = value != "false"
         return gates

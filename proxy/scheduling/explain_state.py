@@ -22,8 +22,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 class StatedMetrics:
     """The load of a pod as scorers see it."""
 
-    waiting: int = param(0, "waiting requests")
-    running: int = param(0, "running requests")
+    waiting: int = param(0, "waiting requests", at_least=0)
+    running: int = param(0, "running requests", at_least=0)
     kv_usage: float = param(0.0, "share of the KV cache in use")
     active_models: frozenset[str] = param(frozenset(), "LoRA adapters that are loaded")
     waiting_models: frozenset[str] = param(frozenset(), "LoRA adapters that wait to be loaded")
@@ -41,6 +41,11 @@ class StatedMatch:
     blocks: int = param(0, "blocks of the prompt that the pod has cached, from its start on", at_least=0)
     total: int = param(0, "blocks of the prompt", at_least=0)
     block_size: int = param(64, "tokens per block", at_least=0)
+
+    def missing(self, prompt_tokens: int) -> int:
+        """Tokens of the blocks the pod lacks, and those of the prompt beyond its blocks."""
+        beyond = max(0, prompt_tokens - self.total * self.block_size)
+        return max(0, self.total - self.blocks) * self.block_size + beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +121,34 @@ class ExplainState:
     def prefix_match(self) -> PrefixMatch | None:
         """None where no pod states one."""
         stated = {endpoint.name: endpoint.prefix_match for endpoint in self.endpoints if endpoint.prefix_match}
-        return ToldMatch.of(stated) if stated else None
+        return ToldMatch(stated) if stated else None
 
 
-@dataclass(frozen=True, slots=True)
-class ToldMatch:
-    """A PrefixMatch that was stated instead of looked up."""
+class ToldMatch(PrefixMatch):
+    """Stated instead of looked up, for each pod in blocks of its own; a pod that states none knows nothing of the
+    prompt. `matched` counts in parts of the prompt that all can be counted in, `total` of them."""
 
-    block_size: int
-    total: int
-    blocks: Mapping[str, int]
-
-    @classmethod
-    def of(cls, stated: Mapping[str, StatedMatch]) -> ToldMatch:
-        """Where pods state blocks of different sizes, all are counted in blocks that divide them all: the shares stay
-        exact, and so do the lengths as far as the prompt has one length."""
-        total = lcm(*(match.total for match in stated.values() if match.total))
-        if not any(match.total for match in stated.values()):
-            total = 0
-        blocks = {name: match.blocks * total // match.total for name, match in stated.items() if match.total}
-        length = max(match.total * match.block_size for match in stated.values())
-        return cls(length // total if total else 0, total, blocks)
+    def __init__(self, stated: Mapping[str, StatedMatch]) -> None:
+        totals = [match.total for match in stated.values() if match.total]
+        self._stated = stated
+        self.total = lcm(*totals) if totals else 0
+        self.block_size = max(match.block_size for match in stated.values())
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        return [self.blocks.get(endpoint.name, 0) for endpoint in endpoints]
+        said = map(self._of, endpoints)
+        return [match.blocks * self.total // match.total if match.total else 0 for match in said]
+
+    def lengths(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [match.blocks * match.block_size for match in map(self._of, endpoints)]
+
+    def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> list[int]:
+        return [match.missing(prompt_tokens) for match in map(self._of, endpoints)]
+
+    def _of(self, endpoint: Endpoint) -> StatedMatch:
+        return self._stated.get(endpoint.name, _NOTHING)
+
+
+_NOTHING = StatedMatch()
 
 
 def _body(**fields: Any) -> bytes:

@@ -105,7 +105,7 @@ def lay_out(document: Document, registry: Registry) -> Layout:
     else:
         layout.profiles.extend(_declared_profile(layout, profile) for profile in document.profiles)
     layout.profiles[:] = [_with_picker(layout, profile) for profile in layout.profiles]
-    _choose_handler(layout)
+    _choose_handler(layout, document)
     return layout
 
 
@@ -162,17 +162,23 @@ def _is_picker(layout: Layout, name: str) -> bool:
     return entry is not None and entry.is_a(Picker)
 
 
-def _choose_handler(layout: Layout) -> None:
+def _choose_handler(layout: Layout, document: Document) -> None:
     handlers = [name for name, entry in layout.entries.items() if entry.is_a(ProfileHandler)]
     deciding: Sequence[str] = layout.deciding()
     if len(handlers) > 1:
         names = " and ".join(f"'{name}'" for name in handlers)
         layout.complain("plugins", f"there are the profile handlers {names}; there can be one")
-    if not deciding:
+    if not deciding and layout.profiles:
         layout.complain("schedulingProfiles", "every profile is a shadow; one must decide")
-    elif not handlers and len(deciding) > 1:
+    elif not handlers and len(deciding) > 1 and not _names_a_handler(layout, document):
         names = ", ".join(deciding)
         layout.complain("schedulingProfiles", f"several profiles ({names}) and no profile handler that chooses")
-    elif not handlers:
+    elif not handlers and len(deciding) == 1:
         handlers.append(layout.inject(DEFAULT_HANDLER))
     layout.handler = handlers[0] if handlers else ""
+
+
+def _names_a_handler(layout: Layout, document: Document) -> bool:
+    """One whose type is misspelt or not yet supported has been complained about: it is not missing as well."""
+    missing = (type_name for type_name in document.names.values() if layout.registry.get(type_name) is None)
+    return any("profile" in type_name or "handler" in type_name for type_name in missing)

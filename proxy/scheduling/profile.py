@@ -65,7 +65,7 @@ class Profile:
         for step in self.scorers:
             share = step.share
             scores = step.scorer.score(run, request, endpoints)
-            totals = [total + share * score for total, score in zip(totals, scores, strict=True)]
+            totals = [total + share * score for total, score in zip(totals, scores)]  # noqa: B905  # as many: the guard
         return totals
 
     def _emptied_by(self, step: FilterStep) -> RequestError:

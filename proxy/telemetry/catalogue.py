@@ -109,6 +109,10 @@ class Catalogue:
         # kvlane itself
         self.loop_lag = gauge("event_loop_lag_seconds", "How late the last timer of the event loop was.")
         self.log_lines_lost = counter("access_log_lines_lost", "Access log lines that nobody read in time.")
+        self.workers = gauge("workers", "Workers that serve, where there are several.")
+        self.worker_restarts = counter("worker_restarts", "Workers that ended unasked and were replaced.")
+        self.bus_dropped = counter("bus_dropped_frames", "Frames between workers that a slow reader made drop.")
+        self.bus_garbled = counter("bus_garbled_frames", "Frames between workers that made no sense.")
         self.build = gauge("build_info", "1, labelled with what runs.", ("version", "python"))
         self.build.cell(version, platform.python_version()).value = 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
@@ -32,6 +34,11 @@ PATHS = {
     "/health": "health",
 }
 """The label `path`: exact paths here, their sub-paths under the same label, any other path is `other`."""
+
+LONGEST_MODEL = 256
+"""Characters of a model's name that can be a label; pods that serve any model answer for what clients make up."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _ENDINGS = {Reason.UPSTREAM_FAILED: Ending.UPSTREAM_FAILED.value, Reason.UPSTREAM_TIMED_OUT: Ending.TIMED_OUT.value}
 
@@ -144,7 +151,7 @@ class Observer:
 
     def _admit(self, model: str) -> _ModelCells:
         """Only what a pod has answered becomes a label: clients can write any name."""
-        if len(self._models) >= self._model_limit:
+        if len(self._models) >= self._model_limit or not _is_label(model):
             return _ModelCells(self._catalogue, OTHER)
         cells = self._models[model] = _ModelCells(self._catalogue, model)
         return cells
@@ -169,6 +176,11 @@ class _ModelCells:
         self.prompt = catalogue.prompt_tokens.cell(label)
         self.completion = catalogue.completion_tokens.cell(label)
         self.cached = catalogue.cached_tokens.cell(label)
+
+
+def _is_label(model: str) -> bool:
+    """Not if it is too long, nor if it holds lone surrogates, which no exposition can write."""
+    return len(model) <= LONGEST_MODEL and not _SURROGATE.search(model)
 
 
 def _group(path: str) -> str:

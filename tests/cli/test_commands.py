@@ -108,6 +108,13 @@ def test_plugins_lists_every_type_and_describes_one() -> None:
     assert "did you mean 'load-aware-scorer'?" in unknown.output
 
 
+@pytest.mark.parametrize("command", [("sim",), ("serve", "--pod", "http://127.0.0.1:1", "--admin-port", "0")])
+def test_a_port_that_is_none_is_refused(command: tuple[str, ...]) -> None:
+    result = run(*command, "--port", "70000")
+    assert result.exit_code == 2
+    assert "70000" in result.output
+
+
 STATE = {
     "scheduling": {"plugins": [{"type": "queue-scorer"}]},
     "endpoints": [{"name": "a", "metrics": {"waiting": 3}}, {"name": "b"}],

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.app import App
 from proxy.core.errors import ConfigError
+from proxy.core.units import Duration
 from proxy.settings import NOT_YET, Settings, effective, from_mapping, load
 from proxy.telemetry.settings import LogLevel
 
@@ -42,9 +43,9 @@ def test_an_empty_mapping_is_all_defaults() -> None:
     settings = from_mapping({})
     assert (settings.listen.host, settings.listen.port) == ("0.0.0.0", 8000)
     assert (settings.admin.host, settings.admin.port, settings.admin.api_key) == ("127.0.0.1", 9190, None)
-    assert settings.reliability.timeouts.first_byte == 300
+    assert settings.reliability.timeouts.first_byte == Duration(300)
     assert settings.reliability.retries.attempts == 3
-    assert settings.pods.refresh.interval == 0.25
+    assert settings.pods.refresh.interval == Duration(0.25)
     assert settings.telemetry.log_level is LogLevel.INFO
 
 
@@ -102,9 +103,27 @@ def test_typos_of_the_scheduling_section_are_all_reported_too(files: Files) -> N
 
 
 def test_a_key_that_stands_twice_is_an_error_with_its_place(files: Files) -> None:
-    assert files.faults("listen:\n  port: 1\n  host: a\n  port: 2\n") == [
-        "kvlane.yaml:4:3: key 'port' stands twice"
-    ]
+    assert files.faults("listen:\n  port: 1\n  host: a\n  port: 2\n") == ["kvlane.yaml:4:3: key 'port' stands twice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "listen: {port: {{ .Values.port }}}",
+            "kvlane.yaml:1:17: a key must be text; a value that begins with { needs quotes",
+        ),
+        ("listen: {host: 2024-13-45}", "kvlane.yaml: month must be in 1..12"),
+        (
+            "pods: {refresh: 5}\nscheduling: {plugins: [{type: metrics-data-source, parameters: {interval: 1s}}]}",
+            "pods.refresh: must be a mapping, not 5",
+        ),
+    ],
+)
+def test_a_file_that_is_not_what_it_looks_like_is_refused_without_a_traceback(
+    files: Files, text: str, fault: str
+) -> None:
+    assert files.faults(text) == [fault]
 
 
 def test_a_syntax_error_has_line_and_column(files: Files) -> None:
@@ -135,7 +154,7 @@ def test_numbers_and_booleans_come_from_the_environment(files: Files) -> None:
     settings = files.load(text, {"PORT": "8123", "LOG": "false", "IDLE": "90s", "KEY": "k"})
     assert (settings.listen.port, settings.listen.max_body, settings.listen.host) == (8123, 1 << 20, "127.0.0.1")
     assert settings.telemetry.access_log is False
-    assert settings.reliability.timeouts.idle == 90
+    assert settings.reliability.timeouts.idle == Duration(90)
     assert settings.reliability.retries.attempts == 2
     assert settings.admin.api_key == "$k"
 
@@ -186,7 +205,7 @@ dataLayer:
 
 def check_picker(settings: Settings) -> None:
     refresh = settings.pods.refresh
-    assert (refresh.interval, refresh.path, refresh.port) == (2, "/m", 9100)
+    assert (refresh.interval, refresh.path, refresh.port) == (Duration(2), "/m", 9100)
     assert "awake" in dict(settings.engines.dialects["own"].attributes)
     assert settings.pods.file == "/etc/pods.yaml"
     assert [profile.name for profile in settings.scheduling.profiles or ()] == ["default"]
@@ -236,6 +255,11 @@ def test_a_refresh_section_that_is_none_is_said_even_where_scheduling_has_one(fi
     files.write(PICKER, "picker.yaml")
     (fault, *_) = files.faults("pods: {refresh: [1]}\nscheduling: {file: picker.yaml}")
     assert fault == "pods.refresh: must be a mapping, not a list"
+
+
+def test_an_admin_key_that_an_environment_left_empty_does_not_open_the_port(files: Files) -> None:
+    faults = files.faults("admin: {apiKey: '${KEY:-}'}")
+    assert faults == ["admin: apiKey is empty; set it, or leave it out to go without one"]
 
 
 def test_a_scheduling_file_and_keys_beside_it_are_an_error(files: Files) -> None:

@@ -145,9 +145,11 @@ def test_what_a_class_itself_refuses_has_the_path_of_the_class() -> None:
         load(Picky, {"value": 1}, "here")
 
 
-def test_text_from_the_environment_may_stand_for_numbers_and_booleans() -> None:
-    loaded = load(Outer, {"wholeNumber": FromEnvironment("7"), "flag": FromEnvironment("true")})
-    assert (loaded.whole_number, loaded.flag) == (7, True)
+def test_text_from_the_environment_may_stand_for_numbers_durations_and_booleans() -> None:
+    said = {"wholeNumber": "7", "flag": "true", "wait": "2", "room": "8"}
+    loaded = load(Outer, {key: FromEnvironment(text) for key, text in said.items()})
+    assert (loaded.whole_number, loaded.flag, loaded.wait, loaded.room) == (7, True, 2.0, 8)
+    assert load(Outer, {"wait": FromEnvironment("250ms")}).wait == 0.25
     assert faults({"wholeNumber": "7"}) == ["top.wholeNumber: must be a whole number, not the text '7'"]
 
 

@@ -2,7 +2,7 @@
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.fleet.bindings import Bindings
+from proxy.fleet.bindings import Bindings, SharedBindings
 
 A, B = Endpoint("a"), Endpoint("b")
 
@@ -64,3 +64,15 @@ def test_a_response_bound_again_belongs_to_the_last_pod() -> None:
     bindings.bind("r", B)
     assert bindings.find("r") is B
     assert len(bindings) == 1
+
+
+def test_shared_bindings_say_what_was_bound_here_and_not_what_was_bound_elsewhere() -> None:
+    said: list[tuple[str, str]] = []
+    bindings = SharedBindings(ManualClock(), lambda response_id, endpoint: said.append((response_id, endpoint.name)))
+    here, there = Endpoint("here"), Endpoint("there")
+    bindings.bind("r1", here)
+    bindings.bound_elsewhere("r2", there)
+    assert said == [("r1", "here")]
+    assert bindings.find("r2") is there
+    assert bindings.recent(1) == [("r2", there)]
+    assert bindings.recent(9) == [("r1", here), ("r2", there)]

@@ -129,6 +129,16 @@ def test_the_only_model_is_the_one_base_model_there_is() -> None:
     assert calls.fleet.only_model() is None
 
 
+def test_a_model_under_several_names_is_one_and_its_first_name_counts() -> None:
+    calls = Calls()
+    a, b = calls.fleet.add(pod("a")), calls.fleet.add(pod("b"))
+    calls.fleet.listed(a, [*cards("m", root="/models/m"), *cards("alias", root="/models/m")])
+    calls.fleet.listed(b, cards("m", root="/models/m"))
+    assert calls.fleet.only_model() == "m"
+    calls.fleet.listed(b, cards("other", root="/models/m"))
+    assert calls.fleet.only_model() is None
+
+
 def test_model_cards_are_merged_in_the_order_of_pod_names_with_all_their_fields() -> None:
     calls = Calls()
     second, first, away = calls.ready("b"), calls.ready("a"), calls.ready("c", "gone")

@@ -17,12 +17,12 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest, Prompt
-from proxy.fleet.ledger import RECENT_SECONDS, Ledger
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.fleet.ledger import RECENT_SECONDS, Ledger, SharedLedger
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
 @dataclass(frozen=True)
-class Cached:
+class Cached(PrefixMatch):
     """Every pod holds this many blocks of 16 tokens."""
 
     blocks: int
@@ -192,3 +192,28 @@ def test_a_pod_that_joins_alone_stays_without_a_past() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     ledger.level(pod, [pod])
     assert pod.load.recent == -math.inf
+
+
+def test_what_siblings_have_in_flight_is_part_of_the_load_and_replaced_whole() -> None:
+    ledger, pod = Ledger(ManualClock()), Endpoint("a")
+    ledger.enter(exchange(pod, tokens=10))
+    ledger.elsewhere(pod, 5, 500, work=600)
+    assert counts(pod) == (6, 510, 6, 0)
+    ledger.elsewhere(pod, 2, 100)
+    assert counts(pod) == (3, 110, 6, 3)
+    ledger.elsewhere(pod, 0, 0)
+    assert counts(pod) == (1, 10, 6, 5)
+    assert pod.load.recent > math.log(600)
+
+
+def test_a_shared_ledger_says_once_per_change_what_changed() -> None:
+    said: list[tuple[str, int]] = []
+    ledger = SharedLedger(ManualClock(), lambda endpoint, work: said.append((endpoint.name, work)))
+    pod = Endpoint("a")
+    leg = exchange(pod, tokens=10)
+    ledger.enter(leg)
+    ledger.enter(leg)
+    ledger.first_byte(leg)
+    ledger.leave(leg)
+    assert said == [("a", 11), ("a", 0), ("a", 0)]
+    assert counts(pod) == (0, 0, 1, 1)

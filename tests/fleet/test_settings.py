@@ -67,11 +67,12 @@ def test_a_pod_is_called_by_host_and_port_unless_it_has_a_name(url: str, name: s
         "http://a:x",
         "http://a b",
         "http://a:99999",
+        "http://[::1",
     ],
 )
 def test_a_url_that_is_none_of_a_pod_is_refused_with_its_path(url: str) -> None:
     (fault,) = faults({"static": [{"url": "http://fine"}, {"url": url}]})
-    assert fault.startswith("pods.static[1]: ")
+    assert fault.startswith("pods.static[1]: url: ")
 
 
 def test_all_faults_are_reported_with_their_paths() -> None:
@@ -124,3 +125,7 @@ def test_a_name_to_look_up_describes_each_of_its_pods() -> None:
         "k",
     )
     assert dns.pod("fd00::1").url == "http://[fd00::1]:8000"
+
+
+def test_a_key_that_an_unset_variable_left_empty_is_none() -> None:
+    assert PodSettings("http://a", api_key="").api_key is None

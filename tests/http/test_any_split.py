@@ -27,7 +27,7 @@ from tests.http.support import CHAT, Pod, Received, Seen, post, rig, understand
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MANY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 SOME = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -96,7 +96,8 @@ async def test_a_client_that_leaves_in_its_body_is_seen() -> None:
         assert port.server.retained == 0
 
 
-async def test_beyond_the_budget_bodies_wait_for_others_to_be_done() -> None:
+@pytest.mark.parametrize("size", [1_000, 3_000_000])
+async def test_beyond_the_budget_bodies_wait_for_others_to_be_done(size: int) -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
@@ -104,14 +105,14 @@ async def test_beyond_the_budget_bodies_wait_for_others_to_be_done() -> None:
         await go_on.wait()
         await request.send(plain())
 
-    body = b'{"x":"' + b"y" * 300_000 + b'"}'
-    async with Pod(script) as pod, rig(pod, retained_bodies=Size(400_000)) as port:
+    body = b'{"x":"' + b"y" * size + b'"}'
+    async with Pod(script) as pod, rig(pod, retained_bodies=Size(size + size // 2)) as port:
         first = asyncio.ensure_future(port.ask(post(body=body)))
         await eventually(lambda: len(pod.requests) == 1)
         second = asyncio.ensure_future(port.ask(post(body=body)))
         await asyncio.sleep(0.1)
         assert len(pod.requests) == 1
-        assert port.server.retained < 400_000
+        assert port.server.retained == len(body)
         go_on.set()
         assert ((await first).status, (await second).status) == (200, 200)
         assert port.server.retained == 0
@@ -142,6 +143,24 @@ async def test_a_body_counts_until_its_request_has_ended() -> None:
         go_on.set()
         await client.until_closed()
         assert port.server.retained == 0
+
+
+async def test_who_waits_too_long_for_the_budget_is_told_to_come_back() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.gone()
+
+    patience = Duration(0.1)
+    async with (
+        Pod(script) as pod,
+        rig(pod, retained_bodies=Size(10), body_timeout=patience) as port,
+        port.client() as first,
+    ):
+        first.send(post())
+        await eventually(lambda: bool(pod.requests))
+        seen = await port.ask(post())
+        assert seen.status == 429
+        assert seen.all("retry-after") == ["1"]
 
 
 async def test_the_budget_is_shared_in_order_and_given_back_by_those_who_gave_up() -> None:
@@ -187,6 +206,21 @@ async def test_an_upload_is_passed_on_while_it_arrives() -> None:
         client.send(whole[500_000:])
         assert (await client.until_closed()).status == 200
     assert bytes(got) == whole
+
+
+async def test_a_form_whose_file_comes_first_is_read_until_it_names_its_model() -> None:
+    bodies: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    file = b'--XX\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 300_000
+    whole = file + b'\r\n--XX\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--XX--\r\n'
+    async with Pod(script) as pod, rig(pod) as port:
+        assert (await port.ask(post(SPEECH, whole, FORM))).status == 200
+        assert port.gateway.calls[0].body == whole
+    assert bodies == [whole]
 
 
 async def test_a_chunked_upload_stays_chunked() -> None:

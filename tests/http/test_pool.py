@@ -191,6 +191,14 @@ def test_addresses_are_read_from_urls() -> None:
             Address.of(wrong)
 
 
+async def test_an_endpoint_that_moved_is_reached_where_it_is() -> None:
+    async with Pod(answering(plain(b"old"))) as old, Pod(answering(plain(b"new"))) as new, rig(old.endpoint) as port:
+        assert (await port.ask(post())).body == b"old"
+        old.endpoint.url = new.endpoint.url
+        assert (await port.ask(post())).body == b"new"
+        assert (old.connections, new.connections) == (1, 1)
+
+
 async def test_a_pod_on_ipv6_is_reached() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"{}")

@@ -41,7 +41,9 @@ async def test_models_are_listed_and_shown() -> None:
 
 async def test_the_version_is_kvlanes() -> None:
     async with rig() as port:
-        assert set((await port.ask(get("/version"))).json()) == {"version"}
+        seen = await port.ask(get("/version").replace(b"host: a", b"host: a\r\nx-request-id: mine"))
+        assert set(seen.json()) == {"version"}
+        assert seen.all("x-request-id") == ["mine"]
 
 
 async def test_a_head_request_gets_no_body() -> None:

@@ -92,6 +92,32 @@ def test_a_client_cannot_steer_engine_internals(name: str) -> None:
     assert json.loads(parsed.body) == {"model": "m", "messages": [USER], "seed": 2**70}
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "left"),
+    [
+        (CHAT, {"vllm_xargs": {"kv_transfer_params": "x", "mine": 1}}, {"vllm_xargs": {"mine": 1}}),
+        (
+            "/inference/v1/generate",
+            {"sampling_params": {"seed": 1, "extra_args": {"kv_transfer_params": {"remote_host": "x"}}}},
+            {"sampling_params": {"seed": 1, "extra_args": {}}},
+        ),
+    ],
+)
+def test_nor_can_it_through_the_objects_that_engines_merge_with_the_body(
+    path: str, fields: dict[str, object], left: dict[str, object]
+) -> None:
+    assert json.loads(parse(path, body(model="m", messages=[USER], **fields)).body) == {
+        "model": "m",
+        "messages": [USER],
+        **left,
+    }
+
+
+def test_arguments_for_extensions_of_an_engine_are_the_clients_own() -> None:
+    raw = body(model="m", messages=[USER], vllm_xargs={"mine": 1}, extra_args=None, sampling_params=[])
+    assert parse(CHAT, raw).body is raw
+
+
 def test_the_words_kv_transfer_params_in_a_text_change_nothing() -> None:
     raw = body(model="m", messages=[{"role": "user", "content": '"kv_transfer_params"'}])
     assert parse(CHAT, raw).body is raw

@@ -53,3 +53,14 @@ def test_a_stream_error_is_one_whole_event_with_the_message(path: str) -> None:
     assert event.count(b"\n\n") == 1
     data = next(line for line in event.split(b"\n") if line.startswith(b"data: "))
     assert "the pod went away" in json.dumps(json.loads(data[6:]))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_what_no_utf8_can_hold_is_answered_all_the_same(path: str) -> None:
+    status, _, body = render(UnknownModel("\ud800"), path, "id-\udcff")
+    assert status == 404
+    assert "`\\ud800` does not exist" in json.loads(body)["error"]["message"]
+
+
+def test_a_made_up_name_is_not_repeated_at_any_length() -> None:
+    assert len(UnknownModel("x" * 10_000).message) < 500

@@ -17,6 +17,7 @@ from proxy.core.params import Invalid
 from proxy.core.ports import Clock, InstanceName, ProfileNames, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.prefix.keys import PrefixMatch
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()
@@ -82,7 +83,7 @@ def exchange(
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(PrefixMatch):
     """A PrefixMatch that knows how many blocks each pod holds."""
 
     total: int

@@ -77,10 +77,7 @@ def fleets(draw: st.DrawFn) -> list[Endpoint]:
             attributes={"gpu": draw(st.floats(0, 1))} if draw(st.booleans()) else {},
         )
 
-    endpoints = [one(index) for index in range(draw(st.integers(1, 6)))]
-    for slot, endpoint in enumerate(endpoints):
-        endpoint.slot = slot
-    return endpoints
+    return [one(index) for index in range(draw(st.integers(1, 6)))]
 
 
 @st.composite

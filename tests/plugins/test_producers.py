@@ -74,6 +74,7 @@ class TestSessionId:
             ({"cookieName": "sid"}, {"cookie": "a=1; sid=abc; b=2"}, "abc"),
             ({"cookieName": "sid"}, {"cookie": "a=1"}, None),
             ({"cookieName": "sid"}, {"cookie": '"""'}, None),
+            ({"cookieName": "sid"}, {"cookie": 'prefs={"a": 1}; b[0]=c d; flag; sid="abc="'}, "abc="),
             ({"cookieName": "sid"}, {"x_session_id": "s"}, None),
             ({}, {"x_session_id": "  "}, None),
             ({}, {}, None),

@@ -147,3 +147,12 @@ class TestTable:
         for second in range(100):
             table.bind(str(second), a, now=float(second))
         assert len(table) <= 15
+
+
+def test_what_a_client_calls_its_session_takes_no_memory() -> None:
+    table, a = SessionTable(300.0, 10.0), pod("a")
+    long = "x" * 60_000 + "\udcff"
+    table.bind(long, a, now=0.0)
+    assert table.get(long, now=1.0) is a
+    assert table.get(long + "y", now=1.0) is None
+    assert all(len(key) == 16 for key in table._bound)

@@ -15,14 +15,14 @@ from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
 from proxy.plugins.scorers.no_hit_lru import NoHitLruScorer
 from proxy.plugins.scorers.prefix_cache import PrefixCacheScorer
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 
 RUN = ProfileRun("default")
 PODS = [Endpoint(f"pod-{number}") for number in range(4)]
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(PrefixMatch):
     """A match that somebody has already made."""
 
     blocks: dict[Endpoint, int]

@@ -16,6 +16,9 @@ from proxy.sim import SimConfig, SimFleet, SimPod
 
 CHAT = "/v1/chat/completions"
 
+BLIND: Mapping[str, Any] = {"pods": {"refresh": {"interval": "60s"}}}
+"""Settings under which pods are scraped once, before the first request: only the ledger and the index decide."""
+
 Answer = tuple[aiohttp.ClientResponse, Any]
 """A response that has been read, and its JSON."""
 

@@ -53,6 +53,8 @@ async def test_a_form_goes_to_the_pods_of_its_model() -> None:
         for _ in range(4):
             response, _ = await upload(s, form("two"))
             assert (response.status, response.headers["x-kvlane-endpoint"]) == (200, "pod-1")
+        response, _ = await upload(s, form("two", file_first=True))
+        assert (response.status, response.headers["x-kvlane-endpoint"]) == (200, "pod-1")
         response, _ = await upload(s, form("none"))
         assert response.status == 404
 

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from proxy.sim import SimConfig, StepTiming
-from tests.scenarios.stack import Stack, stack, until
+from tests.scenarios.stack import BLIND, Stack, stack, until
 
 SLOW = SimConfig(timing=StepTiming(base=0.05, per_prefill_token=0.0))
 """A burst has arrived long before the first answer."""
 
 THREE_TO_ONE = [{"weight": 3}, {"weight": 1}]
-BLIND: dict[str, Any] = {"refresh": {"interval": "60s"}}
-"""Pods that are scraped once, before the first request."""
 
 
 def profile(*plugins: str) -> dict[str, Any]:
@@ -62,7 +60,7 @@ async def test_a_pod_of_three_times_the_weight_gets_three_times_the_requests(
 
 
 async def test_sixty_four_equal_cold_prompts_neither_spread_over_all_pods_nor_land_on_one() -> None:
-    async with stack(8, SLOW, {"pods": BLIND}) as s:
+    async with stack(8, SLOW, BLIND) as s:
         shares = await served(s, ["the same long prompt " * 400] * 64, at_once=True)
         assert 1 < len(shares) < 8
         assert max(shares.values()) <= 32
@@ -70,7 +68,7 @@ async def test_sixty_four_equal_cold_prompts_neither_spread_over_all_pods_nor_la
 
 
 async def test_sixty_four_different_prompts_at_once_are_spread_by_the_ledger_alone() -> None:
-    async with stack(8, SLOW, {"pods": BLIND}) as s:
+    async with stack(8, SLOW, BLIND) as s:
         shares = await served(s, [f"{number} is a prompt of its own " * 60 for number in range(64)], at_once=True)
         assert sorted(shares.values()) == [8] * 8
         await s.idle()
@@ -94,7 +92,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 async def test_conversations_stay_with_their_pod_and_documents_are_shared_out() -> None:
     documents = [f"document {number}: " + "words of its own " * 200 for number in range(8)]
-    async with stack(4) as s:
+    async with stack(4, settings=BLIND) as s:
         homes = {}
         for document in documents:
             response, _ = await s.chat(document)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from proxy.sim import SimConfig, StepTiming
-from tests.scenarios.stack import Stack, stack, until
+from tests.scenarios.stack import BLIND, Stack, stack, until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the sea."}]
@@ -27,7 +27,9 @@ WEATHER: ChatCompletionToolParam = {
 
 
 @asynccontextmanager
-async def client(pods: int = 2, config: SimConfig | None = None, **settings: Any) -> AsyncIterator[tuple[Stack, Any]]:
+async def client(
+    pods: int = 2, config: SimConfig | None = None, settings: Mapping[str, Any] | None = None
+) -> AsyncIterator[tuple[Stack, Any]]:
     async with (
         stack(pods, config, settings) as s,
         AsyncOpenAI(base_url=f"{s.url}/v1", api_key="none", max_retries=0) as api,
@@ -108,7 +110,7 @@ async def test_models_are_listed_and_found_by_name(api: AsyncOpenAI) -> None:
 
 
 async def test_a_response_is_found_again_on_its_own_pod() -> None:
-    async with client(pods=4) as (s, api):
+    async with client(pods=4, settings=BLIND) as (s, api):
         made = [await api.responses.create(model="sim", input=f"question {number}") for number in range(8)]
         assert len([pod for pod in s.pods if len(pod.requests)]) == 4
         for response in made:
@@ -116,7 +118,7 @@ async def test_a_response_is_found_again_on_its_own_pod() -> None:
 
 
 async def test_a_conversation_goes_on_where_it_began() -> None:
-    async with client(pods=4) as (s, api):
+    async with client(pods=4, settings=BLIND) as (s, api):
         for number in range(4):
             first = await api.responses.create(model="sim", input=f"{number} hello " * 50, max_output_tokens=5)
             second = await api.responses.create(model="sim", input="more", previous_response_id=first.id)
@@ -171,7 +173,7 @@ async def test_a_body_that_the_proxy_refuses_is_a_bad_request_error(api: AsyncOp
 
 
 async def test_a_body_over_the_limit_is_an_error_of_status_413() -> None:
-    async with client(listen={"maxBody": "64KiB"}) as (s, api):
+    async with client(settings={"listen": {"maxBody": "64KiB"}}) as (s, api):
         with pytest.raises(openai.APIStatusError) as caught:
             await api.chat.completions.create(model="sim", messages=[{"role": "user", "content": "x" * 100_000}])
         assert caught.value.status_code == 413

@@ -222,6 +222,17 @@ class TestWhatIsRefused:
         (fault,) = complaints({"plugins": [{"type": "queue-scorer"}], "schedulingProfiles": profiles})
         assert fault == "schedulingProfiles: several profiles (a, b) and no profile handler that chooses"
 
+    @pytest.mark.parametrize("type_name", ["disagg-profile-handler", "header-profile-handlr"])
+    def test_a_handler_that_is_misspelt_or_not_yet_supported_is_not_called_missing_as_well(
+        self, type_name: str
+    ) -> None:
+        document = {"plugins": [{"type": type_name}], "schedulingProfiles": [profile("a"), profile("b")]}
+        (fault,) = complaints(document)
+        assert fault.startswith(f"plugins.{type_name}: ")
+
+    def test_profiles_that_cannot_be_read_are_not_called_shadows_as_well(self) -> None:
+        assert complaints({"schedulingProfiles": [{"plugins": []}]}) == ["schedulingProfiles[0].name: is required"]
+
     def test_several_profiles_under_the_handler_of_one(self) -> None:
         profiles = [profile("a"), profile("b")]
         (fault,) = complaints({"plugins": [{"type": "single-profile-handler"}], "schedulingProfiles": profiles})

@@ -215,7 +215,8 @@ async def test_input_that_makes_no_sense_is_refused(state: Any, fault: str) -> N
 
 
 def test_matches_in_blocks_of_different_size_keep_share_and_length() -> None:
-    told = ToldMatch.of({"a": StatedMatch(4, 8, 16), "b": StatedMatch(1, 4, 32)})
-    held = told.matched([pod("a"), pod("b"), pod("unknown")])
-    assert [blocks / told.total for blocks in held] == [0.5, 0.25, 0.0]
-    assert [blocks * told.block_size for blocks in held] == [64, 32, 0]
+    told = ToldMatch({"a": StatedMatch(4, 8, 16), "b": StatedMatch(1, 3, 64)})
+    pods = [pod("a"), pod("b"), pod("unknown")]
+    assert [blocks / told.total for blocks in told.matched(pods)] == pytest.approx([0.5, 1 / 3, 0.0])
+    assert told.lengths(pods) == [64, 64, 0]
+    assert told.missing(pods, prompt_tokens=130) == [64 + 2, 128, 130]

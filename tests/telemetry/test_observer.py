@@ -152,6 +152,13 @@ def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
     assert "invented" not in seen.text
 
 
+@pytest.mark.parametrize("made_up", ["x" * 257, "\ud800"])
+def test_a_name_that_is_no_label_is_none_even_if_a_pod_answers_for_it(made_up: str) -> None:
+    world = World()
+    whole_request(world, world.leg(world.fleet.add("pod-a"), model=made_up))
+    assert world.scrape()["kvlane_prompt_tokens_total"] == {("other",): 100}
+
+
 def test_models_beyond_the_limit_are_one_series() -> None:
     world = World(limit=3)
     endpoint = world.fleet.add("pod-a")

@@ -13,12 +13,11 @@ import yaml
 
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, build, param
-from proxy.fleet.dialects import Engine
+from proxy.fleet.dialects import ENGINE_LABELS, Engine
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
 
 log = logging.getLogger(__name__)
 
-ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
 _DEFAULT_NAMESPACE = "default"
 
 

@@ -48,10 +48,12 @@ class Address:
 class Pod:
     """The pool's side of an endpoint, until it is forgotten."""
 
-    __slots__ = ("_clock", "address", "forgotten", "idle")
+    __slots__ = ("_clock", "address", "forgotten", "idle", "url")
 
-    def __init__(self, address: Address, clock: Clock) -> None:
-        self.address = address
+    def __init__(self, url: str, clock: Clock) -> None:
+        """Raises ValueError for a URL that is none."""
+        self.url = url
+        self.address = Address.of(url)
         self.idle: list[Connection] = []
         """Most recently used last, and taken first."""
         self.forgotten = False
@@ -134,12 +136,15 @@ class UpstreamPool:
             self.forget(endpoint)
 
     def _pod(self, endpoint: Endpoint) -> Pod:
+        """What the pool knows of the pod at this URL: an endpoint that moved keeps nothing of where it was."""
         pod = self._pods.get(endpoint)
-        if pod is None:
-            try:
-                pod = self._pods[endpoint] = Pod(Address.of(endpoint.url), self._clock)
-            except ValueError as error:
-                raise ConnectFailed(str(error)) from error
+        if pod is not None and pod.url == endpoint.url:
+            return pod
+        self.forget(endpoint)
+        try:
+            pod = self._pods[endpoint] = Pod(endpoint.url, self._clock)
+        except ValueError as error:
+            raise ConnectFailed(str(error)) from error
         return pod
 
     async def _open(self, pod: Pod) -> Connection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import ClassVar
 
 from proxy.core.cycle_state import DataKey
@@ -48,9 +47,9 @@ class SessionIdProducer(DataProducer):
 
 
 def _cookie(header: str, name: str) -> str:
-    """One cookie of a Cookie header; what a browser would not have sent counts as no cookie."""
-    try:
-        morsel = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return morsel.value if morsel else ""
+    """One cookie of a Cookie header. The others may hold anything: browsers send what no grammar allows."""
+    for pair in header.split(";"):
+        key, _, value = pair.partition("=")
+        if key.strip() == name:
+            return value.strip().strip('"')
+    return ""

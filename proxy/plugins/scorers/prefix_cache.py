@@ -42,5 +42,8 @@ class PrefixCacheScorer(Scorer):
         weight, total, matched = self.match_length_weight, match.total, match.matched(endpoints)
         if not weight:
             return [blocks / total for blocks in matched]
-        by_length = match.block_size / self.match_length_scale_tokens
-        return [weight * min(1.0, n * by_length) ** 2 + (1.0 - weight) * (n / total) for n in matched]
+        scale = self.match_length_scale_tokens
+        return [
+            weight * min(1.0, tokens / scale) ** 2 + (1.0 - weight) * (blocks / total)
+            for blocks, tokens in zip(matched, match.lengths(endpoints), strict=True)
+        ]

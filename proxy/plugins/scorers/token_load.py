@@ -34,16 +34,7 @@ class TokenLoadScorer(Scorer):
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         threshold = self.queue_threshold_tokens if self.queue_threshold_tokens > 0 else DEFAULT_THRESHOLD
-        tokens = map(int.__add__, uncached_tokens(request, endpoints), (e.load.tokens for e in endpoints))
+        prompt_tokens, match = request.prompt.tokens, request.state.read(PREFIX_MATCH)
+        missing = match.missing(endpoints, prompt_tokens) if match else [prompt_tokens] * len(endpoints)
+        tokens = map(int.__add__, missing, (endpoint.load.tokens for endpoint in endpoints))
         return [1.0 - min(count, threshold) / threshold for count in tokens]
-
-
-def uncached_tokens(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[int]:
-    """(total - matched) blocks, and the tokens of the prompt beyond its blocks."""
-    prompt_tokens = request.prompt.tokens
-    match = request.state.read(PREFIX_MATCH)
-    if match is None:
-        return [prompt_tokens] * len(endpoints)
-    total, size = match.total, match.block_size
-    beyond = max(0, prompt_tokens - total * size)
-    return [max(0, total - blocks) * size + beyond for blocks in match.matched(endpoints)]

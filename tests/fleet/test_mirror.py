@@ -1,0 +1,183 @@
+"""A fleet in one process, and what others see of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.fleet.mirror import Mirror, News, Origin
+from proxy.fleet.settings import PodSettings
+
+METRICS = Metrics(
+    waiting=1,
+    running=5,
+    kv_usage=0.5,
+    active_models=frozenset({"lora"}),
+    max_active_models=4,
+    block_size=16,
+    blocks=100,
+    attributes={"x": 1.5},
+    scraped_at=99.0,
+    freshness=Freshness.FRESH,
+)
+
+
+def pod(name: str, **keys: object) -> PodSettings:
+    return PodSettings(url=f"http://{name}", name=name, **keys)  # type: ignore[arg-type]
+
+
+class Pair:
+    """An origin and a mirror whose clocks have nothing to do with each other."""
+
+    def __init__(self) -> None:
+        self.clock, self.other_clock = ManualClock(100.0), ManualClock(5000.0)
+        self.said: list[tuple[News, bytes]] = []
+        self.heard: list[tuple[str, str]] = []
+        self.origin = Origin(self.clock, lambda news, record: self.said.append((news, record)))
+        self.mirror = Mirror(
+            self.other_clock,
+            on_ready=lambda endpoint: self.heard.append(("ready", endpoint.name)),
+            on_restarted=lambda endpoint: self.heard.append(("restarted", endpoint.name)),
+            on_removed=lambda endpoint: self.heard.append(("removed", endpoint.name)),
+        )
+
+    def tell(self) -> None:
+        for news, record in self.said:
+            self.mirror.told(news, record)
+        self.said.clear()
+
+    def tell_all(self) -> None:
+        self.said.clear()
+        for news, record in self.origin.records():
+            self.mirror.told(news, record)
+
+    def ready(self, name: str, **keys: object) -> Endpoint:
+        endpoint = self.origin.add(pod(name, **keys))
+        self.origin.reached(endpoint)
+        return endpoint
+
+    def seen(self, name: str) -> Endpoint:
+        endpoint = self.mirror.get(name)
+        assert endpoint is not None
+        return endpoint
+
+
+def test_a_pod_is_a_candidate_in_the_mirror_when_it_is_one_in_the_origin() -> None:
+    pair = Pair()
+    endpoint = pair.origin.add(pod("a", labels={"gpu": "h100"}, weight=2.0, role="decode", api_key="k"))
+    pair.tell()
+    assert pair.seen("a").state is EndpointState.STARTING
+    pair.origin.listed(endpoint, [{"id": "m", "parent": None}])
+    pair.origin.reached(endpoint)
+    pair.tell()
+    seen = pair.seen("a")
+    assert list(pair.mirror.serving("m")) == [seen]
+    assert pair.mirror.models() == pair.origin.models()
+    assert (seen.url, seen.weight, seen.role, seen.api_key) == ("http://a", 2.0, "decode", "k")
+    assert seen.labels == endpoint.labels
+    assert pair.heard == [("ready", "a")]
+    pair.origin.refused(endpoint)
+    pair.tell()
+    assert pair.seen("a").state is EndpointState.EJECTED
+
+
+def test_a_drained_pod_is_drained_everywhere_and_comes_back_everywhere() -> None:
+    pair = Pair()
+    pair.ready("a")
+    pair.origin.drain("a")
+    pair.tell()
+    assert not pair.mirror.ready
+    pair.origin.undrain("a")
+    pair.tell()
+    assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]
+
+
+def test_a_removed_pod_leaves_the_mirror_when_it_has_left_the_origin() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    endpoint.load.requests = 1
+    pair.origin.remove("a")
+    pair.tell()
+    assert pair.seen("a").state is EndpointState.DRAINING
+    endpoint.load.requests = 0
+    pair.origin.sweep()
+    pair.tell()
+    assert pair.mirror.get("a") is None
+    assert pair.heard == [("ready", "a"), ("removed", "a")]
+
+
+def test_a_scrape_has_the_same_age_and_in_flight_in_the_mirror() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    endpoint.publish(METRICS, dispatched=7, finished=4)
+    pair.origin.refreshed(endpoint)
+    pair.tell()
+    seen = pair.seen("a")
+    assert seen.metrics.scraped_at == 4999.0
+    assert (seen.metrics.waiting, seen.metrics.blocks, seen.metrics.active_models) == (1, 100, frozenset({"lora"}))
+    assert seen.metrics.attributes == {"x": 1.5}
+    assert seen.metrics.freshness is Freshness.FRESH
+    seen.load.dispatched = seen.load.requests = 4
+    assert seen.view.waiting == 2
+
+
+def test_values_that_json_does_not_have_survive() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    endpoint.publish(Metrics(attributes={"x": math.nan}, freshness=Freshness.FRESH), 0, 0)
+    pair.origin.refreshed(endpoint)
+    pair.tell()
+    assert math.isnan(pair.seen("a").metrics.attributes["x"])
+    assert pair.seen("a").metrics.scraped_at == -math.inf
+
+
+def test_a_restart_is_heard_of_once_and_not_by_those_who_came_after_it() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    pair.tell()
+    pair.origin.restarted(endpoint)
+    pair.tell()
+    pair.tell_all()
+    assert pair.heard == [("ready", "a"), ("restarted", "a")]
+    late = Pair()
+    for news, record in pair.origin.records():
+        late.mirror.told(news, record)
+    assert late.heard == [("ready", "a")]
+
+
+def test_who_missed_everything_is_made_equal_by_all_records() -> None:
+    pair = Pair()
+    pair.ready("gone")
+    pair.ready("kept")
+    pair.tell()
+    pair.origin.remove("gone")
+    pair.ready("new")
+    pair.origin.drain("kept")
+    pair.tell_all()
+    assert {endpoint.name: endpoint.state for endpoint in pair.mirror.endpoints} == {
+        endpoint.name: endpoint.state for endpoint in pair.origin.endpoints
+    }
+    assert ("removed", "gone") in pair.heard
+
+
+def test_what_is_no_news_is_not_told() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    pair.said.clear()
+    pair.origin.listed(endpoint, None)
+    pair.origin.reached(endpoint)
+    assert pair.said == []
+
+
+@pytest.mark.parametrize("record", [b"", b"{]", b"{}", b"[1]", b'{"pod":{},"contact":"ready","restarts":0}'])
+@pytest.mark.parametrize("news", [News.POD, News.METRICS])
+def test_garbage_is_refused_and_changes_nothing(news: News, record: bytes) -> None:
+    pair = Pair()
+    pair.ready("a")
+    pair.tell()
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        pair.mirror.told(news, record)
+    assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]

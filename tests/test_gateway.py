@@ -1,0 +1,305 @@
+"""The life of a request, between a client and pods that follow a script: whatever happens, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision, ProfileResult, ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, UnknownResponse, UpstreamTimedOut
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.plugin import (
+    DataProducer,
+    EndpointRemoved,
+    Filter,
+    PostResponse,
+    PreRequest,
+    ProfileHandler,
+    Scorer,
+    plugin,
+)
+from proxy.core.ports import Clock, Random
+from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest
+from proxy.fleet.bindings import Bindings
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.ledger import Ledger
+from proxy.fleet.settings import PodSettings
+from proxy.gateway import Gateway
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.scheduling.build import build
+from proxy.scheduling.document import read
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.observer import Observer
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % (b"long prompt " * 200)
+
+Script = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass
+class FakeCall:
+    body: bytes = BODY
+    path: str = CHAT
+    method: str = "POST"
+    query: str = ""
+    id: str = "id-1"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    received_at: float = 0.0
+
+
+@dataclass
+class ScriptedRelay:
+    """Does with each leg what its script says; the last one does for all that follow."""
+
+    scripts: Sequence[Script]
+    legs: list[Exchange] = field(default_factory=list)
+
+    async def relay(self, exchange: Exchange) -> None:
+        script = self.scripts[min(len(self.legs), len(self.scripts) - 1)]
+        self.legs.append(exchange)
+        await script(exchange)
+
+
+async def good(exchange: Exchange) -> None:
+    exchange.status, exchange.first_byte_at, exchange.ending = 200, 1.0, Ending.COMPLETE
+
+
+async def refused(exchange: Exchange) -> None:
+    raise ConnectFailed("nobody listens")
+
+
+async def too_late(exchange: Exchange) -> None:
+    raise UpstreamTimedOut("no byte")
+
+
+async def broken(exchange: Exchange) -> None:
+    raise RuntimeError("a fault of ours")
+
+
+async def endless(exchange: Exchange) -> None:
+    await asyncio.Event().wait()
+
+
+class Explodes(RuntimeError):
+    pass
+
+
+def explode(*_: object) -> Any:
+    raise Explodes("boom")
+
+
+@plugin("bad-hooks")
+@dataclass
+class BadHooks(PreRequest, PostResponse, EndpointRemoved):
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        explode()
+
+    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        explode()
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        explode()
+
+
+@plugin("bad-producer")
+@dataclass
+class BadProducer(DataProducer):
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        explode()
+
+
+@plugin("hung-producer")
+@dataclass
+class HungProducer(DataProducer):
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        await asyncio.Event().wait()
+
+
+@plugin("bad-scorer")
+@dataclass
+class BadScorer(Scorer):
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        explode()
+        return []
+
+
+@plugin("bad-filter")
+@dataclass
+class BadFilter(Filter):
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        explode()
+        return endpoints
+
+
+@plugin("bad-handler")
+@dataclass
+class BadHandler(ProfileHandler):
+    def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:
+        yield "default"
+        explode()
+        return Decision(Endpoint("never"))
+
+
+BAD = (BadHooks, BadProducer, HungProducer, BadScorer, BadFilter, BadHandler)
+
+PLUGINS = ("prefix-cache-scorer", "queue-scorer", "no-hit-lru-scorer", "session-affinity-scorer", "round-robin-picker")
+
+
+class World:
+    """A gateway over pods `a`, `b` and `c`, all of them ready."""
+
+    def __init__(self, *extra: str, names: str = "abc", attempts: int = 3) -> None:
+        clock = ManualClock(now=1000.0)
+        self.scheduling = build(
+            read({"plugins": [{"type": name} for name in (*PLUGINS, *extra)]}),
+            Registry([*Registry.discover(), *BAD]),
+            {Clock: clock, Random: random.Random(1)},
+        )
+        self.fleet = Fleet(clock, on_removed=self._removed, grace=0.0)
+        for name in names:
+            endpoint = self.fleet.add(PodSettings(f"http://{name}:1", name, models=("m",)))
+            self.fleet.reached(endpoint)
+        self.ledger = Ledger(clock)
+        self.bindings = Bindings(clock)
+        catalogue = Catalogue("test")
+        observer = Observer(catalogue, EndpointSeries(catalogue, self.fleet, [], clock), clock)
+        self.gateway = Gateway(self.fleet, self.scheduling, self.ledger, self.bindings, observer, clock, attempts)
+
+    async def serve(self, *scripts: Script, call: FakeCall | None = None) -> list[Exchange]:
+        relay = ScriptedRelay(scripts)
+        await self.gateway.serve(call or FakeCall(), relay)
+        return relay.legs
+
+    def assert_that_nothing_is_left(self) -> None:
+        loads = [endpoint.load for endpoint in self.fleet.endpoints]
+        assert self.ledger.in_flight == 0
+        assert all((load.requests, load.tokens) == (0, 0) for load in loads)
+        assert all(load.dispatched == load.finished for load in loads)
+        index = next(one for one in self.scheduling.instances.values() if isinstance(one, ApproxPrefixCacheProducer))
+        assert all(not pod.pinned for pod in index.index._pods.values())
+
+    def pairs(self) -> int:
+        indexes = [one for one in self.scheduling.instances.values() if isinstance(one, ApproxPrefixCacheProducer)]
+        return sum(one.index.pairs for one in indexes)
+
+    def _removed(self, endpoint: Endpoint) -> None:
+        for hook in self.scheduling.endpoint_removed:
+            hook.endpoint_removed(endpoint)
+        self.bindings.forget(endpoint)
+
+
+async def test_a_good_answer_leaves_its_blocks_and_nothing_else() -> None:
+    world = World()
+    (leg,) = await world.serve(good)
+    assert leg.succeeded
+    assert world.pairs() > 0
+    world.assert_that_nothing_is_left()
+
+
+async def test_pods_that_refuse_are_each_tried_once_as_far_as_the_attempts_go() -> None:
+    world = World(names="abcde")
+    with pytest.raises(BadGateway, match="tried 3"):
+        await world.serve(refused)
+    relay = ScriptedRelay([refused])
+    with pytest.raises(BadGateway):
+        await world.gateway.serve(FakeCall(), relay)
+    assert [leg.attempt for leg in relay.legs] == [0, 1, 2]
+    assert len({leg.endpoint for leg in relay.legs}) == 3
+    assert world.pairs() == 0
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_retry_passes_over_pods_that_drain_and_does_not_count_them() -> None:
+    world = World()
+
+    async def refused_while_the_others_drain(exchange: Exchange) -> None:
+        world.fleet.drain(exchange.decision.fallbacks[0].name)
+        await refused(exchange)
+
+    first, second = await world.serve(refused_while_the_others_drain, good)
+    assert second.endpoint is first.decision.fallbacks[1]
+    assert second.attempt == 1
+
+
+async def test_a_pod_that_took_the_request_and_is_silent_is_not_followed_by_another() -> None:
+    world = World()
+    with pytest.raises(GatewayTimeout):
+        await world.serve(too_late)
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("script", [broken, too_late])
+async def test_what_fails_in_the_relay_leaves_nothing(script: Script) -> None:
+    world = World()
+    with pytest.raises((RuntimeError, GatewayTimeout)):
+        await world.serve(script)
+    assert world.pairs() == 0
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("extra", ["hung-producer", "queue-scorer"])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+async def test_a_client_that_leaves_at_any_moment_leaves_nothing(extra: str, turns: int) -> None:
+    world = World(*([extra] if extra not in PLUGINS else []))
+    task = asyncio.ensure_future(world.serve(endless))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.pairs() == 0
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("extra", ["bad-hooks", "bad-producer", "bad-scorer", "hung-producer"])
+async def test_a_plugin_that_fails_beside_the_decision_does_not_cost_the_request(extra: str) -> None:
+    world = World(extra)
+    (leg,) = await world.serve(good)
+    assert leg.succeeded
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("extra", ["bad-filter", "bad-handler"])
+async def test_a_plugin_that_fails_in_the_decision_costs_the_request_and_nothing_else(extra: str) -> None:
+    world = World(extra)
+    with pytest.raises(Explodes):
+        await world.serve(good)
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -> None:
+    world = World()
+
+    async def removed_meanwhile(exchange: Exchange) -> None:
+        world.fleet.remove(exchange.endpoint.name)
+        exchange.response_id = "resp_1"
+        await good(exchange)
+
+    await world.serve(removed_meanwhile)
+    assert len(world.fleet.endpoints) == 2
+    assert world.pairs() == 0
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_response_of_a_pod_that_is_gone_is_not_asked_of_it() -> None:
+    world = World()
+
+    async def removed_meanwhile(exchange: Exchange) -> None:
+        world.fleet.remove(exchange.endpoint.name)
+        exchange.response_id = "resp_1"
+        await good(exchange)
+
+    await world.serve(removed_meanwhile)
+    with pytest.raises(UnknownResponse):
+        await world.serve(good, call=FakeCall(path="/v1/responses/resp_1", method="GET", body=b""))
+    assert len(world.bindings) == 0
