@@ -112,17 +112,20 @@ async def _pods() -> AsyncIterator[list[str]]:
     )
     try:
         urls = [f"http://127.0.0.1:{port + index}" for index in range(PODS)]
-        await _healthy(urls)
+        await _healthy(urls, process)
         yield urls
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 
-async def _healthy(urls: list[str]) -> None:
+async def _healthy(urls: list[str], process: asyncio.subprocess.Process) -> None:
     async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.timeout(30):
         for url in urls:
             while True:
+                if process.returncode is not None:
+                    raise click.ClickException("the simulated pods did not start; their message is above")
                 try:
                     async with session.get(f"{url}/health"):
                         break
