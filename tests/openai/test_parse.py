@@ -55,11 +55,20 @@ def test_what_is_not_an_object_is_refused(raw: bytes) -> None:
         parse(CHAT, raw)
 
 
-@pytest.mark.parametrize("depth", [1500, 100_000])
+def nested(depth: int) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}]}"
+
+
+@pytest.mark.parametrize("depth", [300, 1500, 5000])
 def test_deep_nesting_is_answered_not_crashed_upon(depth: int) -> None:
-    raw = b'{"model":"m","messages":[{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}]}"
+    """How deep Python's parser goes differs from version to version."""
+    with suppress(BadRequest):
+        assert parse(CHAT, nested(depth)).body == nested(depth)
+
+
+def test_nesting_without_an_end_is_refused() -> None:
     with pytest.raises(BadRequest, match="nested too deeply"):
-        parse(CHAT, raw)
+        parse(CHAT, nested(1_000_000))
 
 
 def test_json_that_engines_accept_is_accepted() -> None:
