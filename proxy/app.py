@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import sys
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -31,6 +33,7 @@ from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
 from proxy.http.server import DataServer
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling, build
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag
@@ -56,18 +59,11 @@ class App:
         self._stack = AsyncExitStack()
         self._catalogue = Catalogue(__version__)
         self.scheduling = self._build(registry or Registry.discover())
-        self.fleet = Fleet(
-            self._clock,
-            on_ready=self._ready,
-            on_restarted=self._forget,
-            on_removed=self._removed,
-            on_missed=self._missed,
-        )
-        self.ledger = Ledger(self._clock)
-        plugins = self.scheduling.instances.values()
-        indexes = [plugin.index for plugin in plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
-        self._endpoint_series = EndpointSeries(self._catalogue, self.fleet, indexes, self._clock)
-        self._bindings = Bindings(self._clock)
+        self.fleet = self._make_fleet()
+        self.ledger = self._make_ledger()
+        self._bindings = self._make_bindings()
+        self._endpoint_series = EndpointSeries(self._catalogue, self.fleet, self._indexes(), self._clock)
+        self._exposition = Exposition(self._catalogue, self._endpoint_series)
 
     async def __aenter__(self) -> App:
         settings, clock = self._settings, self._clock
@@ -75,8 +71,7 @@ class App:
             tasks = await stack.enter_async_context(Tasks())
             access_log = await self._access_log(stack, tasks)
             self.observer = Observer(self._catalogue, self._endpoint_series, clock, access_log)
-            runner = FleetRunner(self.fleet, settings.pods, clock, self._random, settings.engines)
-            await stack.enter_async_context(runner)
+            known = await self._know_the_fleet(stack)
             self._gateway = Gateway(
                 self.fleet,
                 self.scheduling,
@@ -97,11 +92,10 @@ class App:
                 on_end=self._ended,
             )
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            self._admin = AdminServer(settings.admin, self._admin_application(session))
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), clock), "event loop lag")
-            await stack.enter_async_context(self._admin)
-            await runner.first_contact(FIRST_CONTACT)
-            await self._data.start()
+            await self._open_admin(stack, session)
+            await known()
+            await self._data.start(self._sockets())
             stack.push_async_callback(self._data.stop, settings.reliability.drain.grace)
             self._stack = stack.pop_all()
         return self
@@ -133,17 +127,56 @@ class App:
     async def _access_log(self, stack: AsyncExitStack, tasks: Tasks) -> AccessLog | None:
         if not self._settings.telemetry.access_log:
             return None
-        access_log = AccessLog(
-            partial(os.write, sys.stdout.fileno()), self._clock, self._catalogue.log_lines_lost.cell()
-        )
+        access_log = AccessLog(self._log_writer(), self._clock, self._catalogue.log_lines_lost.cell())
         await stack.enter_async_context(access_log)
         tasks.start(access_log.run(), "access log")
         return access_log
 
+    # What a process has of its own, and a worker among several has from its supervisor.
+
+    def _make_fleet(self) -> Fleet:
+        return Fleet(
+            self._clock,
+            on_ready=self._ready,
+            on_restarted=self._forget,
+            on_removed=self._removed,
+            on_missed=self._missed,
+        )
+
+    def _make_ledger(self) -> Ledger:
+        return Ledger(self._clock)
+
+    def _make_bindings(self) -> Bindings:
+        return Bindings(self._clock)
+
+    def _indexes(self) -> Sequence[PrefixIndex]:
+        return [producer.index for producer in self._prefix_producers()]
+
+    def _prefix_producers(self) -> list[ApproxPrefixCacheProducer]:
+        plugins = self.scheduling.instances.values()
+        return [plugin for plugin in plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
+
+    async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
+        """Begins to; what it returns waits until as much is known as requests need."""
+        settings = self._settings
+        runner = FleetRunner(self.fleet, settings.pods, self._clock, self._random, settings.engines)
+        await stack.enter_async_context(runner)
+        return partial(runner.first_contact, FIRST_CONTACT)
+
+    async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
+        self._admin = AdminServer(self._settings.admin, self._admin_application(session))
+        await stack.enter_async_context(self._admin)
+
+    def _sockets(self) -> Sequence[socket.socket]:
+        return ()
+
+    def _log_writer(self) -> Callable[[bytes], int]:
+        return partial(os.write, sys.stdout.fileno())
+
     def _admin_application(self, session: aiohttp.ClientSession) -> Any:
         return admin_application(
             fleet=self.fleet,
-            exposition=Exposition(self._catalogue, self._endpoint_series),
+            exposition=self._exposition,
             config=self.effective,
             session=session,
             stopping=lambda: self._gateway.stopping,
@@ -166,13 +199,14 @@ class App:
 
     def _removed(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)
-        self._bindings.forget(endpoint)
         self._data.pool.forget(endpoint)
 
     def _missed(self, endpoint: Endpoint) -> None:
         self.observer.scrape_failed(endpoint)
 
     def _forget(self, endpoint: Endpoint) -> None:
+        """What was in the pod's memory: cached prefixes, stored responses."""
+        self._bindings.forget(endpoint)
         for plugin in self.scheduling.endpoint_removed:
             plugin.endpoint_removed(endpoint)
 

@@ -11,7 +11,7 @@ import orjson
 import yaml
 
 from proxy.app import App
-from proxy.cli.configuration import Misconfigured, config_option, loaded, pod_option
+from proxy.cli.configuration import NO_PODS, Misconfigured, config_option, loaded, pod_option
 from proxy.cli.settings_reference import markdown
 from proxy.core.errors import ConfigError
 from proxy.http.admin_config import redacted
@@ -29,7 +29,8 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
         click.echo(markdown(), nl=False)
         return
     try:
-        described = redacted(App(loaded(config, pods, os.environ)).effective())
+        settings = loaded(config, pods, os.environ)
+        described = redacted(App(settings).effective())
     except ConfigError as error:
         raise Misconfigured(error) from None
     if as_json:
@@ -37,6 +38,8 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     else:
         _print(described, "")
         click.secho("The configuration is good.", fg="green", err=True)
+    if not settings.pods.has_source:
+        click.secho(f"Warning: {NO_PODS}", fg="yellow", err=True)
 
 
 def _print(value: Any, indent: str, lead: str | None = None) -> None:

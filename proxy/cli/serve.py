@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,17 @@ import click
 import uvloop
 
 from proxy.app import App
-from proxy.cli.configuration import config_option, loaded, pod_option
+from proxy.cli.configuration import NO_PODS, Misconfigured, config_option, loaded, pod_option
+from proxy.core.errors import ConfigError
+from proxy.core.tasks import Tasks
 from proxy.settings import Settings
+from proxy.supervisor.crew import StartFailed
+from proxy.supervisor.supervisor import Supervisor
 from proxy.telemetry import logs
 
 log = logging.getLogger("kvlane")
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 @click.command()
@@ -27,8 +35,14 @@ log = logging.getLogger("kvlane")
 @click.option("--host", help="Address of the data port.  [default: 0.0.0.0]")
 @click.option("--port", type=int, help="Data port.  [default: 8000]")
 @click.option("--admin-port", type=int, help="Admin port, on loopback unless configured.  [default: 9190]")
+@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that serve.")
 def serve(
-    config: Path | None, pods: tuple[str, ...], host: str | None, port: int | None, admin_port: int | None
+    config: Path | None,
+    pods: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    admin_port: int | None,
+    workers: int,
 ) -> None:
     """Run the proxy: with a YAML file, or with nothing but the URLs of some pods."""
     overrides: dict[str, dict[str, Any]] = {}
@@ -36,16 +50,16 @@ def serve(
         overrides["listen"] = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     if admin_port is not None:
         overrides["admin"] = {"port": admin_port}
-    settings = loaded(config, pods, os.environ, overrides)
+    read = partial(loaded, config, pods, os.environ, overrides)
+    settings = read()
     logs.set_up(settings.telemetry, sys.stderr)
-    uvloop.run(_serve(settings))
+    if not settings.pods.has_source:
+        log.warning(NO_PODS)
+    uvloop.run(_serve(settings) if workers == 1 else _supervise(settings, workers, read))
 
 
 async def _serve(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = _told_to_stop()
     try:
         async with App(settings) as app:
             log.info(
@@ -54,4 +68,57 @@ async def _serve(settings: Settings) -> None:
             await stop.wait()
             log.info("stopping: requests that run may end")
     except OSError as error:
-        raise click.ClickException(f"cannot listen: {error.strerror or error}") from None
+        raise _cannot_listen(error) from None
+
+
+async def _supervise(settings: Settings, workers: int, read: Callable[[], Settings]) -> None:
+    stop = _told_to_stop()
+    try:
+        async with Supervisor(settings, workers) as supervisor, Tasks() as tasks:
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, lambda: tasks.start(_reload(supervisor, read), "reload")
+            )
+            log.info(
+                "serving on %s:%d with %d workers, admin on %s:%d",
+                settings.listen.host,
+                supervisor.port,
+                workers,
+                settings.admin.host,
+                supervisor.admin_port,
+            )
+            await stop.wait()
+            log.info("stopping: requests that run may end")
+    except OSError as error:
+        raise _cannot_listen(error) from None
+    except StartFailed as error:
+        raise click.ClickException(str(error)) from None
+
+
+async def _reload(supervisor: Supervisor, read: Callable[[], Settings]) -> None:
+    """A configuration with faults is not for serving: what serves goes on."""
+    try:
+        await supervisor.reload(await asyncio.to_thread(read))
+    except ConfigError as error:
+        log.error("not reloaded: %s", Misconfigured(error).format_message())
+    except click.ClickException as error:
+        log.error("not reloaded: %s", error.format_message())
+
+
+def _told_to_stop() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; after it the next one ends the process at once, as it does by default."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        stop.set()
+        for number in STOPPING:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in STOPPING:
+        loop.add_signal_handler(number, told)
+    return stop
+
+
+def _cannot_listen(error: OSError) -> click.ClickException:
+    return click.ClickException(f"cannot listen: {error.strerror or error}")

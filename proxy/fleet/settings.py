@@ -96,6 +96,11 @@ class FleetSettings:
     dns: DnsSettings | None = param(None, "a name whose addresses are pods")
     refresh: RefreshSettings = field(default_factory=RefreshSettings)
 
+    @property
+    def has_source(self) -> bool:
+        """Whether any pod can come of it."""
+        return bool(self.static or self.file or self.dns)
+
     def __post_init__(self) -> None:
         """Raises ValueError for pods that cannot be told apart."""
         if problems := duplicates(self.static, "static"):

@@ -56,6 +56,14 @@ def test_check_prints_what_is_in_effect_and_marks_what_the_file_does_not_say() -
     assert yaml.safe_load(result.stdout)["listen"]["port"] == 8123
 
 
+def test_check_warns_of_a_configuration_without_pods(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("listen: {port: 8123}")
+    result = run("check", "-c", str(file))
+    assert result.exit_code == 0
+    assert "Warning: no pods are configured" in result.stderr
+
+
 def test_check_prints_json_for_programs() -> None:
     described = json.loads(run("check", "-c", str(CONFIG / "minimal.yaml"), "--json").stdout)
     assert described["listen"]["port"] == {"value": 8000, "origin": "default"}

@@ -80,6 +80,18 @@ def test_a_running_stream_is_finished_before_the_end(serving: Serving, number: s
     assert "Traceback" not in serving.process.errors
 
 
+def test_a_second_signal_does_not_wait_for_the_stream(serving: Serving) -> None:
+    body = json.dumps({**CHAT, "max_tokens": 100_000, "stream": True}).encode()
+    request = urllib.request.Request(serving.url + "/v1/chat/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.readline().startswith(b"data: ")
+        serving.process.signal(signal.SIGINT)
+        while ask(serving.url + "/health")[0]:
+            assert answer.readline()
+        serving.process.signal(signal.SIGINT)
+        assert serving.process.ended() == -signal.SIGINT
+
+
 def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -90,6 +102,13 @@ def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
                     process.errors
                 )
                 assert "Traceback" not in process.errors
+
+
+def test_a_port_that_is_taken_is_said_by_sim_too(pods: list[str]) -> None:
+    with kvlane("sim", "--port", pods[0].rpartition(":")[2]) as process:
+        assert process.ended() == 1
+        assert process.errors.startswith("Error: cannot listen: ")
+        assert "Traceback" not in process.errors
 
 
 def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: Path) -> None:

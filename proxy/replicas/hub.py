@@ -1,0 +1,107 @@
+"""The middle of the bus: passes on what workers say, notices those that are gone, and has those who join told."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable
+
+import orjson
+
+from proxy.core.ports import Tally
+from proxy.replicas.link import Link
+from proxy.replicas.outbox import Outbox
+from proxy.replicas.wire import EVERYBODY, HUB, Garbled, Kind, record, records
+
+log = logging.getLogger(__name__)
+
+Take = Callable[[int, Kind, bytes], None]
+
+
+class Hub:
+    """`everything()` gives the records that a joining worker must have before it serves; `take(worker, kind, body)`
+    gets what workers say; `vanished(worker)` is called when one is gone."""
+
+    def __init__(
+        self,
+        everything: Callable[[], Iterable[tuple[Kind, bytes]]],
+        take: Take,
+        vanished: Callable[[int], None],
+        dropped: Tally,
+        garbled: Tally,
+        *,
+        shares: bool = True,
+    ) -> None:
+        """Where nothing is shared, workers hear of the pods and not of each other."""
+        self._everything = everything
+        self._take = take
+        self._vanished = vanished
+        self._dropped = dropped
+        self._garbled = garbled
+        self._shares = shares
+        self._links: dict[int, Link] = {}
+        self._outbox = Outbox(self._to_all)
+        self.tell = self._outbox.add
+        """Soon, to all workers."""
+
+    async def attach(self, worker: int, sock: socket.socket) -> None:
+        """A worker that joins: no two ever have the same number."""
+        link = await Link.over(
+            sock,
+            lambda address, batch: self._received(worker, address, batch),
+            lambda: self._lost(worker),
+            lambda: self._catch_up(worker),
+            self._dropped,
+        )
+        if link.closed.is_set():
+            self._vanished(worker)
+            return
+        self._links[worker] = link
+        self._catch_up(worker)
+
+    def close(self) -> None:
+        self._outbox.close()
+        for link in list(self._links.values()):
+            link.abort()
+
+    def _received(self, worker: int, address: int, batch: bytes) -> None:
+        if address == EVERYBODY:
+            if self._shares:
+                for other, link in self._links.items():
+                    if other != worker:
+                        link.send(worker, batch)
+            self._hear(worker, batch)
+        elif address == HUB:
+            self._hear(worker, batch)
+        elif (to := self._links.get(address)) is not None and self._shares:
+            to.send(worker, batch)
+
+    def _hear(self, worker: int, batch: bytes) -> None:
+        try:
+            for kind, body in records(batch):
+                self._take(worker, kind, body)
+        except Garbled as error:
+            self._garbled.add()
+            log.error("the bus: worker %d: %s", worker, error)
+
+    def _catch_up(self, worker: int) -> None:
+        """What waits in the outbox is told first: it is older than the snapshot. One of the others is asked for what
+        all of them remember, each for what it has in flight."""
+        self._outbox.flush()
+        self._links[worker].send(HUB, b"".join(record(kind, body) for kind, body in self._everything()))
+        if not self._shares:
+            return
+        for position, link in enumerate([link for other, link in self._links.items() if other != worker]):
+            link.send(HUB, record(Kind.SNAPSHOT, orjson.dumps({"to": worker, "memory": position == 0})))
+
+    def _lost(self, worker: int) -> None:
+        if self._links.pop(worker, None) is None:
+            return
+        if self._shares:
+            self.tell(Kind.VANISHED, worker.to_bytes(4, "little"))
+            self._outbox.flush()
+        self._vanished(worker)
+
+    def _to_all(self, batch: bytes) -> None:
+        for link in self._links.values():
+            link.send(HUB, batch)

@@ -1,0 +1,102 @@
+"""What replicas say to each other, as bytes: frames between processes, made of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+from struct import error as StructError
+
+HUB = 0
+"""The address of the supervisor."""
+
+EVERYBODY = 0xFFFFFFFF
+"""The address of all others, the supervisor included."""
+
+LARGEST_FRAME = 64 * 1024 * 1024
+
+_FRAME = Struct("<II")
+"""Length of the records, and the address: where to, on the way to the hub; where from, on the way back."""
+
+_RECORD = Struct("<BI")
+
+
+class Kind(IntEnum):
+    """Of a record. Absolute values wherever possible, so that a lost record is made good by the next."""
+
+    # the hub says
+    POD = 1
+    METRICS = 2
+    ROLL = 3
+    SNAPSHOT = 4
+    """Tell a peer all you have in flight; and, if so asked, what you remember."""
+    VANISHED = 5
+    """A peer is gone, and with it all that it had in flight."""
+
+    # a worker says
+    RESET = 16
+    """What I said of my requests in flight is void; all there is follows."""
+    LOAD = 17
+    RESERVE = 18
+    SETTLE = 19
+    FORGET = 20
+    MEMORY = 21
+    BINDINGS = 22
+    READY = 23
+    LEAVING = 24
+    """I take nobody new."""
+    FAREWELL = 25
+    """My last exposition."""
+
+
+class Garbled(Exception):
+    """Bytes that are no frame, or no record."""
+
+
+def frame(address: int, records: bytes) -> bytes:
+    return _FRAME.pack(len(records), address) + records
+
+
+def record(kind: Kind, body: bytes) -> bytes:
+    return _RECORD.pack(kind, len(body)) + body
+
+
+def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    """Raises Garbled at the first thing that is no record; kinds of a newer version are passed over."""
+    at, end = 0, len(data)
+    while at < end:
+        try:
+            kind, size = _RECORD.unpack_from(data, at)
+        except StructError:
+            raise Garbled("a record's head is cut off") from None
+        at += _RECORD.size + size
+        if at > end:
+            raise Garbled("a record is cut off")
+        if kind in _KINDS:
+            yield _KINDS[kind], data[at - size : at]
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """(address, records) of every frame that is complete. Raises Garbled."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= _FRAME.size:
+            size, address = _FRAME.unpack_from(buffer, at)
+            if size > LARGEST_FRAME:
+                raise Garbled(f"a frame of {size} bytes")
+            end = at + _FRAME.size + size
+            if len(buffer) < end:
+                break
+            yield address, bytes(buffer[at + _FRAME.size : end])
+            at = end
+        del buffer[:at]
+
+
+_KINDS = {int(kind): kind for kind in Kind}

@@ -1,0 +1,1 @@
+"""Several workers on one host: who holds their sockets, replaces them, and speaks for them."""

@@ -1,0 +1,168 @@
+"""Keeps one worker in every seat: starts them, replaces those that die, and replaces all of them on request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from proxy.core.ports import Clock, Tally
+from proxy.core.tasks import Tasks
+from proxy.replicas.hub import Hub
+from proxy.supervisor.child import Child
+from proxy.supervisor.setup import Setup
+
+log = logging.getLogger(__name__)
+
+SHORT_LIFE = 10.0
+"""Seconds. A worker that lives no longer than that is replaced after a pause; a first one at once."""
+
+LONGEST_PAUSE = 10.0
+START_TIMEOUT = 60.0
+KILL_AFTER = 5.0
+"""Seconds on top of the drain's grace."""
+
+
+class StartFailed(Exception):
+    """A worker ended before it served."""
+
+
+class Crew:
+    """`sockets` are those of each seat; they stay open here, whoever accepts from them. `left` is called with every
+    worker that is gone."""
+
+    def __init__(
+        self,
+        sockets: Sequence[Sequence[socket.socket]],
+        directory: str,
+        hub: Hub,
+        clock: Clock,
+        left: Callable[[Child], None],
+        restarts: Tally,
+    ) -> None:
+        self._sockets = sockets
+        self._directory = directory
+        self._hub = hub
+        self._clock = clock
+        self._left = left
+        self._restarts = restarts
+        self._numbers = count(1)
+        self._tasks = Tasks()
+        self._seated: dict[int, Child] = {}
+        self._short_lives: dict[int, int] = {}
+        self._starting: set[asyncio.Task[Child]] = set()
+        self._stopping = False
+        self._replacing = asyncio.Lock()
+        self.children: dict[int, Child] = {}
+        """All that live, by number; those that drain too."""
+
+    @property
+    def serving(self) -> int:
+        """Workers that take new requests."""
+        return sum(child.ready.is_set() and not child.leaving.is_set() for child in self._seated.values())
+
+    async def start(self, given: Mapping[str, Any], grace: float) -> None:
+        """A worker for every seat, and all of them serve. Raises StartFailed."""
+        self._given, self._grace = given, grace
+        for child in await asyncio.gather(*(self._spawn(seat, given) for seat in range(len(self._sockets)))):
+            self._seat(child)
+        for child in list(self._seated.values()):
+            if not await self._serves(child):
+                raise StartFailed(
+                    f"worker {child.seat} ended, or did not serve within {START_TIMEOUT:g} s of its start"
+                )
+
+    async def replace(self, given: Mapping[str, Any], grace: float) -> bool:
+        """One after the other, each as soon as its successor serves. False if one could not be replaced: it and those
+        after it stay, and what dies is replaced as before."""
+        async with self._replacing:
+            for seat in range(len(self._sockets)):
+                successor = await self._spawn(seat, given)
+                if not await self._serves(successor):
+                    log.error("the new worker %d does not serve: the old one stays", seat)
+                    await successor.stop(0.0)
+                    return False
+                predecessor = self._seated.get(seat)
+                self._seat(successor)
+                if predecessor is not None and predecessor.number in self.children:
+                    self._tasks.start(predecessor.stop(self._grace + KILL_AFTER), f"stop of worker {seat}")
+            self._given, self._grace = given, grace
+        return True
+
+    async def stop(self) -> None:
+        """Every worker drains; what then still runs is killed."""
+        self._stopping = True
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        grace = self._grace + KILL_AFTER
+        await asyncio.gather(*(child.stop(grace) for child in list(self.children.values())))
+        await self._tasks.stop()
+
+    async def _spawn(self, seat: int, given: Mapping[str, Any]) -> Child:
+        """Once begun it comes to its end, or a process would be left that nobody knows."""
+        start = self._tasks.start(self._start_worker(seat, given), f"start of worker {seat}")
+        self._starting.add(start)
+        start.add_done_callback(self._starting.discard)
+        return await asyncio.shield(start)
+
+    async def _start_worker(self, seat: int, given: Mapping[str, Any]) -> Child:
+        ours, theirs = socket.socketpair()
+        sockets = self._sockets[seat]
+        listeners = tuple(sock.fileno() for sock in sockets)
+        setup = Setup(given, next(self._numbers), theirs.fileno(), listeners, self._directory)
+        with theirs:
+            child = await Child.start(seat, setup, sockets, theirs, self._clock.now())
+        self.children[child.number] = child
+        self._tasks.start(self._watch(child), f"watch of worker {seat}")
+        await self._hub.attach(child.number, ours)
+        return child
+
+    async def _serves(self, child: Child) -> bool:
+        async with Tasks() as tasks:
+            either = (tasks.start(child.ready.wait(), "ready"), tasks.start(child.unlinked.wait(), "ended"))
+            await asyncio.wait(either, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        return child.ready.is_set() and not child.unlinked.is_set()
+
+    def _seat(self, child: Child) -> None:
+        self._seated[child.seat] = child
+
+    async def _watch(self, child: Child) -> None:
+        """A successor is there as soon as a worker takes nobody new: in its queue somebody may be waiting."""
+        await child.leaving.wait()
+        if not self._stopping and self._seated.get(child.seat) is child:
+            del self._seated[child.seat]
+            self._restarts.add()
+            self._tasks.start(self._succeed(child), f"successor of worker {child.seat}")
+        code = await child.ended()
+        del self.children[child.number]
+        self._left(child)
+        if code:
+            log.error("worker %d (%d) %s", child.seat, child.pid, _how(code))
+
+    async def _succeed(self, child: Child) -> None:
+        pause = self._pause(child)
+        log.error("worker %d (%d) leaves unasked; the next one starts in %.1f s", child.seat, child.pid, pause)
+        while child.seat not in self._seated:
+            await asyncio.sleep(pause)
+            async with self._replacing:
+                if self._stopping or child.seat in self._seated:
+                    return
+                try:
+                    self._seat(await self._spawn(child.seat, self._given))
+                except OSError as error:
+                    pause = LONGEST_PAUSE
+                    log.error("no worker can be started, the next try is in %.1f s: %s", pause, error)
+
+    def _pause(self, child: Child) -> float:
+        if self._clock.now() - child.started > SHORT_LIFE:
+            self._short_lives[child.seat] = 0
+            return 0.0
+        lives = self._short_lives[child.seat] = self._short_lives.get(child.seat, 0) + 1
+        return 0.0 if lives == 1 else min(LONGEST_PAUSE, 0.25 * 2.0 ** (lives - 1))
+
+
+def _how(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

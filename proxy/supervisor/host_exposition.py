@@ -1,0 +1,70 @@
+"""What /metrics of the admin port answers with when there are several workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import aiohttp
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
+from proxy.supervisor.child import Child
+from proxy.supervisor.merge import SUPERVISOR, Merged, Sums, add_up, sums_of
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.exposition import Exposition
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+
+
+class HostExposition(Exposition):
+    """Asks every worker; one that does not answer counts with what it said last. What workers had counted that are
+    gone stays in the sums, or these would fall, and rates be wrong."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        endpoints: EndpointSeries,
+        children: Callable[[], Sequence[Child]],
+        serving: Callable[[], int],
+    ) -> None:
+        super().__init__(catalogue, endpoints)
+        self._children = children
+        self._serving = serving
+        self._gone: Sums = {}
+        self._merging = asyncio.Lock()
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        async with self._merging:
+            await asyncio.gather(*map(_ask, self._children()))
+            self._catalogue.workers.cell().value = self._serving()
+            own, _ = await super().render("")
+            said = [(child.exposition, str(child.seat)) for child in self._children()]
+            gone = dict(self._gone)
+            merged = Merged()
+            await merged.add(own, SUPERVISOR)
+            for exposition, worker in said:
+                await merged.add(exposition, worker)
+            await merged.add_sums(gone)
+            return await merged.render(), CONTENT_TYPE_PLAIN_0_0_4
+
+    def retire(self, child: Child) -> None:
+        """A worker is gone; what it counted is not."""
+        add_up(self._gone, sums_of(child.exposition))
+
+
+async def _ask(child: Child) -> None:
+    if not child.ready.is_set():
+        return
+    connector = aiohttp.UnixConnector(child.metrics_path)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session,
+            session.get("http://worker/metrics") as answer,
+        ):
+            child.exposition = await answer.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        log.warning("worker %d says nothing of itself: %r", child.seat, error)

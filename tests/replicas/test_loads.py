@@ -1,0 +1,126 @@
+"""Loads in absolute numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.fleet.ledger import Ledger
+from proxy.replicas.loads import OwnLoads, PeerLoads
+from proxy.replicas.wire import Garbled
+
+
+class Process:
+    """One process's picture of the same pods."""
+
+    def __init__(self, *names: str) -> None:
+        self.pods = {name: Endpoint(name) for name in names}
+        self.ledger = Ledger(ManualClock())
+        self.touched = 0
+        self.own = OwnLoads(self.touch)
+        self.peers = PeerLoads(self.apply)
+
+    def touch(self) -> None:
+        self.touched += 1
+
+    def apply(self, name: str, requests: int, tokens: int, work: int) -> None:
+        if pod := self.pods.get(name):
+            self.ledger.elsewhere(pod, requests, tokens, work)
+
+    def work(self, name: str, requests: int, tokens: int) -> None:
+        """As the ledger would count it."""
+        load = self.pods[name].load
+        load.requests += requests
+        load.tokens += tokens
+        load.dispatched += max(0, requests)
+        load.finished += max(0, -requests)
+        self.own.changed(self.pods[name], max(0, tokens) + 1)
+
+
+def load(process: Process, name: str) -> tuple[int, int]:
+    return process.pods[name].load.requests, process.pods[name].load.tokens
+
+
+def test_what_a_peer_has_in_flight_is_part_of_the_load_and_of_the_view() -> None:
+    here, there = Process("a"), Process("a")
+    here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0, 0)
+    there.work("a", 3, 100)
+    here.work("a", 1, 10)
+    here.peers.take(7, there.own.take_changes())
+    assert load(here, "a") == (4, 110)
+    assert here.pods["a"].view.running == 9
+    there.work("a", -2, -100)
+    here.peers.take(7, there.own.take_changes())
+    assert load(here, "a") == (2, 10)
+    assert here.pods["a"].view.running == 7
+
+
+def test_a_message_that_comes_twice_counts_once() -> None:
+    here, there = Process("a"), Process("a")
+    there.work("a", 3, 100)
+    body = there.own.take_changes()
+    here.peers.take(7, body)
+    here.peers.take(7, body)
+    assert load(here, "a") == (3, 100)
+
+
+def test_what_peers_said_is_not_said_again() -> None:
+    here, there = Process("a"), Process("a")
+    there.work("a", 3, 100)
+    here.peers.take(7, there.own.take_changes())
+    assert here.own.take_changes() == b""
+    assert OwnLoads.all(here.pods.values()) == b""
+    here.work("a", 1, 1)
+    third = Process("a")
+    third.peers.take(1, OwnLoads.all(here.pods.values()))
+    assert load(third, "a") == (1, 1)
+
+
+def test_a_peer_that_vanishes_takes_its_load_along() -> None:
+    here, one, other = Process("a", "b"), Process("a", "b"), Process("a", "b")
+    one.work("a", 3, 100)
+    other.work("a", 2, 50)
+    other.work("b", 1, 5)
+    here.peers.take(1, one.own.take_changes())
+    here.peers.take(2, other.own.take_changes())
+    here.peers.vanished(2)
+    assert load(here, "a") == (3, 100)
+    assert load(here, "b") == (0, 0)
+    here.peers.vanished(1)
+    assert load(here, "a") == (0, 0)
+
+
+def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
+    here, there = Process(), Process("a")
+    there.work("a", 3, 100)
+    here.peers.take(7, there.own.take_changes())
+    here.pods["a"] = Endpoint("a")
+    here.peers.added(here.pods["a"])
+    assert load(here, "a") == (3, 100)
+
+
+def test_a_pod_that_peers_work_for_loses_ties() -> None:
+    here, there = Process("a", "b"), Process("a", "b")
+    there.work("a", 1, 1000)
+    here.peers.take(7, there.own.take_changes())
+    assert here.pods["a"].load.recent > here.pods["b"].load.recent
+
+
+def test_many_changes_are_one_message() -> None:
+    here = Process("a")
+    for _ in range(50):
+        here.work("a", 1, 10)
+    assert here.touched == 1
+    assert len(here.own.take_changes()) < 50
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_garbage_changes_nothing(cut: int) -> None:
+    here, there = Process("a", "b"), Process("a", "b")
+    there.work("a", 1, 10)
+    there.work("b", 1, 10)
+    body = there.own.take_changes()
+    with pytest.raises(Garbled):
+        here.peers.take(7, body[:-cut])
+    assert load(here, "a") == (0, 0)

@@ -1,0 +1,207 @@
+"""Prefix indexes of several processes, kept alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.prefix.hashing import Chain
+from proxy.prefix.index import Reservation
+from proxy.replicas.prefixes import SharedIndex, index_tag
+from proxy.replicas.wire import Garbled, Kind
+
+ROOM = 1000
+NAMES = ("a", "b")
+
+
+class Peer:
+    """A process with two pods; what it says waits in `said`."""
+
+    def __init__(self, number: int, tag: int = 1) -> None:
+        self.number = number
+        self.pods = {name: Endpoint(name) for name in NAMES}
+        self.said: list[tuple[Kind, bytes]] = []
+        self.index = SharedIndex(
+            ManualClock(),
+            4,
+            3600.0,
+            1 << 20,
+            tag=tag,
+            tell=lambda kind, body: self.said.append((kind, body)),
+            find=self.pods.get,
+        )
+
+    def reserve(self, chain: Chain, pod: str = "a") -> Reservation:
+        return self.index.reserve((chain,), self.pods[pod], ROOM)
+
+    def match(self, chain: Chain) -> dict[str, int]:
+        return {endpoint.name: depth for endpoint, depth in self.index.match(chain).items()}
+
+    def hear(self, *others: Peer) -> None:
+        for other in others:
+            for kind, body in other.said:
+                self.index.take(other.number, kind, body)
+
+
+def exchange(*peers: Peer) -> None:
+    """Everything that was said reaches everybody."""
+    for peer in peers:
+        peer.hear(*(other for other in peers if other is not peer))
+    for peer in peers:
+        peer.said.clear()
+
+
+def test_a_burst_of_siblings_is_seen_before_any_of_them_is_answered() -> None:
+    here, there = Peer(1), Peer(2)
+    here.reserve([1, 2, 3])
+    exchange(here, there)
+    assert there.match([1, 2, 3, 4]) == {"a": 3}
+
+
+def test_a_peer_remembers_what_was_confirmed_and_forgets_what_failed() -> None:
+    here, there = Peer(1), Peer(2)
+    good, bad = here.reserve([1, 2, 3]), here.reserve([1, 8, 9], "b")
+    exchange(here, there)
+    here.index.confirm(good)
+    here.index.release(bad)
+    exchange(here, there)
+    assert there.match([1, 2, 3]) == {"a": 3}
+    assert there.match([1, 8, 9]) == {"a": 1}
+
+
+def test_a_peer_that_vanishes_takes_back_what_no_answer_confirmed() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2]))
+    here.reserve([7, 8, 9])
+    exchange(here, there)
+    there.index.vanished(here.number)
+    assert there.match([1, 2]) == {"a": 2}
+    assert there.match([7, 8, 9]) == {}
+
+
+def test_a_pod_that_lost_its_memory_is_forgotten_everywhere() -> None:
+    here, there = Peer(1), Peer(2)
+    chain = list(range(1, 11))
+    here.index.confirm(here.reserve(chain))
+    for _ in range(3):
+        reservation = here.reserve(chain)
+        here.index.confirm(reservation)
+        here.index.observe(reservation, 640, 0)
+    exchange(here, there)
+    assert here.match(chain) == there.match(chain) == {}
+
+
+def test_nothing_that_was_heard_is_said_again() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2]))
+    there.hear(here)
+    assert there.said == []
+
+
+def test_a_prompt_without_blocks_says_nothing() -> None:
+    here = Peer(1)
+    here.index.confirm(here.index.reserve((), here.pods["a"], ROOM))
+    assert here.said == []
+
+
+def test_an_index_of_another_configuration_is_not_touched() -> None:
+    assert index_tag("approx", 64) != index_tag("approx", 128)
+    here, there = Peer(1, index_tag("approx", 64)), Peer(2, index_tag("approx", 128))
+    here.reserve([1, 2])
+    exchange(here, there)
+    assert there.match([1, 2]) == {}
+
+
+def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
+    here, third, joins = Peer(1), Peer(3), Peer(2)
+    third.index.confirm(third.reserve([5, 6], "b"))
+    exchange(here, third)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.reserve([1, 2, 9])
+    for body in here.index.in_flight():
+        joins.index.take(1, Kind.RESERVE, body)
+    for body in here.index.memory():
+        joins.index.take(1, Kind.MEMORY, body)
+    for chain in ([1, 2, 3], [1, 2, 9], [5, 6]):
+        assert joins.match(chain) == here.match(chain) != {}
+    joins.index.vanished(1)
+    assert joins.match([1, 2, 9]) == {"a": 2}
+
+
+def test_what_was_forgotten_is_not_told() -> None:
+    here = Peer(1)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.index.forget(here.pods["a"])
+    assert list(here.index.memory()) == []
+
+
+def test_an_announcement_that_comes_twice_is_settled_at_once() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.reserve([1, 2])
+    there.hear(here)
+    there.hear(here)
+    here.said.clear()
+    here.index.release(reservation)
+    there.hear(here)
+    assert there.match([1, 2]) == {}
+
+
+def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.reserve([1, 2])
+    here.index.confirm(reservation)
+    del there.pods["a"]
+    exchange(here, there)
+    assert there.match([1, 2]) == {}
+
+
+@given(st.binary(max_size=60), st.sampled_from([Kind.RESERVE, Kind.SETTLE, Kind.FORGET, Kind.MEMORY]))
+def test_garbage_does_no_harm(garbage: bytes, kind: Kind) -> None:
+    here = Peer(1)
+    here.index.confirm(here.reserve([1, 2]))
+    with suppress(Garbled):
+        here.index.take(9, kind, (1).to_bytes(4, "little") + garbage)
+    assert here.match([1, 2]) == {"a": 2}
+
+
+@pytest.mark.parametrize("cut", [1, 8, 17])
+@pytest.mark.parametrize("kind", [Kind.RESERVE, Kind.MEMORY])
+def test_a_chain_that_is_cut_off_is_refused(kind: Kind, cut: int) -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    body = here.said[0][1] if kind is Kind.RESERVE else next(here.index.memory())
+    with pytest.raises(Garbled):
+        there.index.take(1, kind, body[:-cut])
+    assert there.match([1, 2, 3]) == {}
+
+
+CHAINS = [[1, 2, 3], [1, 2, 4, 5], [1, 6], [7, 8, 9, 10], [7, 8, 11]]
+STEP = st.tuples(st.integers(0, 2), st.sampled_from(["reserve", "confirm", "release", "say"]), st.integers(0, 9))
+
+
+@settings(max_examples=150)
+@given(st.lists(STEP, max_size=40))
+def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, int]]) -> None:
+    peers = [Peer(number) for number in (1, 2, 3)]
+    open_: list[list[Reservation]] = [[], [], []]
+    for who, what, which in steps:
+        mine = open_[who]
+        if what == "reserve":
+            mine.append(peers[who].reserve(CHAINS[which % len(CHAINS)], NAMES[which % 2]))
+        elif what == "say":
+            exchange(*peers)
+        elif mine:
+            settle = getattr(peers[who].index, what)
+            settle(mine.pop(which % len(mine)))
+    for peer, mine in zip(peers, open_, strict=True):
+        for reservation in mine:
+            peer.index.confirm(reservation)
+    exchange(*peers)
+    for chain in CHAINS:
+        assert peers[0].match(chain) == peers[1].match(chain) == peers[2].match(chain)

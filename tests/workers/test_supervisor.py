@@ -1,0 +1,142 @@
+"""Workers in processes of their own, as one proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from proxy.settings import from_mapping
+from proxy.sim import SimConfig, SimFleet
+from proxy.sim.config import StepTiming
+from proxy.supervisor.crew import StartFailed
+from proxy.supervisor.supervisor import Supervisor
+from tests.workers.host import CHAT, Host, configured, host, question, until
+
+SLOW = SimConfig(timing=StepTiming(base=0.05))
+"""Twenty tokens a second."""
+
+
+async def stream(session: aiohttp.ClientSession, host_: Host, tokens: int) -> int:
+    """The events of a whole answer."""
+    async with session.post(host_.url + CHAT, json=question("slow", tokens, stream=True)) as response:
+        response.raise_for_status()
+        return (await response.read()).count(b"data: ")
+
+
+async def test_two_workers_are_one_proxy() -> None:
+    async with host(2) as it:
+        answered = await asyncio.gather(*(it.chat(f"Question {number}", 2) for number in range(40)))
+        assert len(answered) == 40
+        decided = await it.samples("kvlane_scheduling_duration_seconds_count")
+        assert decided == {"kvlane_scheduling_duration_seconds_count": 40}
+        assert await it.samples("kvlane_workers") == {"kvlane_workers": 2}
+        lag = await it.samples("kvlane_event_loop_lag_seconds")
+        assert set(lag) == {f'kvlane_event_loop_lag_seconds{{worker="{who}"}}' for who in ("supervisor", "0", "1")}
+
+        pods = (await it.admin("GET", "/admin/pods"))["pods"]
+        assert [pod["name"] for pod in pods] == ["pod-0", "pod-1"]
+        assert (await it.admin("GET", "/readyz"))["ready"]
+
+        await _operators_reach_every_worker(it)
+        await _one_prompt_goes_to_one_pod(it)
+
+
+async def _operators_reach_every_worker(it: Host) -> None:
+    await it.admin("POST", "/admin/pods/pod-0/drain")
+    await _goes_to(it, {"pod-1"})
+    await it.admin("POST", "/admin/pods/pod-0/undrain")
+    await it.admin("DELETE", "/admin/pods/pod-1")
+    await _goes_to(it, {"pod-0"})
+    await until(lambda: it.supervisor.fleet.get("pod-1") is None)
+    await it.admin("POST", "/admin/pods", {"url": it.sim.urls[1], "name": "back"})
+    await _goes_to(it, {"pod-0", "back"})
+
+
+async def _goes_to(it: Host, pods: set[str]) -> None:
+    """All workers have heard: of many requests, every one goes to one of these pods, and each of them gets some."""
+    async with asyncio.timeout(20):
+        while set(await asyncio.gather(*(it.chat(f"Question {number}", 1) for number in range(20)))) != pods:
+            await asyncio.sleep(0.05)
+
+
+async def _one_prompt_goes_to_one_pod(it: Host) -> None:
+    """Whichever worker it reaches: the prefix is known to all."""
+    document = "The pod holds a prefix. " * 300
+    first = await it.chat(document)
+    async with asyncio.timeout(20):
+        while len(set(await _index_blocks(it))) != 1:
+            await asyncio.sleep(0.01)
+    assert min(await _index_blocks(it)) > 20
+    assert {await it.chat(document + f"Question {number}?") for number in range(12)} == {first}
+
+
+async def _index_blocks(it: Host) -> list[float]:
+    """Of each worker."""
+    blocks = await it.samples("kvlane_prefix_index_blocks")
+    return [blocks[f'kvlane_prefix_index_blocks{{worker="{worker}"}}'] for worker in (0, 1)]
+
+
+async def test_a_worker_that_is_killed_resets_nobody_in_its_accept_queue_and_is_replaced() -> None:
+    async with host(2) as it:
+        await it.chat("warm")
+        before = set(it.supervisor.pids)
+        victim = min(before)
+        os.kill(victim, signal.SIGSTOP)
+        waiting = [asyncio.create_task(it.chat(f"Waits {number}")) for number in range(40)]
+        await until(lambda: sum(task.done() for task in waiting) >= 5)
+        await asyncio.sleep(0.5)
+        assert sum(not task.done() for task in waiting) >= 5, "nobody was in the queue of the worker that stood still"
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: victim not in it.supervisor.pids and it.supervisor.serving == 2)
+        assert len(await asyncio.gather(*waiting)) == 40
+        assert await it.samples("kvlane_worker_restarts_total") == {"kvlane_worker_restarts_total": 1}
+        assert len(set(it.supervisor.pids) & before) == 1
+        pods = [await it.chat("After that") for _ in range(10)]
+        assert len(pods) == 10
+
+
+async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_counted_is_not() -> None:
+    async with host(1, config=SLOW) as it, aiohttp.ClientSession() as session:
+        await it.chat("first", 1)
+        counted = await it.samples("kvlane_requests_total")
+        cut = asyncio.create_task(stream(session, it, 200))
+        await until(lambda: it.in_flight() == 1)
+        (pid,) = it.supervisor.pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(aiohttp.ClientError):
+            await cut
+        assert it.in_flight() == 0
+        await until(lambda: it.supervisor.serving == 1)
+        assert await it.samples("kvlane_requests_total") == counted
+        assert sum(counted.values()) == 1
+
+
+async def test_a_reload_replaces_every_worker_and_interrupts_nobody() -> None:
+    async with host(2, pods=1, config=SLOW) as it, SimFleet(1, SLOW) as extra, aiohttp.ClientSession() as session:
+        long = [asyncio.create_task(stream(session, it, 60)) for _ in range(4)]
+        await until(lambda: it.in_flight() == 4)
+        before = set(it.supervisor.pids)
+        settings = configured(it.sim)
+        more = {"static": [{"url": it.sim.urls[0], "name": "pod-0"}, {"url": extra.urls[0], "name": "extra"}]}
+        await it.supervisor.reload(from_mapping({**settings.given, "pods": more}))
+        assert it.supervisor.serving == 2
+        assert {pod["name"] for pod in (await it.admin("GET", "/admin/pods"))["pods"]} == {"pod-0", "extra"}
+        await _goes_to(it, {"pod-0", "extra"})
+        assert [events for events in await asyncio.gather(*long) if events < 60] == []
+        await until(lambda: not before & set(it.supervisor.pids))
+        requests = await it.samples("kvlane_requests_total")
+        assert sum(requests.values()) in range(24, 4000, 20)
+
+
+async def test_workers_that_do_not_start_are_an_error_and_leave_nothing_behind() -> None:
+    async with SimFleet(1) as sim:
+        settings = configured(sim)
+        unreadable = replace(settings, given={**settings.given, "listen": {"port": "none"}})
+        with pytest.raises(StartFailed, match="worker 0"):
+            async with Supervisor(unreadable, 1):
+                pass
