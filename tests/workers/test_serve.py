@@ -107,6 +107,11 @@ async def answer(url: str, tokens: int, stream: bool = True) -> bytes:
         return await response.read()
 
 
+async def begun(sim: SimFleet, count: int) -> None:
+    """Until so many requests have reached the pods and run."""
+    await until(lambda: sum(len(pod.requests.open) for pod in sim.pods) == count)
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -114,11 +119,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_sigterm_drains_every_worker_and_each_request_has_its_line(config: Path) -> None:
+async def test_sigterm_drains_every_worker_and_each_request_has_its_line(config: Path, sim: SimFleet) -> None:
     async with serving(config) as served:
         short = await asyncio.gather(*(answer(served.url, 1) for _ in range(20)))
         running = [asyncio.create_task(answer(served.url, 20)) for _ in range(6)]
-        await asyncio.sleep(0.4)
+        await begun(sim, 6)
         served.process.send_signal(signal.SIGTERM)
         streams = await asyncio.gather(*running)
         assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
@@ -127,7 +132,7 @@ async def test_sigterm_drains_every_worker_and_each_request_has_its_line(config:
     assert all(line.startswith(b'{"time"') and line.endswith(b"}\n") for line in served.lines)
 
 
-async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path) -> None:
+async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path, sim: SimFleet) -> None:
     async with serving(config) as served:
         before = served.workers
         rewrite(config, reliability={"retries": {"attempts": "none"}}, listen2={})
@@ -137,7 +142,7 @@ async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path) ->
         assert served.workers == before
         rewrite(config, reliability={"retries": {"attempts": 2}})
         running = asyncio.create_task(answer(served.url, 30))
-        await asyncio.sleep(0.2)
+        await begun(sim, 1)
         served.process.send_signal(signal.SIGHUP)
         await until(lambda: served.says("reloaded: 2 workers"))
         assert (await running).endswith(b"data: [DONE]\n\n")
@@ -145,11 +150,13 @@ async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path) ->
         await answer(served.url, 1)
 
 
-async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next_one_serves(config: Path) -> None:
+async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next_one_serves(
+    config: Path, sim: SimFleet
+) -> None:
     async with serving(config, workers=2) as served:
         before = served.workers
-        running = [asyncio.create_task(answer(served.url, 100)) for _ in range(8)]
-        await asyncio.sleep(0.3)
+        running = [asyncio.create_task(answer(served.url, 160)) for _ in range(8)]
+        await begun(sim, 8)
         os.kill(min(before), signal.SIGTERM)
         await until(lambda: served.says("leaves unasked") and len(served.workers - before) == 1)
         short = await asyncio.gather(*(answer(served.url, 1) for _ in range(12)))
@@ -158,12 +165,12 @@ async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next
         assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
 
 
-async def test_workers_whose_supervisor_was_killed_end_what_they_have_begun_and_go(config: Path) -> None:
+async def test_workers_whose_supervisor_was_killed_end_what_they_have_begun_and_go(config: Path, sim: SimFleet) -> None:
     async with serving(config) as served:
         workers = served.workers
         assert len(workers) == 2
-        running = [asyncio.create_task(answer(served.url, 20)) for _ in range(4)]
-        await asyncio.sleep(0.3)
+        running = [asyncio.create_task(answer(served.url, 40)) for _ in range(4)]
+        await begun(sim, 4)
         os.kill(served.process.pid, signal.SIGKILL)
         streams = await asyncio.gather(*running)
         assert all(stream.endswith(b"data: [DONE]\n\n") for stream in streams)

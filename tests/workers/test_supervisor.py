@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from dataclasses import replace
@@ -58,9 +59,11 @@ async def _operators_reach_every_worker(it: Host) -> None:
 
 
 async def _goes_to(it: Host, pods: set[str]) -> None:
-    """All workers have heard: of many requests, every one goes to one of these pods, and each of them gets some."""
+    """All workers have heard: of many requests, every one goes to one of these pods, and each of them gets some. New
+    questions every time: known ones go where they are known."""
+    fresh = itertools.count()
     async with asyncio.timeout(20):
-        while set(await asyncio.gather(*(it.chat(f"Question {number}", 1) for number in range(20)))) != pods:
+        while set(await asyncio.gather(*(it.chat(f"{pods}: question {next(fresh)}", 1) for _ in range(20)))) != pods:
             await asyncio.sleep(0.05)
 
 
@@ -103,6 +106,7 @@ async def test_a_worker_that_is_killed_resets_nobody_in_its_accept_queue_and_is_
 async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_counted_is_not() -> None:
     async with host(1, config=SLOW) as it, aiohttp.ClientSession() as session:
         await it.chat("first", 1)
+        await until(lambda: it.in_flight() == 0)
         counted = await it.samples("kvlane_requests_total")
         cut = asyncio.create_task(stream(session, it, 200))
         await until(lambda: it.in_flight() == 1)
@@ -110,7 +114,7 @@ async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_count
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(aiohttp.ClientError):
             await cut
-        assert it.in_flight() == 0
+        await until(lambda: it.in_flight() == 0)
         await until(lambda: it.supervisor.serving == 1)
         assert await it.samples("kvlane_requests_total") == counted
         assert sum(counted.values()) == 1
