@@ -26,8 +26,6 @@ from proxy.telemetry import logs
 
 log = logging.getLogger("kvlane")
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-
 
 @click.command()
 @config_option
@@ -105,17 +103,17 @@ async def _reload(supervisor: Supervisor, read: Callable[[], Settings]) -> None:
 
 
 def _told_to_stop() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; after it the next one ends the process at once, as it does by default."""
+    """Set by the first SIGTERM or SIGINT. A person who presses Ctrl-C again means at once; a supervisor that repeats
+    its SIGTERM does not."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def told() -> None:
         stop.set()
-        for number in STOPPING:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    for number in STOPPING:
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told)
     return stop
 

@@ -80,7 +80,7 @@ def test_a_running_stream_is_finished_before_the_end(serving: Serving, number: s
     assert "Traceback" not in serving.process.errors
 
 
-def test_a_second_signal_does_not_wait_for_the_stream(serving: Serving) -> None:
+def test_a_second_interrupt_does_not_wait_for_the_stream(serving: Serving) -> None:
     body = json.dumps({**CHAT, "max_tokens": 100_000, "stream": True}).encode()
     request = urllib.request.Request(serving.url + "/v1/chat/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=20) as answer:
@@ -88,6 +88,8 @@ def test_a_second_signal_does_not_wait_for_the_stream(serving: Serving) -> None:
         serving.process.signal(signal.SIGINT)
         while ask(serving.url + "/health")[0]:
             assert answer.readline()
+        serving.process.signal(signal.SIGTERM)
+        assert all(answer.readline() for _ in range(20))
         serving.process.signal(signal.SIGINT)
         assert serving.process.ended() == -signal.SIGINT
 
