@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from proxy.core.endpoint import EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.sim import SimConfig, SimPod
 from tests.scenarios.stack import Stack, stack, until
 
@@ -37,6 +37,12 @@ async def load(s: Stack, clients: int = 8) -> AsyncIterator[list[int]]:
         over.set()
 
 
+def endpoint(s: Stack, name: str) -> Endpoint:
+    found = s.app.fleet.get(name)
+    assert found is not None
+    return found
+
+
 async def test_pods_come_and_go_under_load_without_a_failed_request() -> None:
     async with stack(3) as s, SimPod(QUICK) as fresh:
         async with load(s) as statuses:
@@ -46,7 +52,7 @@ async def test_pods_come_and_go_under_load_without_a_failed_request() -> None:
 
             drained, pod = await s.operate("POST", "/admin/pods/pod-0/drain")
             assert (drained.status, pod["state"]) == (200, "draining")
-            await until(lambda: not s.pods[0].requests.open)
+            await until(lambda: not endpoint(s, "pod-0").load.requests)
             before, asked = len(s.pods[0].requests), len(statuses)
             await until(lambda: len(statuses) > asked + 40)
             assert len(s.pods[0].requests) == before
