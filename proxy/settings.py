@@ -6,7 +6,6 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from proxy import picker_config, yaml_source
 from proxy.core import params
 from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Invalid, suggestion, yaml_key
+from proxy.core.params import Invalid, plain, suggestion, yaml_key
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.fleet.dialects import Engines
@@ -133,19 +132,7 @@ def _described(value: Any, given: Any) -> Any:
             yaml_key(item): _described(getattr(value, item.name), written.get(yaml_key(item), _MISSING))
             for item in dataclasses.fields(value)
         }
-    return {"value": _plain(value), "origin": "default" if given is _MISSING else "file"}
+    return {"value": plain(value), "origin": "default" if given is _MISSING else "file"}
 
 
 _MISSING = object()
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {yaml_key(item): _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list | frozenset):
-        return [_plain(item) for item in value]
-    return value

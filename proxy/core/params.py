@@ -117,6 +117,19 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
         raise Invalid(Problem(path, str(error))) from None
 
 
+def plain(value: Any) -> Any:
+    """What was loaded, as YAML and JSON have it: the other way round."""
+    if dataclasses.is_dataclass(value):
+        return {yaml_key(field): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | frozenset):
+        return [plain(item) for item in value]
+    return value
+
+
 def coerce(kind: Any, value: Any, path: str) -> Any:
     """The value as an instance of the annotated type. Raises Invalid."""
     origin = get_origin(kind)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.params import yaml_key
+from proxy.core.params import plain, yaml_key
 from proxy.core.plugin import Plugin
 from proxy.core.wiring import Ports, parameters_of
 from proxy.scheduling.layout import Entry, Layout, Origin, ProfileLayout, Use
@@ -56,17 +55,6 @@ def _effective_plugin(entry: Entry, made: Plugin, ports: Ports) -> EffectivePlug
         origin = Origin.FILE if any(key in entry.parameters for key in spellings) else Origin.DEFAULT
         parameters.append((yaml_key(field), EffectiveValue(plain(getattr(made, field.name)), origin)))
     return EffectivePlugin(entry.name, entry.cls.plugin_type, entry.origin, tuple(parameters))
-
-
-def plain(value: Any) -> Any:
-    """As YAML and JSON would have it."""
-    if dataclasses.is_dataclass(value):
-        return {yaml_key(field): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple | list | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return value
 
 
 def _plugin(plugin: EffectivePlugin) -> dict[str, Any]:
