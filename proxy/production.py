@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 PRODUCE_DEADLINE = 0.4
 """Seconds that all data producers of a request have together."""
 
+FAILED = "request %s: producer %s failed"
+
 
 class Production:
     """`producers` come in an order in which nothing that may wait stands before what does not, unless it is needed."""
@@ -26,19 +28,18 @@ class Production:
     async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         """Never fails: what is missing afterwards, scorers do without."""
         for producer in self._prompt:
-            await _produced(producer, request, endpoints)
+            try:
+                await producer.produce(request, endpoints)
+            except Exception:
+                log.exception(FAILED, request.id, producer.plugin_type)
         if not self._waiting:
             return
         try:
             async with asyncio.timeout(PRODUCE_DEADLINE):
                 for producer in self._waiting:
-                    await _produced(producer, request, endpoints)
+                    try:
+                        await producer.produce(request, endpoints)
+                    except Exception:
+                        log.exception(FAILED, request.id, producer.plugin_type)
         except TimeoutError:
             log.warning("request %s: the data producers were not done after %g s", request.id, PRODUCE_DEADLINE)
-
-
-async def _produced(producer: DataProducer, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
-    try:
-        await producer.produce(request, endpoints)
-    except Exception:
-        log.exception("request %s: producer %s failed", request.id, producer.plugin_type)

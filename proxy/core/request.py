@@ -23,13 +23,11 @@ class Prompt:
 
     parts: tuple[bytes, ...] = ()
     salt: str = ""
+    tokens: int = field(init=False, compare=False)
+    """Estimated tokens of all parts."""
 
-    @property
-    def tokens(self) -> int:
-        """Estimated tokens of all parts."""
-        if len(self.parts) == 1:
-            return -(-len(self.parts[0]) // BYTES_PER_TOKEN)
-        return sum(-(-len(part) // BYTES_PER_TOKEN) for part in self.parts)
+    def __post_init__(self) -> None:
+        self.tokens = sum([-(-len(part) // BYTES_PER_TOKEN) for part in self.parts])  # type: ignore[misc]
 
 
 EMPTY_PROMPT = Prompt()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -19,11 +18,14 @@ _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[^"\\]+)"')
 def usage_from(tail: bytes) -> Usage | None:
     """The last usage object in the end of a body, streamed or not. Text of the model cannot be taken for one: inside
     a JSON string its quotes are escaped."""
-    for fields in _last_objects(tail):
-        prompt = _count(fields, "prompt_tokens", "input_tokens")
-        completion = _count(fields, "completion_tokens", "output_tokens")
-        if prompt is not None or completion is not None:
-            return Usage(prompt or 0, completion or 0, _cached(fields))
+    at = tail.rfind(b'"usage"')
+    while at >= 0:
+        found = _USAGE.match(tail, at)
+        if found and tail[at - 1 : at] != b"\\":
+            usage = _usage(found[1])
+            if usage is not None:
+                return usage
+        at = tail.rfind(b'"usage"', 0, at)
     return None
 
 
@@ -33,17 +35,23 @@ def response_id_from(head: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
-def _last_objects(tail: bytes) -> Iterator[dict[str, Any]]:
-    """The usage objects, last first."""
-    end = len(tail)
-    while (at := tail.rfind(b'"usage"', 0, end)) >= 0:
-        end = at
-        found = _USAGE.match(tail, at)
-        if found and tail[at - 1 : at] != b"\\":
-            try:
-                yield orjson.loads(found[1])
-            except orjson.JSONDecodeError:
-                continue
+def _usage(text: bytes) -> Usage | None:
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    prompt, completion = fields.get("prompt_tokens"), fields.get("completion_tokens")
+    if type(prompt) is not int or type(completion) is not int:
+        prompt = _count(fields, "prompt_tokens", "input_tokens")
+        completion = _count(fields, "completion_tokens", "output_tokens")
+        if prompt is None and completion is None:
+            return None
+    return Usage(prompt or 0, completion or 0, _cached(fields))
+
+
+def _cached(fields: dict[str, Any]) -> int | None:
+    details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
+    return _count(details if isinstance(details, dict) else fields, "cached_tokens", "cache_read_input_tokens")
 
 
 def _count(fields: dict[str, Any], name: str, other: str) -> int | None:
@@ -51,8 +59,3 @@ def _count(fields: dict[str, Any], name: str, other: str) -> int | None:
     if value is None:
         value = fields.get(other)
     return value if isinstance(value, int) else None
-
-
-def _cached(fields: dict[str, Any]) -> int | None:
-    details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
-    return _count(details if isinstance(details, dict) else fields, "cached_tokens", "cache_read_input_tokens")

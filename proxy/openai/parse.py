@@ -46,14 +46,15 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
     if not body:
         raise InvalidJson("The request has no body; send a JSON object.")
     fields = _object(body)
-    body, fields = _without_internals(body, fields)
+    if not _SUSPECT.isdisjoint(fields):
+        body, fields = _without_internals(body, fields)
     return Parsed(
-        model=_model(fields),
-        body=body,
-        prompt=_prompt(path, fields),
-        stream=_flag(fields, "stream"),
-        max_tokens=_max_tokens(fields),
-        previous_response_id=_text(fields, "previous_response_id"),
+        _model(fields.get("model")),
+        body,
+        _prompt(path, fields),
+        _flag(fields.get("stream"), "stream"),
+        _max_tokens(fields),
+        _text(fields.get("previous_response_id"), "previous_response_id"),
     )
 
 
@@ -78,7 +79,7 @@ def _lenient(body: bytes, strict: ValueError) -> Any:
 
 
 def _without_internals(body: bytes, fields: Body) -> tuple[bytes, Body]:
-    if _SUSPECT.isdisjoint(fields) or all(map(ENGINE_INTERNALS.isdisjoint, _objects_read(fields))):
+    if all(map(ENGINE_INTERNALS.isdisjoint, _objects_read(fields))):
         return body, fields
     kept = json.loads(body)
     for read in list(_objects_read(kept)):
@@ -98,8 +99,7 @@ def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:
                 yield inner
 
 
-def _model(fields: Body) -> str | None:
-    model = fields.get("model")
+def _model(model: Any) -> str | None:
     if model is None:
         return None
     if not isinstance(model, str):
@@ -109,26 +109,23 @@ def _model(fields: Body) -> str | None:
     return model
 
 
-def _flag(fields: Body, name: str) -> bool:
-    value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
+def _flag(value: Any, name: str) -> bool:
+    if value is None or value is False:
+        return False
+    if value is True:
+        return True
     raise BadRequest(f"'{name}' must be true or false, not {_kind(value)}.", param=name)
 
 
-def _text(fields: Body, name: str) -> str | None:
-    value = fields.get(name)
+def _text(value: Any, name: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise BadRequest(f"'{name}' must be a string, not {_kind(value)}.", param=name)
 
 
 def _max_tokens(fields: Body) -> int:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        limit = fields.get(name)
-        if isinstance(limit, int) and limit > 0:
-            return limit
-    return 0
+    limit = fields.get("max_completion_tokens") or fields.get("max_tokens") or fields.get("max_output_tokens")
+    return limit if isinstance(limit, int) and limit > 0 else 0
 
 
 def _prompt(path: str, fields: Body) -> Prompt:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from itertools import chain
+from operator import itemgetter
 from sys import byteorder
 from typing import Any
 
@@ -40,9 +42,30 @@ _OTHER_FIELDS = (
 )
 """What a template shows of a message besides role and content."""
 
+_ROLE_AND_CONTENT = itemgetter("role", "content")
+_ONLY_TEXT = {str}
+_TWO_FIELDS = {2}
+
 
 def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
     """Raises BadRequest for messages that are no list of objects."""
+    plain = None if tools or system else _plain(messages)
+    return _encode(_conversation(tools, messages, system) if plain is None else plain)
+
+
+def _plain(messages: Any) -> str | None:
+    """The usual conversation, where every message is a role and a text, without a step of Python per message: what
+    `_conversation` would give, for a seventh of the steps. None for any other."""
+    try:
+        pieces = [*chain.from_iterable(map(_ROLE_AND_CONTENT, messages)), ""]
+    except (KeyError, TypeError, IndexError):
+        return None
+    if set(map(type, pieces)) == _ONLY_TEXT and set(map(len, messages)) == _TWO_FIELDS and all(pieces[:-1:2]):
+        return "\n".join(pieces)
+    return None
+
+
+def _conversation(tools: Any, messages: Any, system: Any) -> str:
     if not isinstance(messages, list):
         raise BadRequest("A conversation must be a list of messages.", param="messages")
     pieces: list[str] = []
@@ -55,7 +78,7 @@ def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
         if not isinstance(message, Mapping):
             raise BadRequest(f"Message {index} must be an object with role and content.", param=f"messages.{index}")
         _message(pieces, message)
-    return _encode("".join(pieces))
+    return "".join(pieces)
 
 
 def batch(prompt: Any, name: str) -> tuple[bytes, ...]:
