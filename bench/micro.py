@@ -35,14 +35,14 @@ from proxy.openai.observe import usage_from
 from proxy.openai.parse import Parsed, parse
 from proxy.prefix.hashing import chains
 from proxy.prefix.index import PrefixIndex
-from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.scheduling.document import read
-from proxy.telemetry.access_log import FLUSH_LINES, AccessLog
+from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.instruments import Counter
-from proxy.telemetry.observer import Observer
-from proxy.telemetry.timing import Timing
+from proxy.telemetry.observer import BATCH, Observer
+from proxy.telemetry.timing import EVERY, Timing
 
 PATH = "/v1/chat/completions"
 SECONDS_PER_STEP = 0.08
@@ -110,12 +110,11 @@ def steps() -> Iterator[tuple[str, str, Callable[[Parts], Step]]]:
     yield "request", "schedule 1 KB, as shipped", _schedule
     yield "request", "schedule 1 KB, untimed plugins", lambda parts: _schedule(parts, timed=False)
     yield "request", "ledger in and out", _ledger
-    yield "request", "observe decided", lambda parts: lambda: parts.observer.decided(parts.exchange.decision, 1e-5)
-    yield "request", "observe first byte", lambda parts: lambda: parts.observer.first_byte(parts.exchange)
-    yield "request", "observe leg ended", lambda parts: lambda: parts.observer.leg_ended(parts.exchange)
+    yield "request", "observe decided", _decided
+    yield "request", "observe first byte", _first_byte
+    yield "request", "observe leg ended", _leg_ended
     yield "request", "observe request ended, logged", lambda parts: _request_ended(parts, parts.logging_observer)
     yield "request", "observe request ended, no log", lambda parts: _request_ended(parts, parts.observer)
-    yield "request", "access log: format and hand over", _format
     yield "request", "usage from the end of a stream", lambda parts: lambda: usage_from(TAIL)
     yield "chunk", "framing of a whole chunk", _framing
 
@@ -156,25 +155,14 @@ class Parts:
     @cached_property
     def logging_observer(self) -> Observer:
         series = EndpointSeries(self.catalogue, self, [], self.clock)
-        return Observer(self.catalogue, series, self.clock, self.access_log)
-
-    @cached_property
-    def access_log(self) -> AccessLog:
-        return _Unwritten(len, self.clock, Counter())
+        return Observer(self.catalogue, series, self.clock, AccessLog(len, self.clock, Counter()))
 
     def scheduling(self, timed: bool) -> Scheduling:
         ports = {Clock: self.clock, Random: random.Random(1)}
         document, registry = read(None), Registry.discover()
         if not timed:
             return build(document, registry, ports)
-        return build(document, registry, ports, Timing(self.catalogue, time.perf_counter).wrap)
-
-
-class _Unwritten(AccessLog):
-    """Only collects: formatting has a step of its own."""
-
-    def flush(self) -> None:
-        self._lines.clear()
+        return build(document, registry, ports, Watch(Timing(self.catalogue, time.perf_counter).wrap, EVERY))
 
 
 def _hash(prompt: Prompt) -> Step:
@@ -219,24 +207,35 @@ def _ledger(parts: Parts) -> Step:
     return in_and_out
 
 
+def _decided(parts: Parts) -> Step:
+    return _in_batches(parts.observer, lambda: parts.observer.decided(parts.exchange.decision, 1e-5))
+
+
+def _first_byte(parts: Parts) -> Step:
+    return _in_batches(parts.observer, lambda: parts.observer.first_byte(parts.exchange))
+
+
+def _leg_ended(parts: Parts) -> Step:
+    return _in_batches(parts.observer, lambda: parts.observer.leg_ended(parts.exchange))
+
+
 def _request_ended(parts: Parts, observer: Observer) -> Step:
     call, exchange = Call(), parts.exchange
     observer.first_byte(exchange)
-    return lambda: observer.request_ended(call, 200, Ending.COMPLETE, exchange)
+    return _in_batches(observer, lambda: observer.request_ended(call, 200, Ending.COMPLETE, exchange))
 
 
-def _format(parts: Parts) -> Step:
-    """The mean of a full batch, so that it adds up with the other steps."""
-    call, exchange = Call(), parts.exchange
-    log, lines = AccessLog(len, parts.clock, Counter()), 0
+def _in_batches(observer: Observer, event: Step) -> Step:
+    """The event, with its share of the batch in which it is counted and logged."""
+    kept = 0
 
     def one() -> None:
-        nonlocal log, lines
-        log.add(call, 200, "complete", exchange, 2.0, 5000)
-        lines += 1
-        if lines == FLUSH_LINES - 1:
-            log.flush()
-            log, lines = AccessLog(len, parts.clock, Counter()), 0
+        nonlocal kept
+        event()
+        kept += 1
+        if kept == BATCH:
+            observer.flush()
+            kept = 0
 
     return one
 

@@ -30,6 +30,7 @@ from proxy.fleet.scrape import parse
 from proxy.fleet.settings import FleetSettings, PodSettings
 
 EXPOSITION_BYTES = 69_000
+ANSWER = b'{"object":"chat.completion","choices":[]}'
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"bench"}]}'
 
 
@@ -59,7 +60,7 @@ def exposition() -> bytes:
 
 
 class _Pod(asyncio.Protocol):
-    """Answers every GET by its path; knows nothing else of HTTP."""
+    """Answers every request by its path; knows nothing else of HTTP."""
 
     def __init__(self, answers: dict[bytes, bytes]) -> None:
         self._answers = answers
@@ -77,7 +78,11 @@ async def serve(pods: int) -> None:
     """Opens a port per pod, prints them as JSON, and serves until it is ended."""
     answers = {
         path: b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        for path, body in ((b"/metrics", exposition()), (b"/v1/models", MODELS))
+        for path, body in (
+            (b"/metrics", exposition()),
+            (b"/v1/models", MODELS),
+            (b"/v1/chat/completions", ANSWER),
+        )
     }
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(lambda: _Pod(answers), "127.0.0.1", 0) for _ in range(pods)]

@@ -19,9 +19,8 @@ from proxy import __version__
 from proxy.core.clock import SystemClock
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange
-from proxy.core.ports import Call, Clock, Random
+from proxy.core.exchange import Exchange
+from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
 from proxy.fleet.bindings import Bindings
@@ -34,7 +33,7 @@ from proxy.http.admin_server import AdminServer
 from proxy.http.server import DataServer
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.prefix.index import PrefixIndex
-from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag
 from proxy.telemetry.access_log import AccessLog
@@ -42,7 +41,7 @@ from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import Exposition
 from proxy.telemetry.observer import Observer
-from proxy.telemetry.timing import Timing
+from proxy.telemetry.timing import EVERY, Timing
 
 FIRST_CONTACT = 5.0
 """Seconds that the listening ports wait for the pods to be tried once, so that the first requests find them."""
@@ -63,14 +62,12 @@ class App:
         self.ledger = self._make_ledger()
         self._bindings = self._make_bindings()
         self._endpoint_series = EndpointSeries(self._catalogue, self.fleet, self._indexes(), self._clock)
-        self._exposition = Exposition(self._catalogue, self._endpoint_series)
 
     async def __aenter__(self) -> App:
         settings, clock = self._settings, self._clock
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(Tasks())
-            access_log = await self._access_log(stack, tasks)
-            self.observer = Observer(self._catalogue, self._endpoint_series, clock, access_log)
+            await self._observe(stack, tasks)
             known = await self._know_the_fleet(stack)
             self._gateway = Gateway(
                 self.fleet,
@@ -89,7 +86,7 @@ class App:
                 self._gateway,
                 clock,
                 on_first_byte=self._first_byte,
-                on_end=self._ended,
+                on_end=self.observer.request_ended,
             )
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), clock), "event loop lag")
@@ -115,22 +112,29 @@ class App:
     def admin_port(self) -> int:
         return self._admin.port
 
+    @property
+    def index_bytes(self) -> int:
+        """Upper bound of the memory of the prefix indexes."""
+        return sum(producer.index.bytes for producer in self._prefix_producers())
+
     def effective(self) -> dict[str, Any]:
         """The configuration in effect, every value with its origin."""
         return {**effective(self._settings), "scheduling": self.scheduling.effective.as_dict()}
 
     def _build(self, registry: Registry) -> Scheduling:
         ports = {Clock: self._clock, Random: self._random}
-        wrap = Timing(self._catalogue, time.perf_counter).wrap
-        return build(self._settings.scheduling, registry, ports, wrap, self._scorer_fault, self._shadow)
+        watch = Watch(Timing(self._catalogue, time.perf_counter).wrap, EVERY)
+        return build(self._settings.scheduling, registry, ports, watch, self._scorer_fault, self._shadow)
 
-    async def _access_log(self, stack: AsyncExitStack, tasks: Tasks) -> AccessLog | None:
-        if not self._settings.telemetry.access_log:
-            return None
-        access_log = AccessLog(self._log_writer(), self._clock, self._catalogue.log_lines_lost.cell())
-        await stack.enter_async_context(access_log)
-        tasks.start(access_log.run(), "access log")
-        return access_log
+    async def _observe(self, stack: AsyncExitStack, tasks: Tasks) -> None:
+        catalogue, series, access_log = self._catalogue, self._endpoint_series, None
+        if self._settings.telemetry.access_log:
+            access_log = AccessLog(self._log_writer(), self._clock, catalogue.log_lines_lost.cell())
+            await stack.enter_async_context(access_log)
+        self.observer = Observer(catalogue, series, self._clock, access_log)
+        stack.callback(self.observer.flush)
+        tasks.start(self.observer.run(), "metrics and access log")
+        self._exposition = Exposition(catalogue, series, self.observer)
 
     # What a process has of its own, and a worker among several has from its supervisor.
 
@@ -188,11 +192,6 @@ class App:
     def _first_byte(self, exchange: Exchange) -> None:
         self.ledger.first_byte(exchange)
         self.observer.first_byte(exchange)
-
-    def _ended(self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None, sent: int) -> None:
-        if isinstance(outcome, Reason):
-            self.observer.refused(outcome)
-        self.observer.request_ended(call, status, outcome, exchange, sent)
 
     def _ready(self, endpoint: Endpoint) -> None:
         self.ledger.level(endpoint, self.fleet.ready)

@@ -52,7 +52,7 @@ class Gateway:
     _production: Production = field(init=False)
 
     def __post_init__(self) -> None:
-        self._production = Production(self.scheduling.producers)
+        self._production = Production(self.scheduling.producers, self.scheduling.producer_rounds)
 
     async def serve(self, call: Call, relay: Relay) -> None:
         """Raises RequestError if nothing was sent to the client; what fails later has been ended by the relay."""
@@ -170,7 +170,7 @@ class Leg:
         if gateway.expose_endpoint:
             exchange.response_headers.append(("x-kvlane-endpoint", exchange.endpoint.name))
         gateway.ledger.enter(exchange)
-        for hook in gateway.scheduling.pre_request:
+        for hook in next(gateway.scheduling.pre_request_rounds):
             try:
                 hook.pre_request(exchange, exchange.endpoint)
             except Exception:
@@ -186,7 +186,7 @@ class Leg:
         gateway.ledger.leave(exchange)
         if exchange.response_id and gateway.fleet.get(exchange.endpoint.name) is exchange.endpoint:
             gateway.bindings.bind(exchange.response_id, exchange.endpoint)
-        for hook in gateway.scheduling.post_response:
+        for hook in next(gateway.scheduling.post_response_rounds):
             try:
                 hook.post_response(exchange, exchange.endpoint)
             except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import DataProducer
@@ -19,24 +19,26 @@ FAILED = "request %s: producer %s failed"
 
 
 class Production:
-    """`producers` come in an order in which nothing that may wait stands before what does not, unless it is needed."""
+    """`producers` come in an order in which nothing that may wait stands before what does not, unless it is needed;
+    `rounds` hands out, for every request, them or who stands in their places."""
 
-    def __init__(self, producers: Sequence[DataProducer]) -> None:
-        first = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
-        self._prompt, self._waiting = tuple(producers[:first]), tuple(producers[first:])
+    def __init__(self, producers: Sequence[DataProducer], rounds: Iterator[Sequence[DataProducer]]) -> None:
+        self._prompt = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
+        self._rounds = rounds
 
     async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         """Never fails: what is missing afterwards, scorers do without."""
-        for producer in self._prompt:
+        producers = next(self._rounds)
+        for producer in producers[: self._prompt]:
             try:
                 await producer.produce(request, endpoints)
             except Exception:
                 log.exception(FAILED, request.id, producer.plugin_type)
-        if not self._waiting:
+        if self._prompt == len(producers):
             return
         try:
             async with asyncio.timeout(PRODUCE_DEADLINE):
-                for producer in self._waiting:
+                for producer in producers[self._prompt :]:
                     try:
                         await producer.produce(request, endpoints)
                     except Exception:

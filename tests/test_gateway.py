@@ -184,7 +184,6 @@ class World:
         loads = [endpoint.load for endpoint in self.fleet.endpoints]
         assert self.ledger.in_flight == 0
         assert all((load.requests, load.tokens) == (0, 0) for load in loads)
-        assert all(load.dispatched == load.finished for load in loads)
         index = next(one for one in self.scheduling.instances.values() if isinstance(one, ApproxPrefixCacheProducer))
         assert all(not pod.pinned for pod in index.index._pods.values())
 

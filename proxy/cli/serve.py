@@ -17,6 +17,7 @@ import uvloop
 
 from proxy.app import App
 from proxy.cli.configuration import NO_PODS, Misconfigured, config_option, loaded, pod_option
+from proxy.collector import Collector, resident
 from proxy.core.errors import ConfigError
 from proxy.core.tasks import Tasks
 from proxy.settings import Settings
@@ -59,7 +60,8 @@ def serve(
 async def _serve(settings: Settings) -> None:
     stop = _told_to_stop()
     try:
-        async with App(settings) as app:
+        app = App(settings)
+        async with Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes), app:
             log.info(
                 "serving on %s:%d, admin on %s:%d", settings.listen.host, app.port, settings.admin.host, app.admin_port
             )
@@ -72,7 +74,8 @@ async def _serve(settings: Settings) -> None:
 async def _supervise(settings: Settings, workers: int, read: Callable[[], Settings]) -> None:
     stop = _told_to_stop()
     try:
-        async with Supervisor(settings, workers) as supervisor, Tasks() as tasks:
+        supervisor = Supervisor(settings, workers)
+        async with Collector(), supervisor, Tasks() as tasks:
             asyncio.get_running_loop().add_signal_handler(
                 signal.SIGHUP, lambda: tasks.start(_reload(supervisor, read), "reload")
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from proxy.core.endpoint import Endpoint
@@ -23,8 +26,7 @@ class ScoredEndpoint(NamedTuple):
     score: float
 
 
-@frozen
-class ProfileResult:
+class ProfileResult(NamedTuple):
     """Every scored survivor of one profile run, best first, never empty."""
 
     profile: str
@@ -35,8 +37,7 @@ class ProfileResult:
         return self.ranked[0].endpoint
 
 
-@frozen
-class Decision:
+class Decision(NamedTuple):
     """Where a request goes. `fallbacks` are the other survivors of the target's profile, in rank order."""
 
     target: Endpoint
@@ -45,9 +46,20 @@ class Decision:
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
-        return cls(result.best, tuple(scored.endpoint for scored in result.ranked[1:]), result.profile)
+        profile, ranked = result
+        target, *fallbacks = map(_endpoint, ranked)
+        return decision((target, tuple(fallbacks), profile))
 
     def candidates(self) -> Iterator[Endpoint]:
         """Target first, then the fallbacks."""
         yield self.target
         yield from self.fallbacks
+
+
+# Made of tuples of their fields, without the Python frame that their own constructors take for every pod and request.
+scored_endpoints: Callable[[Iterable[tuple[Endpoint, float]]], Iterator[ScoredEndpoint]] = partial(
+    map, tuple.__new__, repeat(ScoredEndpoint)
+)
+profile_result = partial(tuple.__new__, ProfileResult)
+decision = partial(tuple.__new__, Decision)
+_endpoint = itemgetter(0)

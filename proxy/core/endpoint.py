@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 ROLE_LABEL = "llm-d.ai/role"
 
@@ -53,15 +54,14 @@ NEVER_SCRAPED = Metrics()
 class Load:
     """What is in flight on one pod, by this process and its siblings; `fleet.ledger` is its only writer.
 
-    `tokens` are uncached prompt tokens whose prefill has not answered yet. `recent` is the log of the pod's work per
-    unit of weight, decayed exponentially: only comparisons mean something, the least loaded pod has the least.
-    `remote_requests` and `remote_tokens` are the siblings' part of `requests` and `tokens`.
+    `requests` changes by `Endpoint.charge` alone, so that the view follows. `tokens` are uncached prompt tokens whose
+    prefill has not answered yet. `recent` is the log of the pod's work per unit of weight, decayed exponentially: only
+    comparisons mean something, the least loaded pod has the least. `remote_requests` and `remote_tokens` are the
+    siblings' part of `requests` and `tokens`.
     """
 
-    requests: int = 0
+    requests: Final[int] = 0
     tokens: int = 0
-    dispatched: int = 0
-    finished: int = 0
     recent: float = -math.inf
     remote_requests: int = 0
     remote_tokens: int = 0
@@ -73,6 +73,10 @@ class LoadView(NamedTuple):
     waiting: int
     running: int
     kv_usage: float
+
+
+_load_view = partial(tuple.__new__, LoadView)
+"""LoadView of a tuple, without the Python frame that a NamedTuple's own constructor takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,52 +94,47 @@ class Endpoint:
     models: frozenset[str] | None = None
     """The models it serves; None while the pod has not said, and for pods that cannot say: they serve any."""
     state: EndpointState = EndpointState.STARTING
-    metrics: Metrics = NEVER_SCRAPED
-    load: Load = field(default_factory=Load)
-    _dispatched_at_scrape: int = 0
-    _finished_at_scrape: int = 0
-    _viewed_at: int | None = None
-    _view: LoadView = field(init=False, repr=False)
+    metrics: Final[Metrics] = NEVER_SCRAPED
+    load: Final[Load] = field(default_factory=Load)
+    in_flight_at_scrape: int = field(init=False, repr=False)
+    """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
+    _scraped: tuple[int, int, float] = field(init=False, repr=False)
+    view: LoadView = field(init=False, repr=False)
+    """Read by scorers for every pod of every request, so it is made where `metrics` and `load.requests` change."""
 
     def __post_init__(self) -> None:
+        """A pod that is made with metrics and load counts as scraped under this load."""
         self.role = self.role or self.labels.get(ROLE_LABEL, "")
         if self.role and ROLE_LABEL not in self.labels:
             self.labels = {**self.labels, ROLE_LABEL: self.role}
+        self.publish(self.metrics, self.load.requests)
 
-    def publish(self, metrics: Metrics, dispatched: int, finished: int) -> None:
-        """Swap in a scrape; the two counters are the load's, read when the scrape was sent."""
-        self.metrics = metrics
-        self._dispatched_at_scrape = dispatched
-        self._finished_at_scrape = finished
-        self._viewed_at = None
+    def publish(self, metrics: Metrics, in_flight: int) -> None:
+        """Swap in a scrape; `in_flight` are the load's requests, read when the scrape was sent. Of a stale one nothing
+        counts but the KV usage: what is in flight is all that is known to run."""
+        self.metrics = metrics  # type: ignore[misc]  # nobody else writes it
+        if metrics.freshness is Freshness.STALE:
+            self.in_flight_at_scrape = 0
+            self._scraped = (0, 0, metrics.kv_usage)
+        else:
+            self.in_flight_at_scrape = in_flight
+            self._scraped = (metrics.waiting, metrics.running, metrics.kv_usage)
+        self.charge(0, 0)
 
-    @property
-    def in_flight_at_scrape(self) -> int:
-        """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
-        return self._dispatched_at_scrape - self._finished_at_scrape
-
-    @property
-    def view(self) -> LoadView:
-        """Read by most scorers for every pod of every request, so it is kept while nothing changes: 0.2 us, not 0.6."""
+    def charge(self, requests: int, tokens: int) -> None:
+        """So many more, or less, are in flight; since the scrape they count as running while nothing waits, else as
+        waiting."""
         load = self.load
-        if self.metrics.freshness is Freshness.STALE:
-            return LoadView(0, load.requests, self.metrics.kv_usage)
-        in_flight = load.dispatched - load.finished
-        if in_flight != self._viewed_at:
-            self._viewed_at = in_flight
-            self._view = self._shifted(in_flight - self.in_flight_at_scrape)
-        return self._view
-
-    def _shifted(self, shift: int) -> LoadView:
-        """To running while nothing waits, else to waiting."""
-        waiting, running = self.metrics.waiting, self.metrics.running
-        if waiting:
-            waiting += shift
+        load.requests = in_flight = load.requests + requests  # type: ignore[misc]  # nobody else writes it
+        load.tokens += tokens
+        waiting, running, kv_usage = self._scraped
+        if not waiting:
+            running += in_flight - self.in_flight_at_scrape
+        else:
+            waiting += in_flight - self.in_flight_at_scrape
             if waiting < 0:
                 waiting, running = 0, running + waiting
-        else:
-            running += shift
-        return LoadView(waiting, running if running > 0 else 0, self.metrics.kv_usage)
+        self.view = _load_view((waiting, running if running > 0 else 0, kv_usage))
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.state.value}>"

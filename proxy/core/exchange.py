@@ -57,6 +57,8 @@ class Exchange:
     ending: Ending | None = None
     predicted_cached_tokens: int | None = None
     """Prompt tokens the prefix index expects in the pod's KV cache, set when the leg begins; None: no prediction."""
+    charge: tuple[int, int] | None = None
+    """Tokens of prefill and of answer that `fleet.ledger`, its only writer, has on the pod for this leg; None: none."""
 
     @property
     def succeeded(self) -> bool:

@@ -2,7 +2,7 @@
 
 A plugin is a dataclass with the decorator `@plugin("its-type")`; its fields are its YAML parameters, those typed as a
 port of `core.ports` are injected. Filters, scorers and pickers change nothing observable: they run once per profile,
-shadow, retry and dry run. State moves in PreRequest and PostResponse.
+shadow, retry and dry run, scorers once more where one of them is at fault. State moves in PreRequest and PostResponse.
 """
 
 from __future__ import annotations

@@ -2,90 +2,81 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from math import exp, inf, log, log1p
 
-from proxy.core.endpoint import Endpoint, Load
+from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, uncached_tokens
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 
 RECENT_SECONDS = 60.0
 """In this time the memory of past work shrinks to 1/e."""
 
 
-@dataclass(slots=True)
-class _Charge:
-    """What one exchange put on one load. It holds the load itself: that of a removed pod is settled where it was."""
-
-    load: Load
-    prefill: int
-    output: int
-
-
 class Ledger:
-    """In exactly once and out exactly once per exchange, whatever is called how often and in which order.
+    """In exactly once and out exactly once per exchange, whatever is called how often and in which order: what an
+    exchange has put on its pod is written on the exchange, and taken off there.
 
     `enter` comes before anything reserves prefix blocks for the same request: it reads how much is cached.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._charges: dict[Exchange, _Charge] = {}
-
-    @property
-    def in_flight(self) -> int:
+        self.in_flight = 0
         """Exchanges that entered and have not left."""
-        return len(self._charges)
 
     def enter(self, exchange: Exchange) -> None:
-        if exchange in self._charges or exchange.ending is not None:
+        if exchange.charge is not None or exchange.ending is not None:
             return
-        endpoint, load = exchange.endpoint, exchange.endpoint.load
-        prefill = _uncached(exchange)
-        output = exchange.request.state.read(OUTPUT_ESTIMATE) or 0
-        self._charges[exchange] = _Charge(load, prefill, output)
-        load.requests += 1
-        load.dispatched += 1
-        load.tokens += prefill + output
-        load.recent = _log_sum(load.recent, math.log((prefill + 1) / endpoint.weight) + self._growth())
+        endpoint, state = exchange.endpoint, exchange.request.state
+        prefill = (state.read(TOKENIZED_PROMPT) or exchange.request.prompt).tokens
+        match = state.read(PREFIX_MATCH)
+        if match is not None:
+            (held,) = match.matched((endpoint,))
+            prefill = max(0, prefill - held * match.block_size)
+        output = state.read(OUTPUT_ESTIMATE) or 0
+        exchange.charge = (prefill, output)
+        self.in_flight += 1
+        endpoint.charge(1, prefill + output)
+        self._remember(endpoint, prefill + 1)
 
     def first_byte(self, exchange: Exchange) -> None:
         """The prompt is in the KV cache; what the answer is expected to take stays."""
-        if charge := self._charges.get(exchange):
-            charge.load.tokens -= charge.prefill
-            charge.prefill = 0
+        if charge := exchange.charge:
+            prefill, output = charge
+            exchange.charge = (0, output)
+            exchange.endpoint.load.tokens -= prefill
 
     def leave(self, exchange: Exchange) -> None:
-        if charge := self._charges.pop(exchange, None):
-            charge.load.tokens -= charge.prefill + charge.output
-            charge.load.requests -= 1
-            charge.load.finished += 1
+        if charge := exchange.charge:
+            prefill, output = charge
+            exchange.charge = None
+            self.in_flight -= 1
+            exchange.endpoint.charge(-1, -prefill - output)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:
         """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would
         win every tie, and get all of the traffic, until it had caught up with a minute of theirs."""
-        least = min((peer.load.recent for peer in peers if peer is not endpoint), default=-math.inf)
+        least = min((peer.load.recent for peer in peers if peer is not endpoint), default=-inf)
         endpoint.load.recent = max(endpoint.load.recent, least)
 
     def elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int = 0) -> None:
         """What the siblings of this process have in flight on the pod, all of it, and the prompt tokens they sent it
         since they last said so."""
         load = endpoint.load
-        more = requests - load.remote_requests
-        load.requests += more
-        load.tokens += tokens - load.remote_tokens
-        load.dispatched += max(more, 0)
-        load.finished += max(-more, 0)
+        endpoint.charge(requests - load.remote_requests, tokens - load.remote_tokens)
         load.remote_requests, load.remote_tokens = requests, tokens
         if work > 0:
-            load.recent = _log_sum(load.recent, math.log(work / endpoint.weight) + self._growth())
+            self._remember(endpoint, work)
 
-    def _growth(self) -> float:
-        """Instead of shrinking all past work, later work counts for more: this is the log of how much more."""
-        return self._clock.now() / RECENT_SECONDS
+    def _remember(self, endpoint: Endpoint, work: int) -> None:
+        """Instead of shrinking all past work, later work counts for more, by a factor that grows with the time. The sum
+        is made of logarithms, which do not overflow; the past never is e^700 times the work of one request."""
+        load = endpoint.load
+        added = log(work / endpoint.weight) + self._clock.now() / RECENT_SECONDS
+        load.recent = added + log1p(exp(load.recent - added))
 
 
 class SharedLedger(Ledger):
@@ -97,11 +88,10 @@ class SharedLedger(Ledger):
         self._changed = changed
 
     def enter(self, exchange: Exchange) -> None:
-        known = exchange in self._charges
+        known = exchange.charge is not None
         super().enter(exchange)
-        charge = self._charges.get(exchange)
-        if charge is not None and not known:
-            self._changed(exchange.endpoint, charge.prefill + 1)
+        if exchange.charge is not None and not known:
+            self._changed(exchange.endpoint, exchange.charge[0] + 1)
 
     def first_byte(self, exchange: Exchange) -> None:
         super().first_byte(exchange)
@@ -110,16 +100,3 @@ class SharedLedger(Ledger):
     def leave(self, exchange: Exchange) -> None:
         super().leave(exchange)
         self._changed(exchange.endpoint, 0)
-
-
-def _uncached(exchange: Exchange) -> int:
-    request = exchange.request
-    prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
-    match = request.state.read(PREFIX_MATCH)
-    return uncached_tokens(match, prompt.tokens, (exchange.endpoint,))[0]
-
-
-def _log_sum(one: float, other: float) -> float:
-    """log(exp(one) + exp(other)); `other` is finite."""
-    high, low = (one, other) if one > other else (other, one)
-    return high + math.log1p(math.exp(low - high))

@@ -144,7 +144,7 @@ class Mirror(Fleet):
         scraped_at = -math.inf if age is None else self._clock.now() - age
         metrics = Metrics(**said, scraped_at=scraped_at)
         if endpoint is not None:
-            endpoint.publish(metrics, in_flight, 0)
+            endpoint.publish(metrics, in_flight)
 
     def _take_roll(self, names: list[str]) -> None:
         there = set(names)

@@ -109,8 +109,7 @@ class Refresher:
 
     async def _scrape(self) -> bool:
         """True if the pod answered 200, even if it made no sense."""
-        load, sent_at = self._endpoint.load, self._clock.now()
-        dispatched, finished = load.dispatched, load.finished
+        in_flight, sent_at = self._endpoint.load.requests, self._clock.now()
         try:
             status, body = await self._get(self._settings.metrics_url(self._endpoint.url))
             if status != 200:
@@ -122,7 +121,7 @@ class Refresher:
         except ScrapeError as error:
             self._on_miss(str(error))
             return status == 200
-        self._on_metrics(metrics, dispatched, finished)
+        self._on_metrics(metrics, in_flight)
         return True
 
     async def _list_models(self) -> bool:
@@ -159,12 +158,12 @@ class Refresher:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             raise _Silent from None
 
-    def _on_metrics(self, metrics: Metrics, dispatched: int, finished: int) -> None:
+    def _on_metrics(self, metrics: Metrics, in_flight: int) -> None:
         if self._last and _is_younger(metrics, self._last):
             log.warning("pod %s was restarted", self._endpoint.name)
             self._sink.restarted(self._endpoint)
         self._missed, self._last = 0, metrics
-        self._endpoint.publish(metrics, dispatched, finished)
+        self._endpoint.publish(metrics, in_flight)
         self._sink.refreshed(self._endpoint)
 
     def _on_miss(self, why: str) -> None:
@@ -174,7 +173,7 @@ class Refresher:
             endpoint = self._endpoint
             log.warning("pod %s: the metrics are stale: %s", endpoint.name, why)
             stale = replace(endpoint.metrics, freshness=Freshness.STALE)
-            endpoint.publish(stale, endpoint.load.dispatched, endpoint.load.finished)
+            endpoint.publish(stale, endpoint.load.requests)
             self._sink.refreshed(endpoint)
 
     def _on_answer(self) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from aiohttp import StreamReader
-
 from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, Saturated
-from proxy.http.seam import PAYLOAD_ERRORS, payload_broke
+from proxy.http.seam import Body, BodyBroke
 from proxy.http.settings import Listen
 from proxy.http.sweep import Sweep
 from proxy.openai import multipart
@@ -20,6 +18,10 @@ if TYPE_CHECKING:
 
 KEPT_BEGINNING = 64 * 1024
 """Bytes of a streamed body that are kept: enough to find the model in a form, and to try another pod."""
+
+COLLECTED = 1024 * 1024
+"""Bytes of a body that its connection may collect. A read of a few bytes takes fifty more, so what a client can hold
+that sends so is some times this."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -34,9 +36,10 @@ class Budget:
 
     def take_now(self, size: int) -> bool:
         """False, and nothing taken, if it has to be waited for."""
-        if self._waiting or not self._fits(size):
+        used = self.used + size
+        if self._waiting or (used > self._limit and used > size):
             return False
-        self.used += size
+        self.used = used
         return True
 
     async def take(self, size: int) -> None:
@@ -70,7 +73,7 @@ class Upload:
     """The rest of a body whose beginning is in `HttpCall.body`. `begun` says that some of it has been taken, so the
     request cannot be sent a second time."""
 
-    def __init__(self, payload: StreamReader, already: int, settings: Listen) -> None:
+    def __init__(self, payload: Body, already: int, settings: Listen) -> None:
         self._payload = payload
         self._size = already
         self._settings = settings
@@ -83,9 +86,8 @@ class Upload:
             async with asyncio.timeout(self._settings.body_timeout):
                 piece = await self._payload.readany()
         except TimeoutError:
-            raise _timed_out() from None
-        except PAYLOAD_ERRORS as error:
-            payload_broke(self._payload)
+            raise body_timed_out() from None
+        except BodyBroke as error:
             raise _malformed(error) from None
         self._size += len(piece)
         if self._size > self._settings.max_body:
@@ -97,27 +99,46 @@ class BodyReader:
     def __init__(self, settings: Listen, sweep: Sweep) -> None:
         self._settings = settings
         self._sweep = sweep
+        self._collected = min(COLLECTED, settings.max_body)
         self.budget = Budget(settings.retained_bodies)
 
+    def collects(self, call: HttpCall, size: int) -> bool:
+        """Whether a body of `size` bytes that is still coming is one that nobody has to wait for, refuse, read in part
+        or be told to send. It has its place in the budget then, to be given back as `call.retained`."""
+        fields = call.headers
+        if (
+            size > self._collected
+            or "expect" in fields
+            or "upgrade" in fields
+            or _is_multipart(fields)
+            or not self.budget.take_now(size)
+        ):
+            return False
+        call.retained = size
+        return True
+
+    def is_here(self, call: HttpCall) -> bool:
+        """Whether `call.body` is all of it, allowed, and has its place in the budget: else it is to be `read`.
+        `call.retained` is for the caller to give back."""
+        if call.retained:
+            return True
+        size = len(call.body)
+        if call.payload is not None or size > self._settings.max_body or not self.budget.take_now(size):
+            return False
+        call.retained = size
+        return True
+
     async def read(self, call: HttpCall) -> None:
-        """Fills `call.body`, and `call.upload` if the body is streamed; `call.retained` is for the caller to give back.
+        """Fills `call.body`, and `call.upload` if the body is streamed; `call.retained` as above.
         Raises BodyTooLarge, BodyTimeout, BadRequest or Saturated."""
-        limit = self._settings.max_body
+        declared = call.content_length
         payload = call.payload
-        if not payload.is_eof():
-            declared = call.content_length
-            if declared is not None and declared > limit:
-                raise _too_large(limit)
-            await self._watch(call, lambda progress: self._collect(call, declared, progress))
-            return
-        body = payload.read_nowait()
-        if len(body) > limit:
-            raise _too_large(limit)
-        call.body = body
-        if self.budget.take_now(len(body)):
-            call.retained = len(body)
+        if max(len(call.body), declared or 0) > self._settings.max_body:
+            raise _too_large(self._settings.max_body)
+        if payload is None:
+            await self._watch(call, lambda progress: self._reserve(call, len(call.body), progress))
         else:
-            await self._watch(call, lambda progress: self._reserve(call, len(body), progress))
+            await self._watch(call, lambda progress: self._collect(call, payload, declared, progress))
 
     async def _watch(self, call: HttpCall, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout)
@@ -128,26 +149,24 @@ class BodyReader:
         except TimeoutError:
             if progress.queued:
                 raise Saturated("Too many large request bodies are being read; try again shortly.") from None
-            raise _timed_out() from None
-        except PAYLOAD_ERRORS as error:
-            payload_broke(call.payload)
+            raise body_timed_out() from None
+        except BodyBroke as error:
             raise _malformed(error) from None
         finally:
             self._sweep.watched.discard(progress)
 
-    async def _collect(self, call: HttpCall, declared: int | None, progress: _Progress) -> None:
+    async def _collect(self, call: HttpCall, payload: Body, declared: int | None, progress: _Progress) -> None:
         """A declared length is reserved at once: bodies that each hold half would wait for each other. A form is
         streamed if its beginning names the model; with the file first it has to be read whole."""
-        if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue":
+        if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue" and not payload.is_eof():
             call.transport.write(CONTINUE)
-        content_type = call.headers.get("content-type", "")
-        streamed = content_type.lower().startswith("multipart/")
+        streamed = _is_multipart(call.headers)
         keep = KEPT_BEGINNING if streamed else self._settings.max_body
         if declared is not None:
             await self._reserve(call, min(declared, keep), progress)
         pieces: list[bytes] = []
         size = 0
-        while piece := await call.payload.readany():
+        while piece := await payload.readany():
             pieces.append(piece)
             size = progress.received = size + len(piece)
             if size > self._settings.max_body:
@@ -156,8 +175,8 @@ class BodyReader:
                 await self._reserve(call, size - call.retained, progress)
             if streamed and size >= keep:
                 pieces = [b"".join(pieces)]
-                if multipart.field(pieces[0], content_type, "model"):
-                    call.upload = Upload(call.payload, size, self._settings)
+                if multipart.field(pieces[0], call.headers["content-type"], "model"):
+                    call.upload = Upload(payload, size, self._settings)
                     break
                 streamed = False
         call.body = b"".join(pieces)
@@ -187,12 +206,16 @@ class _Progress:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
+def body_timed_out() -> BodyTimeout:
+    return BodyTimeout("The request body did not arrive in time.")
+
+
+def _is_multipart(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").lower().startswith("multipart/")
+
+
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is larger than the {limit} bytes that are allowed.")
-
-
-def _timed_out() -> BodyTimeout:
-    return BodyTimeout("The request body did not arrive in time.")
 
 
 def _malformed(error: BaseException) -> BadRequest:

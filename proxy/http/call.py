@@ -2,92 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from aiohttp import StreamReader
-from aiohttp.http_parser import RawRequestMessage
-
-from proxy.http.body import Upload
-from proxy.http.head import Pairs, RawHeaders, local_answer
+from proxy.http.head import Pairs, local_answer
 from proxy.http.paths import split_target
-from proxy.http.seam import ClientConnection
+from proxy.http.seam import Body, Head
+
+if TYPE_CHECKING:
+    from proxy.http.body import Upload
+    from proxy.http.client import ClientConnection
 
 HTTP_10 = (1, 0)
 
 
 class HttpCall:
-    """Implements `core.ports.Call`; made by aiohttp's connection in place of its own request."""
+    """Implements `core.ports.Call`. What most requests never change stands on the class, and is not stored for each."""
 
-    __slots__ = (
-        "_message",
-        "_task",
-        "answered",
-        "body",
-        "closing",
-        "connection",
-        "id",
-        "id_line",
-        "path",
-        "payload",
-        "query",
-        "received_at",
-        "retained",
-        "sent",
-        "transport",
-        "upload",
-    )
+    body = b""
+    payload: Body | None = None
+    """Has the body if it is not collected before it is served."""
+    retained = 0
+    """Bytes that its body takes of the budget."""
+    upload: Upload | None = None
+    """The rest of a body that is streamed."""
+    answered = 0
+    """The status that was sent; 0: nothing was."""
+    sent = 0
+    """Bytes of body in an answer of our own."""
 
-    def __init__(
-        self, message: RawRequestMessage, payload: StreamReader, connection: ClientConnection, writer: Any, task: Any
-    ) -> None:
-        self._message = message
-        self._task = task
-        self.connection = connection
-        self.transport: asyncio.Transport = connection.socket
-        self.payload = payload
-        self.path, self.query = split_target(message.path)
-        self.id = ""
-        self.id_line = b""
-        self.received_at = 0.0
-        self.body = b""
-        self.retained = 0
-        """Bytes that its body takes of the budget."""
-        self.upload: Upload | None = None
-        """The rest of a body that is streamed."""
-        self.closing: bool = message.should_close
-        """Whether this is the connection's last answer."""
-        self.answered = 0
-        """The status that was sent; 0: nothing was."""
-        self.sent = 0
-        """Bytes of body in an answer of our own."""
-
-    def name(self, request_id: str) -> None:
-        """Gives the request its id."""
-        self.id = request_id
-        self.id_line = b"x-request-id: %b\r\n" % request_id.encode("utf-8", "surrogateescape")
-
-    @property
-    def method(self) -> str:
-        return self._message.method
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._message.headers
-
-    @property
-    def raw_headers(self) -> RawHeaders:
-        return self._message.raw_headers
-
-    @property
-    def speaks_11(self) -> bool:
+    def __init__(self, head: Head, connection: ClientConnection, ids: Iterator[str], received_at: float) -> None:
+        """`ids` are for requests that bring none. `received_at` is when the head was whole, in monotonic seconds."""
+        self.method = head.method
+        self.path, self.query = split_target(head.path)
+        self.headers: Mapping[str, str] = head.headers
+        self.raw_headers = head.raw_headers
+        self.speaks_11 = head.version > HTTP_10
         """An older client knows neither chunks nor informational answers."""
-        return self._message.version > HTTP_10
-
-    @property
-    def wants_websocket(self) -> bool:
-        return bool(self._message.upgrade) and self.headers.get("upgrade", "").lower() == "websocket"
+        self.connection = connection
+        self.transport = connection.socket
+        self.id = head.headers.get("x-request-id") or next(ids)
+        self.id_line = b"x-request-id: %b\r\n" % self.id.encode("utf-8", "surrogateescape")
+        self.received_at = received_at
+        self.closing: bool = head.should_close
+        """Whether this is the connection's last answer."""
+        self.chunked = head.chunked
+        self.wants_websocket = head.upgrade and head.headers.get("upgrade", "").lower() == "websocket"
 
     @property
     def content_length(self) -> int | None:
@@ -95,15 +55,12 @@ class HttpCall:
         declared = self.headers.get("content-length")
         return None if declared is None else int(declared)
 
-    @property
-    def chunked(self) -> bool:
-        return bool(self._message.chunked)
-
-    def answer(self, status: int, headers: Pairs, body: bytes, close: bool = False) -> None:
-        """Sends a whole answer, if the client is still there."""
+    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+        """Sends a whole answer, if the client is still there. It is the last one if the request was not read whole."""
         if self.transport.is_closing():
             return
-        self.closing = self.closing or close
+        if self.payload is not None and not self.payload.is_eof():
+            self.closing = True
         self.answered = status
         self.sent = len(body)
         head_only = self.method == "HEAD"
@@ -115,11 +72,3 @@ class HttpCall:
         if self.closing:
             return b"connection: close\r\n"
         return b"" if self.speaks_11 else b"connection: keep-alive\r\n"
-
-    # what aiohttp asks of a request
-
-    def _finish(self) -> None:
-        """Nothing is left to clean up."""
-
-    def _cancel(self, error: BaseException) -> None:
-        self.payload.set_exception(error)

@@ -2,7 +2,8 @@
 
 A framing is fed once per read of the pod's connection. `raw` is what was read of the message's body, framing and all;
 `bodies` are the pieces of body in it; `marks` are the edges of HTTP chunks that it crossed, in order: OPENED, CLOSED.
-It returns what goes to the client; `finish` does so for the last read.
+It returns what goes to the client; `finish` does so for the last read. While a framing is `in_step`, reads that end
+with a chunk may go out without it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ Marks = Sequence[int]
 
 
 class Framing(Protocol):
+    @property
+    def in_step(self) -> bool:
+        """Whether the pod's chunks pass, and all that came has gone out: a read that ends with a chunk may go out as it
+        is. `bodies` and `marks` that are fed next may begin with those of such reads."""
+
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
@@ -35,12 +41,26 @@ class Framing(Protocol):
 
 
 class Plain:
-    """The bare body: its length is in the head, or it ends with the connection."""
+    """The bare body, of the length that the head says: a read is a piece of it, and the last one's is the last."""
 
-    __slots__ = ("_ends_by_close",)
+    __slots__ = ()
+    in_step = False
 
-    def __init__(self, ends_by_close: bool = False) -> None:
-        self._ends_by_close = ends_by_close
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        return raw
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        return raw if exact else b"".join(bodies[-1:])
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        return None
+
+
+class UntilClose:
+    """The bare body, which ends with the client's connection."""
+
+    __slots__ = ()
+    in_step = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return b"".join(bodies)
@@ -49,13 +69,14 @@ class Plain:
         return b"".join(bodies)
 
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
-        return _after_blank_line(tail) + event if self._ends_by_close else None
+        return _after_blank_line(tail) + event
 
 
 class Rechunked:
     """A body that ended with the pod's connection, in chunks of its reads."""
 
     __slots__ = ()
+    in_step = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return _chunk(b"".join(bodies))
@@ -74,17 +95,20 @@ class WholeChunks:
     chunks of its reads from then on.
     """
 
-    __slots__ = ("_held", "_held_size", "_splitting")
+    __slots__ = ("_held", "_held_size", "_splitting", "in_step")
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self._held_size = 0
         self._splitting = False
+        self.in_step = True
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
-        if marks and marks[-1] and raw.endswith(b"\r\n") and not self._splitting and not self._held:
+        if self.in_step and marks and marks[-1] and raw.endswith(b"\r\n"):
             return raw
-        return self._feed(raw, bodies, marks)
+        out = self._feed(raw, bodies, marks)
+        self.in_step = not self._held and not self._splitting
+        return out
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         """Trailers are dropped."""

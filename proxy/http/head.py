@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import compress, starmap
+from operator import itemgetter
 from typing import NamedTuple
 
-from proxy.http.upstream.connection import Garbled
+from proxy.http.upstream.errors import Garbled
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 Pairs = Sequence[tuple[str, str]]
 
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
-REPLACED_UPSTREAM = frozenset((b"host", b"content-length", b"expect"))
+REPLACED_UPSTREAM = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
 INTERNAL = frozenset(
     (b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-data-parallel-host-port", b"x-kv-cache-source-host-port")
 )
@@ -22,74 +23,80 @@ INTERNAL = frozenset(
 
 INTERNAL_PREFIXES = (b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")
 
+REMEMBERED = 2 * 1024
+"""Bytes of a head, or of the names in it, up to which what was found out about it is remembered."""
 
-def upstream_head(
-    *,
-    method: str,
-    target: bytes,
-    host: bytes,
-    headers: RawHeaders,
-    request_id: bytes,
-    api_key: str | None,
-    framing: bytes,
-    added: Pairs,
-    upgrade: bool = False,
-) -> bytes:
-    """The head of a request to a pod. `request_id` and `framing`, which says how the body ends, are whole lines, with
-    their CRLF; `framing` may be empty."""
-    parts = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
-    named: frozenset[bytes] = frozenset()
-    id_sent = False
-    authorized = api_key is not None
-    for name, value in headers:
-        fate = _upstream_fate(name)
-        if fate is Fate.PASSED:
-            parts += (name, b": ", value, b"\r\n")
-        elif fate is Fate.IDENTITY and not id_sent:
-            parts.append(request_id)
-            id_sent = True
-        elif fate is Fate.AUTHORIZATION and not authorized:
-            parts += (name, b": ", value, b"\r\n")
-            authorized = True
-        elif fate is Fate.CONNECTION:
-            named |= _named_by(value)
-    if named:
-        parts[6:] = _without(parts[6:], named)
-    if not id_sent:
-        parts.append(request_id)
-    if api_key is not None:
-        parts.append(b"authorization: Bearer %b\r\n" % _encode(api_key))
-    parts.append(framing)
-    if added:
-        parts.append(encode_pairs(added))
-    parts.append(b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n" if upgrade else b"\r\n")
-    return b"".join(parts)
+_NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
+
+
+def upstream_head(first: bytes, headers: RawHeaders, authorized: bool, ours: bytes) -> bytes:
+    """The head of a request to a pod: its first lines, what passes of the client's fields, and the lines that replace
+    or follow them. `authorized` says that one of `ours` has the pod's key. `first` has no CRLF at its end, `ours` has.
+
+    Clients send the same names in the same order again and again: what becomes of each is remembered with them, which
+    makes a request's head three loops in C: 70 bytecodes for 7 fields, not 140.
+    """
+    names = b":".join(map(_NAME, headers))
+    find = _fates if len(names) <= REMEMBERED else _fates.__wrapped__
+    passed, listing = find(names, authorized)
+    if listing:
+        named = _named_by(b",".join(map(_VALUE, compress(headers, listing))))
+        if named:
+            passed = tuple(
+                passes and name not in named for passes, name in zip(passed, names.lower().split(b":"), strict=True)
+            )
+    return b"\r\n".join((first, *map(_LINE, compress(headers, passed)), ours))
+
+
+@lru_cache(maxsize=128)
+def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
+    """The request line and the pod's name, without the last CRLF."""
+    return b"%b %b%b HTTP/1.1\r\nhost: %b" % (
+        method.encode(),
+        base,
+        target.encode("utf-8", "surrogateescape"),
+        host,
+    )
 
 
 class AnswerHead(NamedTuple):
-    """The head of a pod's answer: `status_line` and end-to-end `fields` as they came (CRLF included), the rest read.
-
-    `events` says that the body is an uncompressed event stream.
+    """The head of a pod's answer. `start` is what passes of it: the status line and the end-to-end fields as they came,
+    in lines; the rest is read. `sized`: the body is as long as the head says; `events`: it is an uncompressed event
+    stream; `final`: not an informational head that another one follows; `keeps`: the connection stays open.
     """
 
-    status_line: bytes
-    fields: bytes
-    has_length: bool
+    status: int
+    start: bytes
+    final: bool
+    sized: bool
     chunked: bool
     events: bool
     upgrade: bytes | None
+    keeps: bool
 
 
-def read_answer_head(lines: list[bytes]) -> AnswerHead:
-    """Raises Garbled for what must not be relayed. The parser has checked the characters of names and values."""
-    version, _, status = lines[0].partition(b" ")
-    if not version.startswith(b"HTTP/1."):
-        raise Garbled(f"answered with {version[:20]!r}")
+BLANK = AnswerHead(0, b"", False, False, False, False, None, False)
+"""Of the empty lines that may precede a head."""
+
+
+@lru_cache(maxsize=256)
+def read_answer_head(head: bytes) -> AnswerHead:
+    """Raises Garbled for what must not be relayed. The parser has checked the characters of names and values.
+
+    Cached: a pod's heads differ in date and length, so under load most are repeated within the second. Heads of more
+    than REMEMBERED bytes are for `__wrapped__`.
+    """
+    status_line, *lines = head.strip(b"\r\n").split(b"\r\n")
+    if not status_line:
+        return BLANK
+    version, _, status = status_line.partition(b" ")
+    if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
+        raise Garbled(f"answered with {status_line[:20]!r}")
     kept: list[bytes] = []
     has_length = chunked = events = compressed = False
-    named: frozenset[bytes] = frozenset()
+    listed: frozenset[bytes] = frozenset()
     upgrade = None
-    for line in lines[1:]:
+    for line in lines:
         name, _, value = line.partition(b":")
         kind = _answer_field(name)
         if not kind:
@@ -108,13 +115,17 @@ def read_answer_head(lines: list[bytes]) -> AnswerHead:
                 raise Garbled(f"unknown transfer coding {value[:40]!r}")
             chunked = True
         elif kind == b"connection":
-            named |= _named_by(value)
+            listed |= _tokens(value)
         elif kind == b"upgrade":
             upgrade = value.strip()
-    if named:
+    if named := listed - _NEVER_NAMED:
         kept = [line for line in kept if line.partition(b":")[0].lower() not in named]
-    fields = b"\r\n".join((*kept, b"")) if kept else b""
-    return AnswerHead(b"HTTP/1.1 " + status + b"\r\n", fields, has_length, chunked, events and not compressed, upgrade)
+    code = int(status[:3])
+    start = b"\r\n".join((b"HTTP/1.1 " + status, *kept, b""))
+    final = code >= 200 or code == 101
+    sized = has_length and code != 101
+    keeps = b"close" not in listed and (version != b"HTTP/1.0" or b"keep-alive" in listed)
+    return AnswerHead(code, start, final, sized, chunked, events and not compressed, upgrade, keeps)
 
 
 def local_answer(
@@ -133,11 +144,11 @@ def local_answer(
 
 def encode_pairs(pairs: Pairs) -> bytes:
     """Header lines. A line break inside would begin a header of somebody else's making: it becomes a space."""
-    return b"".join([_line(name, value) for name, value in pairs])
+    return b"".join(starmap(header_line, pairs))
 
 
 @lru_cache(maxsize=1024)
-def _line(name: str, value: str) -> bytes:
+def header_line(name: str, value: str) -> bytes:
     """Cached: what hooks add is mostly the name of one of a few pods."""
     return b"%b: %b\r\n" % (_encode(name), _encode(value))
 
@@ -148,35 +159,23 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-class Fate(Enum):
-    """What becomes of a client's header field on its way to a pod."""
-
-    PASSED = "passed"
-    DROPPED = "dropped"
-    IDENTITY = "replaced by the request's id, once"
-    AUTHORIZATION = "passed once, unless the pod has a key of its own"
-    CONNECTION = "dropped, with the fields that it names"
+_DROPPED = HOP_BY_HOP | REPLACED_UPSTREAM | INTERNAL
 
 
-_FATES = {
-    b"x-request-id": Fate.IDENTITY,
-    b"authorization": Fate.AUTHORIZATION,
-    b"connection": Fate.CONNECTION,
-    **dict.fromkeys((*(HOP_BY_HOP - {b"connection"}), *REPLACED_UPSTREAM, *INTERNAL), Fate.DROPPED),
-}
-
-
-@lru_cache(maxsize=1024)
-def _upstream_fate(name: bytes) -> Fate:
-    """Cached: clients send the same few names in the same spelling, and a hit costs a sixth of the checks."""
-    lower = name.lower()
-    return Fate.DROPPED if lower.startswith(INTERNAL_PREFIXES) else _FATES.get(lower, Fate.PASSED)
-
-
-def _without(parts: Sequence[bytes], named: frozenset[bytes]) -> list[bytes]:
-    """Header lines without those of these names."""
-    lines = b"".join(parts).split(b"\r\n")
-    return [line + b"\r\n" for line in lines if line and line.partition(b":")[0].lower() not in named]
+@lru_cache(maxsize=256)
+def _fates(names: bytes, authorized: bool) -> tuple[tuple[bool, ...], tuple[bool, ...] | None]:
+    """Which of a client's fields pass to a pod, and which of them list others that do not: Connection, None if there is
+    none. `names` are joined by colons, of which they have none. The first Authorization passes, unless the request is
+    `authorized`."""
+    passed = []
+    lowered = names.lower().split(b":")
+    for name in lowered:
+        passes = name not in _DROPPED and not name.startswith(INTERNAL_PREFIXES)
+        if name == b"authorization":
+            passes, authorized = not authorized, True
+        passed.append(passes)
+    listing = tuple(name == b"connection" for name in lowered)
+    return tuple(passed), listing if any(listing) else None
 
 
 @lru_cache(maxsize=64)
@@ -199,9 +198,11 @@ def _answer_field(name: bytes) -> bytes:
 _NEVER_NAMED = _READ | {b"", b"close", b"keep-alive", b"upgrade", b"x-request-id"}
 
 
+@lru_cache(maxsize=64)
 def _named_by(connection: bytes) -> frozenset[bytes]:
     """The fields that a Connection header declares hop-by-hop; never one that frames or describes the body."""
-    tokens = (token.strip().lower() for token in connection.split(b","))
-    return frozenset(
-        token for token in tokens if token not in (b"", b"close", b"keep-alive", b"upgrade", b"x-request-id", *_READ)
-    )
+    return _tokens(connection) - _NEVER_NAMED
+
+
+def _tokens(connection: bytes) -> frozenset[bytes]:
+    return frozenset(token.strip().lower() for token in connection.split(b","))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from proxy.core.errors import MethodNotAllowed, NotFound
 
@@ -113,6 +114,13 @@ class Paths:
         exact = [path for path in extensions if not path.endswith("/*")]
         self._routes = {**dict.fromkeys(exact, _ANY), **ROUTES}
         self._prefixes = tuple(path[:-1] for path in extensions if path.endswith("/*"))
+        self.relayed = frozenset(
+            (method, path)
+            for path, route in self._routes.items()
+            if route.kind is Kind.RELAY
+            for method in route.methods
+        )
+        """The (method, path) of most requests: `route` says RELAY of them, and of some others."""
 
     def route(self, method: str, path: str) -> Route:
         """Raises NotFound or MethodNotAllowed. `path` is as it was sent, without the query."""
@@ -139,6 +147,7 @@ def check_extension(path: str) -> None:
         raise ValueError(f"relayPaths: {path} steers an engine; reach it through the admin port")
 
 
+@lru_cache(maxsize=64)  # of up to 64 KiB each
 def split_target(target: str) -> tuple[str, str]:
     """The path and what follows it (query with its `?`), both as sent; of an absolute URL, without its authority."""
     if not target.startswith("/") and target.lower().startswith(("http://", "https://")):

@@ -10,8 +10,10 @@ from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
 from proxy.http.body import Upload
 from proxy.http.call import HttpCall
-from proxy.http.head import upstream_head
-from proxy.http.upstream.connection import Connection, Disconnected
+from proxy.http.head import encode_pairs, first_lines, header_line, upstream_head
+from proxy.http.upstream.connection import Connection
+from proxy.http.upstream.errors import Disconnected
+from proxy.http.upstream.pool import Address
 
 
 class ClientRelay:
@@ -25,90 +27,78 @@ class ClientRelay:
         self.exchange: Exchange | None = None
 
     async def relay(self, exchange: Exchange) -> None:
-        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again."""
+        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again.
+
+        A connection that was used before may be closing at the other end: if it dies without a byte, the pod has not
+        begun, and gets the request on a fresh one.
+        """
         self.exchange = exchange
+        call, rim, body = self._call, self._rim, exchange.request.body
         try:
-            await self._send(exchange)
+            pod = rim.pool.pods[exchange.endpoint.url]
+            head = self._head(exchange, pod.address)
+            used = pod.take() if call.upload is None else None
+            while True:
+                connection = used or await rim.pool.connect(pod)
+                answer = Answer(call, exchange, rim, connection)
+                try:
+                    if call.upload is None:
+                        if not body:
+                            connection.head_only = call.method == "HEAD"
+                        connection.send(answer, head, body)
+                        error = await answer.done
+                    else:
+                        error = await self._upload(answer, connection, head, call.upload)
+                except BaseException:
+                    answer.abandon()
+                    raise
+                if error is None:
+                    return
+                if used is None or not isinstance(error, Disconnected) or not error.silent:
+                    raise error
+                used = exchange.ending = None
         except asyncio.CancelledError:
             exchange.ending = exchange.ending or Ending.CLIENT_GONE
             raise
         except UpstreamFailed as error:
             exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
-            if self._call.upload is not None and self._call.upload.begun:
+            if call.upload is not None and call.upload.begun:
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
-
-    async def _send(self, exchange: Exchange) -> None:
-        """A connection that was used before may be closing at the other end: if it dies without a byte, the pod has not
-        begun, and gets the request on a fresh one."""
-        endpoint, pool = exchange.endpoint, self._rim.pool
-        head = self._head(exchange)
-        used = pool.idle(endpoint) if self._call.upload is None else None
-        if used is not None:
-            try:
-                await self._leg(exchange, used, head)
-            except Disconnected as error:
-                if not error.silent:
-                    raise
-                exchange.ending = None
-            else:
-                return
-        await self._leg(exchange, await pool.connect(endpoint), head)
-
-    async def _leg(self, exchange: Exchange, connection: Connection, head: bytes) -> None:
-        call, watched = self._call, self._rim.sweep.watched
-        answer = Answer(call, exchange, self._rim, connection)
-        watched.add(answer)
-        call.connection.sink = answer
-        try:
-            if call.connection.writing_paused:
-                answer.pause()
-            if call.upload is None:
-                connection.send(answer, head, exchange.request.body, head_only=call.method == "HEAD")
-                error = await answer.done
-            else:
-                error = await self._upload(answer, connection, head, call.upload)
-            if error is not None:
-                raise error
-        finally:
-            call.connection.sink = None
-            watched.discard(answer)
-            if answer.open:
-                answer.abandon()
 
     async def _upload(self, answer: Answer, connection: Connection, head: bytes, upload: Upload) -> KvlaneError | None:
         """The answer may come, and even end, before all is sent."""
         chunked = self._call.chunked
         body = self._call.body
-        connection.send(answer, head, _chunk(body) if chunked else body, whole=False)
+        connection.request_sent = False
+        connection.send(answer, head, _chunk(body) if chunked else body)
         async with Tasks() as tasks:
             tasks.start(_pump(upload, connection, answer, chunked), "upload")
             return await answer.done
 
-    def _head(self, exchange: Exchange) -> bytes:
-        call, endpoint = self._call, exchange.endpoint
-        address = self._rim.pool.address(endpoint)
-        return upstream_head(
-            method=call.method,
-            target=address.base + (call.path + call.query).encode("utf-8", "surrogateescape"),
-            host=address.host_header,
-            headers=call.raw_headers,
-            request_id=call.id_line,
-            api_key=endpoint.api_key,
-            framing=self._framing(exchange),
-            added=exchange.upstream_headers,
-            upgrade=call.wants_websocket,
-        )
+    def _head(self, exchange: Exchange, address: Address) -> bytes:
+        call, body, key = self._call, exchange.request.body, exchange.endpoint.api_key
+        first = first_lines(call.method, call.path + call.query, address.base, address.host_header)
+        if body and call.upload is None:
+            ours = b"%bcontent-length: %d\r\n" % (call.id_line, len(body))
+        else:
+            ours = call.id_line + self._framing()
+        if key is not None:
+            ours += header_line("authorization", f"Bearer {key}")
+        if exchange.upstream_headers:
+            ours += encode_pairs(exchange.upstream_headers)
+        return upstream_head(first, call.raw_headers, key is not None, ours + b"\r\n")
 
-    def _framing(self, exchange: Exchange) -> bytes:
-        call, body = self._call, exchange.request.body
+    def _framing(self) -> bytes:
+        """Of a body that is streamed, or of none."""
+        call = self._call
         if call.upload is not None:
             if call.chunked:
                 return b"transfer-encoding: chunked\r\n"
             return b"content-length: %d\r\n" % (call.content_length or 0)
-        if body or call.method in ("POST", "PUT", "PATCH"):
-            return b"content-length: %d\r\n" % len(body)
-        return b""
+        if call.wants_websocket:
+            return b"connection: Upgrade\r\nupgrade: websocket\r\n"
+        return b"content-length: 0\r\n" if call.method in ("POST", "PUT", "PATCH") else b""
 
 
 async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked: bool) -> None:

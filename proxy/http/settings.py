@@ -21,7 +21,15 @@ class Listen:
     retained_bodies: Size = param(
         Size(512 * MIB), "request bodies held in memory by the whole process; beyond it reading pauses", at_least=1
     )
+    head_timeout: Duration = param(
+        Duration(30.0), "from the first byte of a request's head to its last; longer is 408", more_than=0
+    )
     body_timeout: Duration = param(Duration(60.0), "between two pieces of a request body; longer is 408", more_than=0)
+    keep_alive: Duration = param(
+        Duration(3630.0),
+        "that a connection without a request stays open; keep it above that of a proxy in front",
+        more_than=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

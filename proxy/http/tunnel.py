@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxy.http.seam import ClientConnection
+from proxy.http.client import ClientConnection
 
 
 class Tunnel(asyncio.Protocol):
-    """The protocol of the pod's socket; towards aiohttp it plays the parser of what the client sends."""
+    """The protocol of the pod's socket; the client's connection hands it what the client sends."""
 
     def __init__(self, client: ClientConnection, pod: asyncio.Transport, ended: Callable[[bool], None]) -> None:
         """`ended` is told once, and whether the pod's side broke."""
@@ -38,15 +38,14 @@ class Tunnel(asyncio.Protocol):
 
     # the client's side
 
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+    def feed_data(self, data: bytes) -> None:
         self._pod.write(data)
-        return False, b""
-
-    def feed_eof(self) -> None:
-        self._pod.close()
 
     def gone(self) -> None:
         self._pod.abort()
+
+    def check(self, now: float) -> None:
+        """May be silent for as long as both sides like."""
 
     def pause(self) -> None:
         if not self._pod.is_closing():

@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import compress
 from typing import cast
 
@@ -38,6 +39,8 @@ class Forest:
         self._by_number: list[PodMemory | None] = []
         self._free_numbers: list[int] = []
         self._retired: deque[PodMemory] = deque()
+        self.endpoints_of = lru_cache(maxsize=64)(self._endpoints_of)
+        """The endpoints of the living pods whose bits are set; few sets of pods hold what most requests ask for."""
 
     def pods_of(self, mask: int) -> Iterable[PodMemory]:
         """The pods whose bits are set, at least one."""
@@ -62,20 +65,22 @@ class Forest:
         """Its bit means nothing from here on; `clear` takes it off the segments."""
         pod.retired = True
         self.living ^= pod.bit
+        self.endpoints_of.cache_clear()
         self._retired.append(pod)
 
-    def clear(self, work: int) -> None:
-        """Takes up to `work` segments from retired pods."""
+    def clear(self, work: int) -> bool:
+        """Takes up to `work` segments from retired pods; False if some are left."""
         while self._retired:
             pod = self._retired[0]
             while pod.held:
                 if not work:
-                    return
+                    return False
                 self._let_go(pod, pod.take_any())
                 work -= 1
             self._retired.popleft()
             self._by_number[pod.number] = None
             heapq.heappush(self._free_numbers, pod.number)
+        return True
 
     def store(self, hashes: Chain) -> Segment:
         segment = self.segments[hashes[0]] = Segment(array("Q", hashes))
@@ -107,6 +112,9 @@ class Forest:
             pod.split(head, tail)
             self.bytes += HOLDING_BYTES
         return head
+
+    def _endpoints_of(self, mask: int) -> tuple[Endpoint, ...]:
+        return tuple(pod.endpoint for pod in self.pods_of(mask))
 
     def _let_go(self, pod: PodMemory, segment: Segment) -> None:
         segment.holders &= ~pod.bit

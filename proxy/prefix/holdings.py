@@ -24,7 +24,8 @@ class Segment:
 
 
 class Holding:
-    """One segment on one pod; between `older` and `newer` in the pod's ring while no request in flight pins it.
+    """One segment on one pod; between `older` and `newer` in the pod's ring from the first time that no request in
+    flight pins it.
 
     `used_at` is None while it is provisional: reserved, and not confirmed by any answer.
     """
@@ -43,12 +44,12 @@ class PodMemory:
     """Lives from a pod's first reservation until it is forgotten; a pod that comes back gets a new one.
 
     Whatever pins or frees a segment does so for the whole way from the start of the chain, deepest first when freeing.
-    So nothing in the ring is older than what continues it, and the oldest holding always ends its chain.
+    So nothing in the ring is older than what continues it, and the oldest holding always ends its chain. What is pinned
+    stays in the ring where it was, meaning nothing, until the last request that pins it makes it the newest.
     `blocks` are all it holds, `pinned` those of requests in flight, `capacity` how many it may hold.
     """
 
     __slots__ = (
-        "_ring",
         "actual_tokens",
         "bit",
         "blocks",
@@ -60,6 +61,7 @@ class PodMemory:
         "pinned",
         "predicted_tokens",
         "retired",
+        "ring",
     )
 
     def __init__(self, endpoint: Endpoint, number: int) -> None:
@@ -74,14 +76,16 @@ class PodMemory:
         self.predicted_tokens = 0.0
         self.actual_tokens = 0.0
         self.misses = 0
-        self._ring = Holding(Segment(array("Q")))
-        self._ring.older = self._ring.newer = self._ring
+        self.ring = Holding(Segment(array("Q")))
+        self.ring.older = self.ring.newer = self.ring
 
     @property
     def oldest(self) -> Holding | None:
         """What is forgotten next; None if all is pinned."""
-        first = self._ring.newer
-        return first if first is not self._ring else None
+        first = self.ring.newer
+        if first is not None and first.pins:
+            first = self._behind_the_pinned()
+        return first if first is not self.ring else None
 
     def add(self, segment: Segment) -> Holding:
         holding = self.held[segment] = Holding(segment)
@@ -99,35 +103,33 @@ class PodMemory:
         _unlink(holding)
         return segment
 
-    def pin(self, holding: Holding) -> None:
-        if not holding.pins:
-            self.pinned += len(holding.segment.hashes)
-            _unlink(holding)
-        holding.pins += 1
-
-    def unpin(self, holding: Holding, now: float) -> None:
-        """The last one out leaves what is confirmed in the ring; what is not, the caller removes."""
-        holding.pins -= 1
-        if not holding.pins:
-            self.pinned -= len(holding.segment.hashes)
-            if holding.used_at is not None:
-                holding.used_at = now
-                _link(holding, after=self._ring.older)
+    def make_newest(self, holding: Holding) -> None:
+        """Out of the ring, if it is there, and in at its end in one go: this happens to all that a request uses."""
+        older, newer, ring = holding.older, holding.newer, self.ring
+        if older is not None and newer is not None:
+            older.newer, newer.older = newer, older
+        newest = ring.older
+        assert newest is not None
+        holding.older, holding.newer = newest, ring
+        newest.newer = ring.older = holding
 
     def split(self, head: Segment, tail: Segment) -> None:
         """What was held as `tail` is held in two pieces: same age, same pins."""
         whole = self.held[tail]
         piece = self.held[head] = Holding(head, whole.used_at, whole.pins)
-        if not whole.pins:
-            _link(piece, after=whole)
+        newer = whole.newer
+        if newer is not None and not whole.pins:
+            piece.older, piece.newer = whole, newer
+            whole.newer = newer.older = piece
 
-
-def _link(holding: Holding, after: Holding | None) -> None:
-    assert after is not None
-    newer = after.newer
-    assert newer is not None
-    holding.older, holding.newer = after, newer
-    after.newer = newer.older = holding
+    def _behind_the_pinned(self) -> Holding | None:
+        """Those in the way go to the end of the ring, so that the next call does not meet them."""
+        for _ in range(len(self.held) if self.pinned < self.blocks else 0):
+            first = self.ring.newer
+            if first is None or not first.pins:
+                return first
+            self.make_newest(first)
+        return None
 
 
 def _unlink(holding: Holding) -> None:

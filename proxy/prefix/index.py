@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, itemgetter
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.forest import Forest, shared
 from proxy.prefix.hashing import Chain
 from proxy.prefix.holdings import Holding, PodMemory
-
-WORK = 1500
-"""Holdings that one call clears or evicts at most for one reason: some 2 ms."""
+from proxy.prefix.upkeep import WORK, Upkeep
 
 EVIDENCE_BLOCKS = 4
 """A prediction of fewer blocks proves nothing: engines cache whole blocks of theirs only, and never a prompt's end."""
@@ -30,19 +30,22 @@ EVIDENCE_BLOCKS = 4
 MISSES_UNTIL_FORGOTTEN = 3
 """Answers in a row, each with less than a tenth of the hits that were predicted, after which a pod counts as new."""
 
+Span = tuple[Chain, int, int, list[Holding]]
+"""A chain, how many of its blocks are pinned, how many of these an earlier answer had confirmed, and what they were
+pinned as, from the start on."""
+
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What one leg pins on one pod, until it is confirmed or released.
-
-    `spans` are chains with the number of blocks pinned of each; `known` counts the blocks that an earlier answer had
-    confirmed, of `total`.
-    """
+    """What one leg pins on one pod, until it is confirmed or released."""
 
     pod: PodMemory
-    total: int
-    known: int
-    spans: list[tuple[Chain, int]]
+    spans: list[Span]
+    settled: bool = False
+
+    @property
+    def chains(self) -> list[Chain]:
+        return list(map(_CHAIN, self.spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,14 @@ class PrefixIndex:
     """
 
     def __init__(self, clock: Clock, max_siblings: int, ttl: float = math.inf, max_bytes: float = math.inf) -> None:
-        self._clock = clock
+        self._now = clock.now
         self._max_siblings = max_siblings
-        self._ttl = ttl
         self._max_bytes = max_bytes
         self._forest = Forest()
         self._pods: dict[Endpoint, PodMemory] = {}
-        self._expire_at = -math.inf
+        self._upkeep = Upkeep(self._forest, self._pods, ttl, max_bytes)
         self.version = 0
-        """Changes whenever a match could."""
+        """Changes whenever a match could; not while requests come and go whose blocks are known."""
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:
         """Blocks each pod holds from the start of the chain without a gap; pods that hold none are left out."""
@@ -80,54 +82,77 @@ class PrefixIndex:
         segments, active, total = forest.segments, forest.living, len(chain)
         depths: dict[Endpoint, int] = {}
         depth = 0
-        while depth < total and active:
+        while depth < total:
             segment = segments.get(chain[depth])
             if segment is None:
                 break
             still = active & segment.open
-            if depth and still != active:
-                for pod in forest.pods_of(active ^ still):
-                    depths[pod.endpoint] = depth
-            active = still
-            common = shared(segment.hashes, chain, depth, total - depth)
-            depth += common
-            if common < len(segment.hashes):
+            if still != active:
+                if depth:
+                    depths |= dict.fromkeys(forest.endpoints_of(active ^ still), depth)
+                if not still:
+                    return depths
+                active = still
+            hashes = segment.hashes
+            end = depth + len(hashes)
+            if end > total or hashes[-1] != chain[end - 1]:
+                depth += shared(hashes, chain, depth, total - depth)
                 break
+            depth = end
         if depth and active:
-            for pod in forest.pods_of(active):
-                depths[pod.endpoint] = depth
+            depths |= dict.fromkeys(forest.endpoints_of(active), depth)
         return depths
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
         """Pins what the pod holds of the chains and adds the rest provisionally, as far as `capacity` blocks go."""
-        now = self._clock.now()
-        self.version += 1
-        pod = self._pods.get(endpoint)
-        if pod is None:
-            pod = self._pods[endpoint] = self._forest.admit(endpoint)
-        pod.capacity = capacity
-        reservation = Reservation(pod, sum(map(len, chains)), 0, [])
-        for chain in chains:
-            self._claim(reservation, chain)
-        self._tidy(pod, now)
+        pod = self._pods.get(endpoint) or self._admit(endpoint)
+        if pod.capacity != capacity:
+            pod.capacity = capacity
+            self._upkeep.due_at = -math.inf
+        reservation = Reservation(pod, list(map(self._claim, repeat(pod), chains)))
+        now = self._now()
+        if now >= self._upkeep.due_at:
+            self._tidy(pod, now)
         return reservation
 
     def confirm(self, reservation: Reservation) -> None:
         """The pod has computed the prompt: it holds it from here on."""
-        self._settle(reservation, computed=True)
+        self.settle(reservation, computed=True)
 
     def release(self, reservation: Reservation) -> None:
         """The pod did not compute the prompt: what nobody else confirmed or still waits for is taken back."""
-        self._settle(reservation, computed=False)
+        self.settle(reservation, computed=False)
+
+    def settle(self, reservation: Reservation, computed: bool) -> None:
+        """Confirms or releases it, unless that was done."""
+        pod, now = reservation.pod, self._now()
+        if pod.retired or reservation.settled:
+            return
+        reservation.settled = True
+        for chain, length, _, way in reservation.spans:
+            if sum(map(len, map(_HASHES, way))) != length:  # Some were cut meanwhile.
+                way = self._way(pod, chain, length)
+            for holding in reversed(way):
+                holding.pins -= 1
+                if holding.used_at is None and not self._prove(pod, holding, computed, now):
+                    continue
+                if not holding.pins:
+                    pod.pinned -= len(holding.segment.hashes)
+                    holding.used_at = now
+                    if pod.ring.older is not holding:
+                        pod.make_newest(holding)
+        if now >= self._upkeep.due_at or pod.blocks > pod.capacity:
+            self._tidy(pod, now)
 
     def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
         """What the engine says of a prompt whose reservation is settled. False if that proved the pod to have lost
         its memory: it is then forgotten, this prompt included."""
         pod = reservation.pod
-        predicted = prompt_tokens * reservation.known / max(1, reservation.total)
+        known, total = sum(map(_KNOWN, reservation.spans)), sum(map(len, reservation.chains))
+        predicted = prompt_tokens * known / max(1, total)
         pod.predicted_tokens += predicted
         pod.actual_tokens += cached_tokens
-        if reservation.known >= EVIDENCE_BLOCKS:
+        if known >= EVIDENCE_BLOCKS:
             pod.misses = pod.misses + 1 if cached_tokens < predicted / 10 else 0
         if pod.retired or pod.misses < MISSES_UNTIL_FORGOTTEN:
             return True
@@ -140,7 +165,8 @@ class PrefixIndex:
         if pod is not None:
             self.version += 1
             self._forest.retire(pod)
-            self._forest.clear(WORK)
+            if not self._forest.clear(WORK):
+                self._upkeep.due_at = -math.inf
 
     def prediction(self, endpoint: Endpoint) -> Prediction:
         """Since the pod was first reserved or last forgotten."""
@@ -162,11 +188,41 @@ class PrefixIndex:
         """Upper bound of the memory in use."""
         return self._forest.bytes
 
-    def _claim(self, reservation: Reservation, chain: Chain) -> None:
-        """Walks down the chain, pinning on the pod what is there and adding what is not, while there is room."""
-        forest, pod, total = self._forest, reservation.pod, len(chain)
-        full = forest.bytes >= self._max_bytes
+    def _admit(self, endpoint: Endpoint) -> PodMemory:
+        pod = self._pods[endpoint] = self._forest.admit(endpoint)
+        self._upkeep.due_at = -math.inf
+        return pod
+
+    def _claim(self, pod: PodMemory, chain: Chain) -> Span:
+        """Pins what the pod is known to hold, as far as it is whole segments, which is all of most chains."""
+        segments, held, total = self._forest.segments, pod.held, len(chain)
+        way: list[Holding] = []
         depth = 0
+        while depth < total:
+            segment = segments.get(chain[depth])
+            if segment is None:
+                break
+            holding = held.get(segment)
+            if holding is None or holding.used_at is None:
+                break
+            hashes = segment.hashes
+            end = depth + len(hashes)
+            if end > total or hashes[-1] != chain[end - 1]:
+                break
+            if not holding.pins:
+                pinned = pod.pinned + end - depth
+                if pinned > pod.capacity:
+                    break
+                pod.pinned = pinned
+            holding.pins += 1
+            way.append(holding)
+            depth = end
+        return (chain, depth, depth, way) if depth == total else self._extend(pod, chain, depth, way)
+
+    def _extend(self, pod: PodMemory, chain: Chain, depth: int, way: list[Holding]) -> Span:
+        """Walks on down the chain, pinning what is there, cut to size, and adding what is not, while there is room."""
+        forest, total, known = self._forest, len(chain), depth
+        full = forest.bytes >= self._max_bytes
         while depth < total:
             segment = forest.segments.get(chain[depth])
             holding = pod.held.get(segment) if segment is not None else None
@@ -183,28 +239,19 @@ class PrefixIndex:
                 holding = forest.hold(pod, segment)
             else:
                 holding = pod.held[segment]
-                reservation.known += len(segment.hashes) if holding.used_at is not None else 0
+                known += len(segment.hashes) if holding.used_at is not None else 0
             self._pin(pod, holding)
+            way.append(holding)
             depth += len(segment.hashes)
-        reservation.spans.append((chain, depth))
+        self._upkeep.due_at = -math.inf
+        return chain, depth, known, way
 
     def _pin(self, pod: PodMemory, holding: Holding) -> None:
-        pod.pin(holding)
+        if not holding.pins:
+            pod.pinned += len(holding.segment.hashes)
+        holding.pins += 1
         if holding.used_at is None and holding.pins >= self._max_siblings:
             holding.segment.open &= ~pod.bit
-
-    def _settle(self, reservation: Reservation, computed: bool) -> None:
-        pod, now = reservation.pod, self._clock.now()
-        if pod.retired:
-            return
-        self.version += 1
-        for chain, length in reservation.spans:
-            for holding in reversed(self._way(pod, chain, length)):
-                if computed:
-                    holding.used_at = now
-                self._unpin(pod, holding, now)
-        reservation.spans.clear()
-        self._tidy(pod, now)
 
     def _way(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
         """The holdings that make up the pinned start of a chain: pinned ones stay, and are only ever cut smaller."""
@@ -216,55 +263,25 @@ class PrefixIndex:
             depth += len(segment.hashes)
         return way
 
-    def _unpin(self, pod: PodMemory, holding: Holding, now: float) -> None:
-        pod.unpin(holding, now)
-        if holding.used_at is None and not holding.pins:
+    def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
+        """One fewer waits for provisional blocks. True if they are confirmed; they are gone if nobody waits."""
+        if computed:
+            holding.used_at = now
+        elif not holding.pins:
+            pod.pinned -= len(holding.segment.hashes)
             self._forest.drop(pod, holding)
-        elif not holding.segment.open & pod.bit and (holding.used_at is not None or holding.pins < self._max_siblings):
+            self.version += 1
+            return False
+        if not holding.segment.open & pod.bit and (computed or holding.pins < self._max_siblings):
             holding.segment.open |= pod.bit
+            self.version += 1
+        return computed
 
     def _tidy(self, pod: PodMemory, now: float) -> None:
-        """What eviction, age and the ceiling ask for, in bounded steps: what is left over is done by later calls."""
-        self._forest.clear(WORK)
-        if pod.blocks > pod.capacity:
-            self._evict(pod, pod.capacity - min(pod.capacity // 64, 512))
-        if now >= self._expire_at:
-            self._expire(now)
-        if self._forest.bytes > self._max_bytes:
-            self._shrink()
-
-    def _evict(self, pod: PodMemory, target: int) -> None:
-        """Down to somewhat below the capacity, so that few segments are cut and most calls find nothing to do."""
-        for _ in range(WORK):
-            excess, holding = pod.blocks - target, pod.oldest
-            if excess <= 0 or holding is None:
-                return
-            if excess < len(holding.segment.hashes):
-                self._forest.split(holding.segment, len(holding.segment.hashes) - excess)
-            self._forest.drop(pod, holding)
-
-    def _expire(self, now: float) -> None:
-        work = WORK
-        for pod in self._pods.values():
-            while (oldest := pod.oldest) is not None and now - _age(pod) >= self._ttl:
-                if not work:
-                    return
-                self._forest.drop(pod, oldest)
-                work -= 1
-        self._expire_at = now + min(1.0, self._ttl)
-
-    def _shrink(self) -> None:
-        """In batches from the pod with the oldest holding, since looking for that pod takes a step per pod."""
-        for _ in range(8):
-            victim = min(self._pods.values(), key=_age)
-            for _ in range(WORK // 8):
-                oldest = victim.oldest
-                if oldest is None or self._forest.bytes <= self._max_bytes:
-                    return
-                self._forest.drop(victim, oldest)
+        """Whatever was added or goes, a match could see it."""
+        self.version += 1
+        self._upkeep.run(pod, now)
 
 
-def _age(pod: PodMemory) -> float:
-    """When what the pod forgets next was used."""
-    oldest = pod.oldest
-    return oldest.used_at if oldest is not None and oldest.used_at is not None else math.inf
+_CHAIN, _KNOWN = itemgetter(0), itemgetter(2)
+_HASHES = attrgetter("segment.hashes")

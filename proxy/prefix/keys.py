@@ -38,10 +38,3 @@ class PrefixMatch(Protocol):
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")
 
 TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt")
-
-
-def uncached_tokens(match: PrefixMatch | None, prompt_tokens: int, endpoints: Sequence[Endpoint]) -> list[int]:
-    """Prompt tokens each endpoint would have to prefill; all of them where nothing is known."""
-    if match is None:
-        return [prompt_tokens] * len(endpoints)
-    return [max(0, prompt_tokens - blocks * match.block_size) for blocks in match.matched(endpoints)]

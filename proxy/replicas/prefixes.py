@@ -67,13 +67,9 @@ class SharedIndex(PrefixIndex):
             self._tell(Kind.RESERVE, self._reserve_body(reservation))
         return reservation
 
-    def confirm(self, reservation: Reservation) -> None:
-        super().confirm(reservation)
-        self._settled(reservation, True)
-
-    def release(self, reservation: Reservation) -> None:
-        super().release(reservation)
-        self._settled(reservation, False)
+    def settle(self, reservation: Reservation, computed: bool) -> None:
+        super().settle(reservation, computed)
+        self._settled(reservation, computed)
 
     def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
         kept = super().observe(reservation, prompt_tokens, cached_tokens)
@@ -111,7 +107,7 @@ class SharedIndex(PrefixIndex):
     def vanished(self, peer: int) -> None:
         """Its answers, if there are any, reach nobody."""
         for reservation, _ in self._of_peers.pop(peer, {}).values():
-            super().release(reservation)
+            super().settle(reservation, False)
 
     def _take_reserve(self, peer: int, body: bytes) -> None:
         _, number, capacity, size = _RESERVE.unpack_from(body)
@@ -121,7 +117,7 @@ class SharedIndex(PrefixIndex):
             return
         of_peer = self._of_peers.setdefault(peer, {})
         if number in of_peer:
-            super().release(of_peer.pop(number)[0])
+            super().settle(of_peer.pop(number)[0], False)
         of_peer[number] = super().reserve(chains, endpoint, capacity), packed
 
     def _take_settle(self, peer: int, body: bytes) -> None:
@@ -129,11 +125,9 @@ class SharedIndex(PrefixIndex):
         reservation, packed = self._of_peers.get(peer, {}).pop(number, (None, b""))
         if reservation is None:
             return
+        super().settle(reservation, computed)
         if computed:
-            super().confirm(reservation)
             self._keep(reservation, packed)
-        else:
-            super().release(reservation)
 
     def _take_forget(self, peer: int, body: bytes) -> None:
         endpoint, _ = self._pod_and_chains(body, _POD.size, _POD.unpack_from(body)[2])
@@ -146,7 +140,7 @@ class SharedIndex(PrefixIndex):
         chains = _unpack(packed)
         if endpoint is not None:
             reservation = super().reserve(chains, endpoint, capacity)
-            super().confirm(reservation)
+            super().settle(reservation, True)
             self._keep(reservation, packed)
 
     def _settled(self, reservation: Reservation, computed: bool) -> None:
@@ -164,7 +158,7 @@ class SharedIndex(PrefixIndex):
     def _pack(self, reservation: Reservation) -> bytes:
         """Copied from the segments, which are packed already: a list of 512 integers would take 10 us."""
         parts: list[bytes] = []
-        for hashes, length in reservation.spans:
+        for hashes, length, _, _ in reservation.spans:
             parts.append(_LENGTH.pack(length))
             parts.extend([each.segment.hashes.tobytes() for each in self._way(reservation.pod, hashes, length)])
         return b"".join(parts)

@@ -18,7 +18,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.wiring import Ports
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
-from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.scheduling.document import read
 from proxy.scheduling.effective import Effective
 from proxy.scheduling.explain_state import ExplainState
@@ -53,7 +53,7 @@ def _load(
         problems.extend(invalid.problems)
     section = data.get("scheduling") if isinstance(data, Mapping) else None
     try:
-        scheduling = build(read(section, "scheduling"), registry, ports, wrap=recorder.wrap)
+        scheduling = build(read(section, "scheduling"), registry, ports, Watch(recorder.wrap))
     except ConfigError as error:
         problems.extend(error.problems)
     if state is None or request is None or scheduling is None:

@@ -1,4 +1,4 @@
-"""The guard around every scorer: whatever it does, there is one score in [0, 1] per endpoint."""
+"""The guard around a scorer: whatever it does, there is one score in [0, 1] per endpoint."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class GuardedScorer(Scorer):
 
     def __init__(self, scorer: Scorer, name: str, report: Report = unreported) -> None:
         self.plugin_type = scorer.plugin_type  # type: ignore[misc]  # it answers for the scorer it guards
-        self._score = scorer.score
-        self._name = name
+        self.unguarded = scorer
+        self.name = name
         self._report = report
         self._logged: set[str] = set()
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         try:
-            scores = self._score(run, request, endpoints)
+            scores = self.unguarded.score(run, request, endpoints)
             if len(scores) != len(endpoints):
                 self._fault(WRONG_LENGTH, f"gave {len(scores)} scores for {len(endpoints)} pods")
                 return [0.0] * len(endpoints)
-            if not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and (total := sum(scores)) == total):
+            if not len(scores) or (min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0):
                 return scores
             return self._repair(scores)
         except Exception as error:  # noqa: BLE001  # whatever it is, the cycle goes on
@@ -59,7 +59,7 @@ class GuardedScorer(Scorer):
         return [min(1.0, max(0.0, score)) if score == score else 0.0 for score in scores]
 
     def _fault(self, fault: str, complaint: str, error: Exception | None = None) -> None:
-        self._report(self._name, fault)
+        self._report(self.name, fault)
         if fault not in self._logged:
             self._logged.add(fault)
-            log.error("scorer %s %s; further such calls are only counted", self._name, complaint, exc_info=error)
+            log.error("scorer %s %s; further such calls are only counted", self.name, complaint, exc_info=error)

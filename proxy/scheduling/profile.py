@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint
+from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, profile_result, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
-from proxy.core.plugin import Filter, Picker, Scorer
+from proxy.core.plugin import Filter
 from proxy.core.request import InferenceRequest
+
+Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
+Pick = Callable[[ProfileRun, InferenceRequest, Sequence[ScoredEndpoint]], Sequence[ScoredEndpoint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,52 +25,49 @@ class FilterStep:
     exhausts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScorerStep:
-    """`share` is the weight divided by the sum of the profile's weights."""
+class Steps(NamedTuple):
+    """What a run calls; `totals` gives one per endpoint."""
 
-    name: str
-    scorer: Scorer
-    share: float
+    filters: Sequence[FilterStep]
+    totals: Totals
+    pick: Pick
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Profile:
-    """Changes nothing observable, so it can run for retries, shadows and dry runs alike."""
+    """Changes nothing observable, so it can run for retries, shadows and dry runs alike. `rounds` has the steps of
+    every run, without end: most runs are plain, some are watched."""
 
     name: str
-    filters: tuple[FilterStep, ...]
-    scorers: tuple[ScorerStep, ...]
-    picker: Picker
+    rounds: Iterator[Steps]
     shadow: bool = False
+    _first_attempt: ProfileRun = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first_attempt = ProfileRun(self.name, 0, self.shadow)
 
     def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> ProfileResult:
         """Raises Saturated or NoEndpoints, naming the profile and the filter that left nothing."""
-        run = ProfileRun(self.name, attempt, self.shadow)
-        survivors = self._filter(run, request, endpoints)
-        totals = self._score(run, request, survivors)
-        scored = list(map(ScoredEndpoint._make, zip(survivors, totals, strict=True)))
-        ranked = tuple(self.picker.pick(run, request, scored))
+        run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
+        filters, totals, pick = next(self.rounds)
+        if filters or not endpoints:
+            endpoints = self._filter(filters, run, request, endpoints)
+        scored = list(scored_endpoints(zip(endpoints, totals(run, request, endpoints), strict=True)))
+        ranked = tuple(pick(run, request, scored))
         if not ranked:
             raise NoEndpoints(f"The picker of profile '{self.name}' picked none of {len(scored)} pods.")
-        return ProfileResult(self.name, ranked)
+        return profile_result((self.name, ranked))
 
-    def _filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+    def _filter(
+        self, filters: Sequence[FilterStep], run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]
+    ) -> Sequence[Endpoint]:
         if not endpoints:
             raise NoEndpoints("No pod is ready; try again shortly.")
-        for step in self.filters:
+        for step in filters:
             endpoints = step.filter.filter(run, request, endpoints)
             if not endpoints:
                 raise self._emptied_by(step)
         return endpoints
-
-    def _score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        totals = [0.0] * len(endpoints)
-        for step in self.scorers:
-            share = step.share
-            scores = step.scorer.score(run, request, endpoints)
-            totals = [total + share * score for total, score in zip(totals, scores)]  # noqa: B905  # as many: the guard
-        return totals
 
     def _emptied_by(self, step: FilterStep) -> RequestError:
         where = f"filter '{step.name}' of profile '{self.name}' left none"

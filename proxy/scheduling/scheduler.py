@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
@@ -38,38 +39,29 @@ class Scheduler:
 
     def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
         """Raises what the handler lets through: a RequestError that says why there is no decision."""
-        decision = self._decide(self._handler.plan(request), request, endpoints, attempt)
-        for shadow in self._shadows:
-            self._observe(shadow, decision, request, endpoints, attempt)
-        return decision
-
-    def _decide(
-        self,
-        plan: Generator[str, ProfileResult, Decision],
-        request: InferenceRequest,
-        endpoints: Sequence[Endpoint],
-        attempt: int,
-    ) -> Decision:
+        plan = self._handler.plan(request)
         try:
             name = next(plan)
             for _ in range(MOST_PROFILE_RUNS):
                 try:
-                    result = self._profile(name).run(request, endpoints, attempt)
+                    profile = self._profiles.get(name) or self._missing(name)
+                    result = profile.run(request, endpoints, attempt)
                 except RequestError as error:
                     name = plan.throw(error)
                 else:
                     name = plan.send(result)
         except StopIteration as end:
             decision: Decision = end.value
-            return decision
-        plan.close()
-        raise RequestError(f"The profile handler came to no decision in {MOST_PROFILE_RUNS} profile runs.")
+        else:
+            plan.close()
+            raise RequestError(f"The profile handler came to no decision in {MOST_PROFILE_RUNS} profile runs.")
+        for shadow in self._shadows:
+            self._observe(shadow, decision, request, endpoints, attempt)
+        return decision
 
-    def _profile(self, name: str) -> Profile:
-        profile = self._profiles.get(name)
-        if profile is None:
-            raise RequestError(f"The profile handler asked for the profile '{name}', which does not exist.")
-        return profile
+    @staticmethod
+    def _missing(name: str) -> NoReturn:
+        raise RequestError(f"The profile handler asked for the profile '{name}', which does not exist.")
 
     def _observe(
         self,

@@ -7,19 +7,32 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Seconds of one engine step: `base + per_prefill_token · prefill tokens + per_sequence · running sequences`.
+    """Seconds of one engine step, the sum of what it does:
 
-    The defaults resemble an 8B model in bf16 on one 80 GB GPU. `base`: each step reads 16 GB of weights, at 2.7 TB/s
-    (H100: 3.35 TB/s peak). `per_prefill_token`: 16 GFLOP at 270 TFLOP/s, between an A100 and an H100.
-    `per_sequence`: 128 KB of KV cache per token, so about 0.1 ms for a context of 2,000 tokens, and sampling.
+        base                once: the weights are read, kernels are launched
+        per_prefill_token   each token of a prompt that is computed
+        per_sequence        each sequence in the step
+        per_attended        each pair of a prompt's token and a token at or before it: what makes long prompts quadratic
+        per_token_read      each token of KV cache that a decoding sequence reads
+
+    The defaults resemble an 8B model in bf16 on one 80 GB GPU, between an A100 and an H100, with the attention of a
+    usual context contained in the other terms; `proxy.sim.hardware` has figures for pairs of a GPU and a model.
     """
 
     base: float = 0.006
     per_prefill_token: float = 0.000_06
     per_sequence: float = 0.000_15
+    per_attended: float = 0.0
+    per_token_read: float = 0.0
 
-    def step(self, prefill_tokens: int, sequences: int) -> float:
-        return self.base + self.per_prefill_token * prefill_tokens + self.per_sequence * sequences
+    def step(self, prefill_tokens: int, sequences: int, attended: float = 0.0, tokens_read: int = 0) -> float:
+        return (
+            self.base
+            + self.per_prefill_token * prefill_tokens
+            + self.per_sequence * sequences
+            + self.per_attended * attended
+            + self.per_token_read * tokens_read
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,11 @@ class SimConfig:
     max_waiting: int | None = None
     """Requests beyond `max_num_seqs + max_waiting` are refused with 503; None queues without limit, as vLLM does."""
     timing: StepTiming = field(default_factory=StepTiming)
+    slowdown: float = 1.0
+    """How many times longer than `timing` says its steps take: a pod that is throttled, or older than the others."""
+    noise: float = 0.0
+    """Standard deviation of a factor of mean 1 on each step, which is never negative (log-normal)."""
+    noise_seed: int = 0
     time_scale: float = 1.0
     """All waits are divided by it."""
     old_metric_names: bool = False

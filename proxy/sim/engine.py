@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from proxy.sim.blocks import BlockPool
 from proxy.sim.config import SimConfig
+from proxy.sim.pace import Pace
 from proxy.sim.sequence import Output, Phase, Sequence
 from proxy.sim.stats import EngineStats
 
@@ -34,6 +35,7 @@ class Engine:
         self.stats = EngineStats()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.pace = Pace(config)
 
     @property
     def busy(self) -> bool:
@@ -77,9 +79,9 @@ class Engine:
         budget = self._schedule_running(chunks)
         if self.stats.preemptions == preemptions:
             self._admit_waiting(chunks, budget, now)
-        prefill = sum(tokens for sequence, tokens in chunks if tokens > 1 or not sequence.progress.generated_tokens)
+        prefill, attended, read = _work(chunks)
         self.stats.steps += 1
-        return Step(chunks, prefill, self.config.timing.step(prefill, len(chunks)))
+        return Step(chunks, prefill, self.pace.seconds(prefill, len(chunks), attended, read))
 
     def finish_step(self, step: Step, now: float) -> list[Output]:
         outputs = []
@@ -203,3 +205,15 @@ class Engine:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
+
+
+def _work(chunks: list[tuple[Sequence, int]]) -> tuple[int, float, int]:
+    """Prompt tokens to compute, pairs of one of them and a token it attends to, tokens of KV cache that are read."""
+    prefill, attended, read = 0, 0.0, 0
+    for sequence, tokens in chunks:
+        if tokens > 1 or not sequence.progress.generated_tokens:
+            prefill += tokens
+            attended += tokens * (sequence.computed + (tokens + 1) / 2)
+        else:
+            read += sequence.computed + 1
+    return prefill, attended, read

@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 
 from proxy.app import App
+from proxy.collector import Collector, resident
 from proxy.fleet.bindings import SharedBindings
 from proxy.fleet.ledger import SharedLedger
 from proxy.fleet.mirror import Mirror, News
@@ -174,7 +175,8 @@ async def _serve(settings: Settings, setup: Setup) -> None:
             lost.set()
             stop.set()
 
-    async with Worker(settings, setup, orphaned):
+    worker = Worker(settings, setup, orphaned)
+    async with Collector(lambda: not worker.ledger.in_flight, lambda: resident() - worker.index_bytes), worker:
         await stop.wait()
     if lost.is_set():
         log.error("the supervisor is gone, and this worker with it")

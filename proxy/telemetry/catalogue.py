@@ -6,9 +6,10 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client import Metric
 
 from proxy.telemetry.instruments import Counter, Family, Gauge, Histogram, edges_of
+from proxy.telemetry.proc import ProcSeries
 
 F = TypeVar("F", Family[Counter], Family[Gauge], Family[Histogram])
 
@@ -28,7 +29,7 @@ class Catalogue:
 
     def __init__(self, version: str) -> None:
         self.families: list[Family[Counter] | Family[Gauge] | Family[Histogram]] = []
-        self._process = ProcessCollector(registry=CollectorRegistry())
+        self._process = ProcSeries()
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
 
         # requests, as clients see them
@@ -117,10 +118,10 @@ class Catalogue:
         self.build.cell(version, platform.python_version()).value = 1
 
     def slices(self) -> Iterator[Metric]:
-        """Everything there is, in pieces of some hundred samples; pieces of one family follow each other."""
+        """Everything there is, in pieces of about 200 samples; pieces of one family follow each other."""
         for family in self.families:
-            yield from family.slices(20 if family.kind == "histogram" else 500)
-        yield from self._process.collect()
+            yield from family.slices(8 if family.kind == "histogram" else 200)
+        yield from self._process.slices()
 
     @property
     def sample_names(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ class EndpointSeries:
         self._clock = clock
         self._limit = limit
         self._counts: dict[Endpoint, EndpointCounts] = {}
+        self._present: frozenset[Endpoint] = frozenset()
 
     def of(self, endpoint: Endpoint) -> EndpointCounts:
         return self._counts.get(endpoint) or self._begin(endpoint)
@@ -76,11 +77,12 @@ class EndpointSeries:
         self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
 
     def _begin(self, endpoint: Endpoint) -> EndpointCounts:
-        """Pods that are gone leave when one comes. A leg that outlives its pod is counted nowhere."""
-        present = set(self._fleet.endpoints)
-        self._counts = {known: counts for known, counts in self._counts.items() if known in present}
+        """Pods that are gone leave when one comes. A leg that outlives its pod is shown nowhere."""
+        if endpoint not in self._present:
+            self._present = present = frozenset(self._fleet.endpoints)
+            self._counts = {known: counts for known, counts in self._counts.items() if known in present}
         counts = EndpointCounts()
-        if endpoint in present:
+        if endpoint in self._present:
             self._counts[endpoint] = counts
         return counts
 

@@ -11,21 +11,25 @@ from prometheus_client.registry import Collector
 
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.observer import Observer
 
 _END = b"# EOF\n"
 
 
 class Exposition:
-    """What /metrics answers with."""
+    """What /metrics answers with; the requests of the `observer`, if there is one, are counted to the last."""
 
-    def __init__(self, catalogue: Catalogue, endpoints: EndpointSeries) -> None:
+    def __init__(self, catalogue: Catalogue, endpoints: EndpointSeries, observer: Observer | None = None) -> None:
         self._catalogue = catalogue
         self._endpoints = endpoints
+        self._observer = observer
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """Body and content type: OpenMetrics for those who accept it, else the text format."""
         async with self._one_at_a_time:
+            if self._observer is not None:
+                await self._observer.settle()
             await self._endpoints.read()
             return await expose(self._catalogue, accept)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import Metric
@@ -61,6 +63,12 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """As `observe` of each, without a step of Python per value."""
+        for bucket, number in collections.Counter(map(bisect_left, repeat(self.bounds), values)).items():
+            self.counts[bucket] += number
+        self.sum += sum(values)
 
     def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
         total = 0

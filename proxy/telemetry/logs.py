@@ -43,11 +43,15 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields, option=_LINE)
     except TypeError:
-        return orjson.dumps({name: _spelt_out(value) for name, value in fields.items()}, option=_LINE)
+        return orjson.dumps(spelt_out(fields), option=_LINE)
 
 
-def _spelt_out(value: Any) -> Any:
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+def spelt_out(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with every lone surrogate as its escape."""
+    return {
+        name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
 
 
 _LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z

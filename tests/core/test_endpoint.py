@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.endpoint import Endpoint, Freshness, LoadView, Metrics
+from proxy.core.endpoint import Endpoint, Freshness, Load, LoadView, Metrics
 
 counts = st.integers(0, 50)
 
 
 def scraped(waiting: int, running: int) -> Endpoint:
     endpoint = Endpoint("pod")
-    endpoint.load.dispatched, endpoint.load.finished = 100, 90
-    endpoint.publish(Metrics(waiting=waiting, running=running, kv_usage=0.5, freshness=Freshness.FRESH), 100, 90)
+    endpoint.charge(10, 0)
+    endpoint.publish(Metrics(waiting=waiting, running=running, kv_usage=0.5, freshness=Freshness.FRESH), 10)
     return endpoint
 
 
@@ -22,21 +22,21 @@ def test_right_after_a_scrape_the_view_is_the_scrape() -> None:
 def test_what_is_sent_while_nothing_waits_runs_and_else_waits() -> None:
     idle, queued = scraped(0, 7), scraped(3, 7)
     for endpoint in (idle, queued):
-        endpoint.load.dispatched += 2
+        endpoint.charge(2, 0)
     assert (idle.view, queued.view) == (LoadView(0, 9, 0.5), LoadView(5, 7, 0.5))
 
 
 def test_what_finishes_leaves_the_queue_first_and_then_what_runs() -> None:
     endpoint = scraped(2, 7)
-    endpoint.load.finished += 5
+    endpoint.charge(-5, 0)
     assert endpoint.view == LoadView(0, 4, 0.5)
 
 
 @given(waiting=counts, running=counts, sent=counts, done=counts)
 def test_the_view_is_never_negative_and_counts_every_request(waiting: int, running: int, sent: int, done: int) -> None:
     endpoint = scraped(waiting, running)
-    endpoint.load.dispatched += sent
-    endpoint.load.finished += done
+    endpoint.charge(sent, 0)
+    endpoint.charge(-done, 0)
     view = endpoint.view
     assert view.waiting >= 0
     assert view.running >= 0
@@ -45,9 +45,18 @@ def test_the_view_is_never_negative_and_counts_every_request(waiting: int, runni
 
 def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
     endpoint = scraped(9, 9)
-    endpoint.metrics = Metrics(waiting=9, running=9, kv_usage=0.5)
-    endpoint.load.requests = 2
+    endpoint.publish(Metrics(waiting=9, running=9, kv_usage=0.5), 10)
+    assert endpoint.view == LoadView(0, 10, 0.5)
+    endpoint.charge(-8, 0)
     assert endpoint.view == LoadView(0, 2, 0.5)
+
+
+def test_a_pod_that_is_made_with_metrics_and_load_was_scraped_under_this_load() -> None:
+    metrics = Metrics(waiting=3, running=7, kv_usage=0.5, freshness=Freshness.FRESH)
+    endpoint = Endpoint("pod", metrics=metrics, load=Load(requests=4))
+    assert endpoint.view == LoadView(3, 7, 0.5)
+    endpoint.charge(1, 0)
+    assert endpoint.view == LoadView(4, 7, 0.5)
 
 
 def test_role_and_label_are_the_same_value() -> None:

@@ -185,13 +185,13 @@ def test_an_idle_pod_is_removed_at_once() -> None:
 def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
-    endpoint.load.requests = 1
+    endpoint.charge(1, 0)
     calls.fleet.remove("a")
     calls.fleet.sweep()
     assert state(endpoint) is EndpointState.DRAINING
     assert list(calls.fleet.endpoints) == [endpoint]
     assert calls.fleet.ready == ()
-    endpoint.load.requests = 0
+    endpoint.charge(-1, 0)
     calls.fleet.sweep()
     assert list(calls.fleet.endpoints) == []
     assert [what for what, _ in calls.heard] == ["ready", "removed"]
@@ -200,7 +200,7 @@ def test_a_busy_pod_is_removed_when_its_last_request_ends() -> None:
 def test_a_pod_whose_requests_do_not_end_is_removed_after_the_grace() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
-    endpoint.load.requests = 1
+    endpoint.charge(1, 0)
     calls.fleet.remove("a")
     calls.clock.advance(29)
     calls.fleet.sweep()
@@ -213,11 +213,11 @@ def test_a_pod_whose_requests_do_not_end_is_removed_after_the_grace() -> None:
 def test_a_pod_that_is_wanted_again_before_it_is_gone_stays_what_it_was() -> None:
     calls = Calls()
     endpoint = calls.ready("a")
-    endpoint.load.requests = 1
+    endpoint.charge(1, 0)
     calls.fleet.remove("a")
     assert calls.fleet.add(pod("a", weight=2.0)) is endpoint
     assert state(endpoint) is EndpointState.READY
-    endpoint.load.requests = 0
+    endpoint.charge(-1, 0)
     calls.fleet.sweep()
     assert calls.fleet.get("a") is endpoint
 

@@ -8,63 +8,64 @@ from proxy.core.endpoint import Endpoint, Freshness, LoadView, Metrics
 COUNTS = st.integers(0, 50)
 
 
-def scraped(waiting: int, running: int, dispatched: int = 0, finished: int = 0) -> Endpoint:
+def scraped(waiting: int, running: int, in_flight: int = 0) -> Endpoint:
     pod = Endpoint("a")
-    pod.load.dispatched, pod.load.finished = dispatched, finished
-    pod.publish(
-        Metrics(waiting=waiting, running=running, kv_usage=0.5, freshness=Freshness.FRESH), dispatched, finished
-    )
+    pod.charge(in_flight, 0)
+    pod.publish(Metrics(waiting=waiting, running=running, kv_usage=0.5, freshness=Freshness.FRESH), in_flight)
     return pod
 
 
 def test_right_after_a_scrape_the_view_is_the_scrape() -> None:
-    assert scraped(3, 4, dispatched=9, finished=2).view == LoadView(3, 4, 0.5)
+    assert scraped(3, 4, in_flight=7).view == LoadView(3, 4, 0.5)
 
 
 def test_dispatches_run_while_nothing_waits() -> None:
     pod = scraped(0, 4)
-    pod.load.dispatched += 2
+    pod.charge(2, 0)
     assert pod.view == LoadView(0, 6, 0.5)
 
 
 def test_dispatches_wait_while_something_waits() -> None:
     pod = scraped(1, 4)
-    pod.load.dispatched += 2
+    pod.charge(2, 0)
     assert pod.view == LoadView(3, 4, 0.5)
 
 
 def test_what_finishes_lets_the_waiting_run_and_then_empties_the_pod() -> None:
-    pod = scraped(2, 4, dispatched=6)
-    pod.load.finished += 3
+    pod = scraped(2, 4, in_flight=6)
+    pod.charge(-3, 0)
     assert pod.view == LoadView(0, 3, 0.5)
 
 
 def test_a_pod_never_runs_less_than_nothing() -> None:
-    pod = scraped(0, 1, dispatched=5)
-    pod.load.finished += 5
+    pod = scraped(0, 1, in_flight=5)
+    pod.charge(-5, 0)
     assert pod.view == LoadView(0, 0, 0.5)
 
 
 def test_a_stale_pod_is_seen_by_the_ledger_alone() -> None:
     pod = Endpoint("a")
-    pod.load.requests = 3
-    pod.publish(Metrics(waiting=9, running=9, kv_usage=0.5, freshness=Freshness.STALE), 0, 0)
+    pod.charge(3, 0)
+    pod.publish(Metrics(waiting=9, running=9, kv_usage=0.5, freshness=Freshness.STALE), 0)
     assert pod.view == LoadView(0, 3, 0.5)
+    pod.charge(1, 0)
+    assert pod.view == LoadView(0, 4, 0.5)
 
 
 def test_a_burst_between_two_scrapes_is_seen_at_once() -> None:
     pods = [scraped(0, 0), scraped(0, 0)]
     for _ in range(10):
         target = min(pods, key=lambda pod: pod.view.running)
-        target.load.dispatched += 1
+        target.charge(1, 0)
     assert [pod.view.running for pod in pods] == [5, 5]
 
 
 @given(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
 def test_the_view_shifts_by_exactly_what_happened_since(w: int, r: int, before: int, sent: int, done: int) -> None:
-    pod = scraped(w, r, dispatched=before, finished=before)
-    pod.load.dispatched += sent
-    pod.load.finished += done
+    pod = scraped(w, r, in_flight=before)
+    for _ in range(sent):
+        pod.charge(1, 0)
+    pod.charge(-done, 0)
     view = pod.view
     assert view.waiting >= 0
     assert view.waiting + view.running == max(0, w + r + sent - done)

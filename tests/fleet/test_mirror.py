@@ -98,11 +98,11 @@ def test_a_drained_pod_is_drained_everywhere_and_comes_back_everywhere() -> None
 def test_a_removed_pod_leaves_the_mirror_when_it_has_left_the_origin() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
-    endpoint.load.requests = 1
+    endpoint.charge(1, 0)
     pair.origin.remove("a")
     pair.tell()
     assert pair.seen("a").state is EndpointState.DRAINING
-    endpoint.load.requests = 0
+    endpoint.charge(-1, 0)
     pair.origin.sweep()
     pair.tell()
     assert pair.mirror.get("a") is None
@@ -112,7 +112,7 @@ def test_a_removed_pod_leaves_the_mirror_when_it_has_left_the_origin() -> None:
 def test_a_scrape_has_the_same_age_and_in_flight_in_the_mirror() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
-    endpoint.publish(METRICS, dispatched=7, finished=4)
+    endpoint.publish(METRICS, in_flight=3)
     pair.origin.refreshed(endpoint)
     pair.tell()
     seen = pair.seen("a")
@@ -120,14 +120,14 @@ def test_a_scrape_has_the_same_age_and_in_flight_in_the_mirror() -> None:
     assert (seen.metrics.waiting, seen.metrics.blocks, seen.metrics.active_models) == (1, 100, frozenset({"lora"}))
     assert seen.metrics.attributes == {"x": 1.5}
     assert seen.metrics.freshness is Freshness.FRESH
-    seen.load.dispatched = seen.load.requests = 4
+    seen.charge(4, 0)
     assert seen.view.waiting == 2
 
 
 def test_values_that_json_does_not_have_survive() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
-    endpoint.publish(Metrics(attributes={"x": math.nan}, freshness=Freshness.FRESH), 0, 0)
+    endpoint.publish(Metrics(attributes={"x": math.nan}, freshness=Freshness.FRESH), 0)
     pair.origin.refreshed(endpoint)
     pair.tell()
     assert math.isnan(pair.seen("a").metrics.attributes["x"])

@@ -92,7 +92,7 @@ async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_t
         await until(asked.is_in(EndpointState.READY))
 
         def dispatch_once(path: str) -> None:
-            asked.endpoint.load.dispatched += 1
+            asked.endpoint.charge(1, 0)
             pod.bodies["/metrics"] = exposition(running=7)
             pod.hang.add("/metrics")
 
@@ -104,7 +104,7 @@ async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_t
 async def test_the_next_scrape_takes_over_what_was_dispatched_before_it() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await until(asked.is_in(EndpointState.READY))
-        asked.endpoint.load.dispatched += 1
+        asked.endpoint.charge(1, 0)
         await rounds(asked.budget, 3)
         assert asked.endpoint.view.running == 0
 

@@ -83,11 +83,11 @@ async def test_a_removed_pod_goes_by_itself_when_its_requests_have_ended() -> No
         runner(fleet, FleetSettings(static=(PodSettings(url=pod.url, name="a"),), refresh=FAST)),
     ):
         endpoint = fleet.endpoints[0]
-        endpoint.load.requests = 1
+        endpoint.charge(1, 0)
         fleet.remove("a")
         await asyncio.sleep(0.15)
         assert len(fleet.endpoints) == 1
-        endpoint.load.requests = 0
+        endpoint.charge(-1, 0)
         await until(lambda: len(fleet.endpoints) == 0)
 
 

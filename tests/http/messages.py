@@ -88,10 +88,15 @@ def chunks(draw: st.DrawFn, body: bytes) -> bytes:
 
 @st.composite
 def reads(draw: st.DrawFn, raw: bytes) -> list[bytes]:
-    """`raw` in any pieces."""
-    if draw(st.booleans()) and len(raw) < 400:
+    """`raw` in any pieces: bytes, lines, which is how streams mostly come, or whatever."""
+    kind = draw(st.sampled_from(("bytes", "lines", "any", "any")))
+    if kind == "bytes" and len(raw) < 400:
         return [raw[i : i + 1] for i in range(len(raw))]
-    cuts = sorted(set(draw(st.lists(st.integers(1, max(1, len(raw) - 1)), max_size=12))))
+    if kind == "lines":
+        ends = [at + 2 for at in range(len(raw) - 2) if raw.startswith(b"\r\n", at)]
+        cuts = sorted(draw(st.sets(st.sampled_from(ends)))) if ends else []
+    else:
+        cuts = sorted(set(draw(st.lists(st.integers(1, max(1, len(raw) - 1)), max_size=12))))
     return [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True) if start < end]
 
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any, cast
 
 import aiohttp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.clock import ManualClock
-from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint
-from proxy.core.errors import KvlaneError, UpstreamFailed
-from proxy.core.exchange import Ending, Exchange
-from proxy.core.request import InferenceRequest
-from proxy.http.answer import Answer, Rim
-from proxy.http.sweep import Sweep
-from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.pool import UpstreamPool
-from proxy.reliability.settings import Timeouts
+from proxy.core.errors import UpstreamFailed
+from proxy.core.exchange import Ending
 from tests.http.messages import Message, garbage, messages, reads
 from tests.http.oracle import HOP_BY_HOP, oracle
-from tests.http.support import CHAT, Pod, Received, Seen, post, rig, understand
+from tests.http.support import Pod, Received, Seen, post, rig
+from tests.http.wire import Outcome, play
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MANY = settings(
@@ -32,94 +23,6 @@ MANY = settings(
 SOME = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-
-
-class Wire:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.closed = False
-        self.aborted = False
-
-    def write(self, data: bytes) -> None:
-        assert data, "an empty write"
-        assert not self.aborted
-        self.written += data
-
-    def writelines(self, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            self.write(piece)
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-
-class Caller:
-    """As much of a call as an answer needs."""
-
-    def __init__(self, wire: Wire, speaks_11: bool) -> None:
-        self.transport = wire
-        self.connection = self
-        self.path = CHAT
-        self.method = "POST"
-        self.id_line = b"x-request-id: id-1\r\n"
-        self.speaks_11 = speaks_11
-        self.wants_websocket = False
-        self.closing = not speaks_11
-        self.answered = 0
-
-    def connection_header(self) -> bytes:
-        return b"connection: close\r\n" if self.closing else b""
-
-
-class Outcome:
-    def __init__(self, wire: Wire, exchange: Exchange, answer: Answer, reused: bool) -> None:
-        self.raw = wire.written
-        self.aborted = wire.aborted
-        self.exchange = exchange
-        self.open = answer.open
-        self.error: KvlaneError | None = answer.done.result() if answer.done.done() else None
-        self.reused = reused
-
-    def seen(self) -> Seen:
-        return understand(self.raw)
-
-
-def play(pieces: list[bytes], ending: str, speaks_11: bool = True) -> Outcome:
-    """`ending`: open (the pod says no more), closed or reset."""
-    return asyncio.run(_play(pieces, ending, speaks_11))
-
-
-async def _play(pieces: list[bytes], ending: str, speaks_11: bool) -> Outcome:
-    released: list[Connection] = []
-    connection = Connection(released.append, lambda lost: None)
-    pod, client = Wire(), Wire()
-    connection.connection_made(cast(asyncio.Transport, pod))
-    clock = ManualClock()
-    endpoint = Endpoint("p", "http://p")
-    exchange = Exchange(InferenceRequest("1", CHAT, "m", stream=True), Decision(endpoint), endpoint, 0, 0.0)
-    rim = Rim(
-        UpstreamPool(1.0, clock), Timeouts(), Sweep(clock, 1.0), clock, asyncio.get_running_loop(), lambda first: None
-    )
-    answer = Answer(cast(Any, Caller(client, speaks_11)), exchange, rim, connection)
-    connection.send(answer, b"POST", b"")
-    for piece in pieces:
-        if not pod.closed:
-            connection.data_received(piece)
-    if ending != "open" and not pod.closed:
-        pod.closed = True
-        connection.connection_lost(None if ending == "closed" else ConnectionResetError())
-    return Outcome(client, exchange, answer, bool(released))
 
 
 def is_whole(outcome: Outcome) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange, Usage
 from proxy.core.request import InferenceRequest
+from proxy.http.framing import CLOSED, OPENED
 from proxy.http.meter import TAIL, Meter
 
 USAGE = b'"usage":{"prompt_tokens":4,"completion_tokens":2}}'
@@ -21,42 +21,67 @@ def exchange_of(path: str = "/v1/chat/completions") -> Exchange:
 
 @pytest.mark.parametrize("size", [1, 100, 5_000, 200_000])
 def test_the_tail_is_bounded_and_holds_the_end(size: int) -> None:
-    exchange = exchange_of()
-    meter = Meter(exchange, ManualClock(), lambda first: None)
+    exchange, meter = exchange_of(), Meter()
     piece = b"x" * size
-    for _ in range(max(5, 50_000 // size)):
-        meter.add([piece], [])
-        assert len(meter.tail()) <= 2 * TAIL
-    meter.add([piece, USAGE[:10]], [])
-    meter.add([USAGE[10:]], [])
-    assert meter.tail().endswith(USAGE)
-    meter.finish(complete=True)
+    count = max(5, 50_000 // size)
+    for _ in range(count):
+        meter.pieces.append(piece)
+        meter.settle(exchange)
+        assert len(meter.tail) <= TAIL
+        assert meter.pieces == []
+    meter.pieces += [piece, USAGE[:10]]
+    meter.settle(exchange)
+    meter.pieces.append(USAGE[10:])
+    meter.settle(exchange)
+    assert meter.tail.endswith(USAGE)
+    assert len(meter.tail) == min(TAIL, (count + 1) * size + len(USAGE))
+    meter.finish(exchange)
     assert exchange.usage == Usage(4, 2)
+    assert exchange.response_bytes == (count + 1) * size + len(USAGE)
 
 
-def test_the_first_byte_is_told_once() -> None:
-    told: list[Exchange] = []
-    clock = ManualClock(5.0)
+def test_what_came_is_counted_once_however_often_it_is_settled() -> None:
+    exchange, meter = exchange_of(), Meter()
+    meter.pieces += [b"ab", b"cd"]
+    meter.marks += [OPENED, CLOSED, OPENED]
+    meter.settle(exchange)
+    meter.settle(exchange)
+    assert (exchange.response_bytes, exchange.chunks) == (4, 1)
+    meter.marks += [CLOSED, OPENED, CLOSED]
+    meter.finish(exchange)
+    assert (exchange.response_bytes, exchange.chunks) == (4, 2)
+
+
+def test_reads_are_counted_where_there_are_no_chunks() -> None:
+    exchange, meter = exchange_of(), Meter()
+    meter.pieces.append(b"ab")
+    meter.settle(exchange)
+    meter.pieces.append(b"cd")
+    meter.finish(exchange)
+    assert (exchange.response_bytes, exchange.chunks) == (4, 2)
+
+
+def test_nothing_of_an_answer_is_left_for_the_next_one() -> None:
+    meter = Meter()
+    meter.pieces.append(USAGE)
+    meter.marks += [OPENED, CLOSED, OPENED, CLOSED]
+    meter.finish(exchange_of())
+    assert (meter.pieces, meter.marks, meter.tail) == ([], [], b"")
     exchange = exchange_of()
-    meter = Meter(exchange, clock, told.append)
-    meter.add([], [])
-    assert told == []
-    meter.add([b"a"], [])
-    clock.advance(1.0)
-    meter.add([b"b"], [])
-    meter.finish(complete=True)
-    assert told == [exchange]
-    assert (exchange.first_byte_at, exchange.last_byte_at) == (5.0, 6.0)
+    meter.finish(exchange)
+    assert (exchange.usage, exchange.response_bytes, exchange.chunks) == (None, 0, 0)
 
 
 def test_the_id_of_a_stored_response_is_looked_for_in_its_beginning_only() -> None:
-    exchange = exchange_of("/v1/responses")
-    meter = Meter(exchange, ManualClock(), lambda first: None)
-    meter.add([b'{"id":"res'], [])
-    meter.add([b'p_7","x":1'], [])
+    exchange, meter = exchange_of("/v1/responses"), Meter()
+    meter.pieces.append(b'{"id":"res')
+    meter.settle(exchange)
+    meter.pieces.append(b'p_7","x":1' + b" " * 20_000)
+    meter.settle(exchange)
     assert exchange.response_id == "resp_7"
-    late = exchange_of("/v1/responses")
-    meter = Meter(late, ManualClock(), lambda first: None)
-    meter.add([b"x" * 20_000], [])
-    meter.add([b'{"id":"resp_8"}'], [])
+    late, meter = exchange_of("/v1/responses"), Meter()
+    meter.pieces.append(b"x" * 20_000)
+    meter.settle(late)
+    meter.pieces.append(b'{"id":"resp_8"}')
+    meter.finish(late)
     assert late.response_id is None

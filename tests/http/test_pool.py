@@ -14,15 +14,15 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending
-from proxy.http.framing import Bodies, Marks
+from proxy.http.head import AnswerHead
 from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.pool import IDLE_LIMIT, Address, UpstreamPool
+from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool
 from tests.http.support import Pod, Received, answering, eventually, plain, post, rig
 
 
 async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[Connection]:
     """Idle connections, as if answers had ended on them."""
-    connections = [await pool.connect(pod.endpoint) for _ in range(count)]
+    connections = [await pool.connect(pool.pods[pod.endpoint.url]) for _ in range(count)]
     for connection in connections:
         connection._release(connection)
     return connections
@@ -104,7 +104,7 @@ async def test_what_the_pod_closed_while_idle_is_noticed() -> None:
         await port.ask(post())
         pod.requests[0].writer.transport.abort()
         await asyncio.sleep(0.02)
-        assert port.server.pool.idle(pod.endpoint) is None
+        assert port.server.pool.pods[pod.endpoint.url].take() is None
 
 
 class FullClient:
@@ -112,14 +112,14 @@ class FullClient:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.head: AnswerHead | None = None
 
-    def head(self, status: int, lines: list[bytes]) -> bool:
-        return False
+    def begin(self, head: AnswerHead) -> None: ...
 
-    def received(self, raw: bytes, bodies: Bodies, marks: Marks) -> None:
+    def received(self, raw: bytes) -> None:
         raise AssertionError("the answer comes in one read")
 
-    def finished(self, raw: bytes, bodies: Bodies, marks: Marks, exact: bool) -> None:
+    def finished(self, raw: bytes, exact: bool) -> None:
         self._connection.pause_reading()
 
     def upgraded(self, rest: bytes) -> None: ...
@@ -134,9 +134,9 @@ class FullClient:
 async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
-        connection = await pool.connect(pod.endpoint)
+        connection = await pool.connect(pool.pods[pod.endpoint.url])
         connection.send(FullClient(connection), b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", b"")
-        await eventually(lambda: pool.idle(pod.endpoint) is connection)
+        await eventually(lambda: pool.pods[pod.endpoint.url].take() is connection)
         assert connection.transport.is_reading()
         pool.forget(pod.endpoint)
         connection.abort()
@@ -147,7 +147,7 @@ async def test_a_pod_that_speaks_unasked_loses_the_connection() -> None:
         await port.ask(post())
         pod.requests[0].writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
         await asyncio.sleep(0.02)
-        assert port.server.pool.idle(pod.endpoint) is None
+        assert port.server.pool.pods[pod.endpoint.url].take() is None
 
 
 async def test_what_was_idle_for_long_is_closed() -> None:
@@ -159,26 +159,41 @@ async def test_what_was_idle_for_long_is_closed() -> None:
         (fresh,) = await keep(pod, pool)
         clock.advance(IDLE_LIMIT / 2)
         pool.reap()
-        assert not old.is_usable()
-        assert pool.idle(pod.endpoint) is fresh
+        assert old.transport.is_closing()
+        assert pool.pods[pod.endpoint.url].take() is fresh
         fresh._release(fresh)
         clock.advance(IDLE_LIMIT)
-        assert pool.idle(pod.endpoint) is None
-        assert not fresh.is_usable()
+        assert pool.pods[pod.endpoint.url].take() is None
+        assert fresh.transport.is_closing()
 
 
 async def test_a_forgotten_pods_connections_close_now_or_when_they_come_back() -> None:
     pool = UpstreamPool(1.0, ManualClock())
     async with Pod(answering(plain())) as pod:
         idle, busy = await keep(pod, pool, 2)
-        assert pool.idle(pod.endpoint) is busy
+        assert pool.pods[pod.endpoint.url].take() is busy
         pool.forget(pod.endpoint)
         pool.forget(pod.endpoint)
-        assert not idle.is_usable()
-        assert busy.is_usable()
+        assert idle.transport.is_closing()
+        assert not busy.transport.is_closing()
         busy._release(busy)
-        assert not busy.is_usable()
-        assert pool.idle(pod.endpoint) is None
+        assert busy.transport.is_closing()
+        assert pool.pods[pod.endpoint.url].take() is None
+
+
+async def test_a_pod_that_nobody_asks_for_any_more_is_dropped_and_known_again() -> None:
+    pool = UpstreamPool(1.0, ManualClock())
+    async with Pod(answering(plain())) as pod:
+        (busy,) = await keep(pod, pool)
+        assert pool.pods[pod.endpoint.url].take() is busy
+        for _ in range(QUIET_LOOKS + 1):
+            assert pod.endpoint.url in pool.pods
+            pool.reap()
+        assert not pool.pods
+        assert not busy.transport.is_closing()
+        busy._release(busy)
+        assert busy.transport.is_closing()
+        assert pool.pods[pod.endpoint.url].take() is None
 
 
 def test_addresses_are_read_from_urls() -> None:

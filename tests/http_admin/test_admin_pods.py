@@ -12,8 +12,8 @@ async def test_a_pod_is_shown_with_all_that_is_known_but_its_key() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a", role="decode", labels={"gpu": "h100"}, weight=2.0, models=("m",), api_key="s3")
         metrics = Metrics(3, 7, 0.5, frozenset({"lora"}), attributes={"x": 1.0, "nan": float("nan")})
-        endpoint.publish(Metrics(**{**_fields(metrics), "freshness": Freshness.FRESH}), 0, 0)
-        endpoint.load.requests = endpoint.load.dispatched = 2
+        endpoint.publish(Metrics(**{**_fields(metrics), "freshness": Freshness.FRESH}), 0)
+        endpoint.charge(2, 0)
         shown = await port.json("GET", "/admin/pods")
         assert shown == {"pods": [await port.json("GET", "/admin/pods/pod-a")]}
     pod = shown["pods"][0]
@@ -96,10 +96,10 @@ async def test_draining_keeps_new_requests_away_until_it_is_undone() -> None:
 async def test_a_removed_pod_finishes_its_requests_first() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
-        endpoint.load.requests = 1
+        endpoint.charge(1, 0)
         assert (await port.json("DELETE", "/admin/pods/pod-a", 202))["state"] == "draining"
         assert port.fleet.get("pod-a") is endpoint
-        endpoint.load.requests = 0
+        endpoint.charge(-1, 0)
         port.fleet.sweep()
         await port.error("DELETE", "/admin/pods/pod-a", 404)
 

@@ -216,7 +216,7 @@ class TestEveryProducer:
         assert made.provides
         await made.produce(asked, [pod("a")])
         promised = {(key.kind, key.producer) for key in made.provides}
-        written = set(asked.state._values)
+        written = set(asked.state)
         assert written <= promised | {(kind, "") for kind, _ in promised}
 
     async def test_one_that_does_not_wait_never_suspends(self, cls: type[Plugin]) -> None:

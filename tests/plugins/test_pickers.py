@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.plugins.pickers.max_score import MaxScorePicker
 from tests.plugins.situations import RUN, exchange, make, pod, request, scored
 
 
@@ -33,10 +34,36 @@ class TestMaxScore:
         )
         assert ranked[0].endpoint.name == "good"
 
+    @given(
+        st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 5)), unique=True, max_size=12, min_size=1)
+    )
+    def test_without_full_ties_the_order_is_by_score_and_then_by_recent_work(self, ranks: list[Any]) -> None:
+        pods = [pod(f"{score} {recent}", recent=float(recent)) for score, recent in ranks]
+        ranked = make("max-score-picker").pick(RUN, request(), scored(pods, [score for score, _ in ranks]))
+        assert [(one.score, one.endpoint.load.recent) for one in ranked] == sorted(
+            ranks, key=lambda rank: (-rank[0], rank[1])
+        )
+
+    def test_a_tie_among_the_others_never_moves_the_best(self) -> None:
+        candidates = scored([pod("a"), pod("b"), pod("best", recent=9.0)], [0.1, 0.1, 0.2])
+        ranked = [make("max-score-picker", seed=seed).pick(RUN, request(), candidates) for seed in range(20)]
+        assert {tuple(one.endpoint.name for one in order) for order in ranked} == {
+            ("best", "a", "b"),
+            ("best", "b", "a"),
+        }
+
     def test_what_is_equal_in_all_is_drawn_and_never_by_order(self) -> None:
         candidates = scored([pod("a"), pod("b"), pod("c"), pod("d")])
         drawn = firsts(make("max-score-picker"), candidates)
         assert all(800 < drawn[name] < 1200 for name in "abcd")
+
+    def test_equal_draws_of_equal_pods_are_no_error(self) -> None:
+        class Unmoved:
+            def random(self) -> float:
+                return 0.5
+
+        picker, candidates = MaxScorePicker(Unmoved()), scored([pod("a"), pod("b")])
+        assert set(picker.pick(RUN, request(), candidates)) == set(candidates)
 
     def test_equal_pods_are_drawn_by_weight(self) -> None:
         drawn = firsts(make("max-score-picker"), scored([pod("a", weight=3.0), pod("b")]))

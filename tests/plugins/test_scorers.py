@@ -32,7 +32,7 @@ class TestMinMax:
 
 def test_a_queue_is_the_scrape_shifted_by_what_was_sent_since() -> None:
     busy, idle = pod("busy", waiting=1), pod("idle", waiting=1)
-    busy.load.dispatched = 3
+    busy.charge(3, 0)
     assert score("queue-scorer", [busy, idle]) == [0.0, 1.0]
 
 

@@ -154,6 +154,12 @@ async def test_the_legs_of_a_request_are_settled_one_by_one(producer: ApproxPref
     assert (await produced(producer, ask())).matched((pod, other)) == [0, 10]
 
 
+async def test_nothing_is_kept_of_legs_that_have_ended(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+    for ending in (Ending.COMPLETE, Ending.UPSTREAM_FAILED):
+        end(producer, await begin(producer, ask(), pod), ending)
+    assert producer._reservations == {}
+
+
 async def test_a_leg_without_hashes_is_left_alone(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     exchange = leg(producer, ask(), pod)
     end(producer, exchange)

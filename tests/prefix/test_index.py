@@ -3,7 +3,8 @@ import pytest
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.prefix.hashing import Chain
-from proxy.prefix.index import WORK, Prediction, PrefixIndex
+from proxy.prefix.index import Prediction, PrefixIndex
+from proxy.prefix.upkeep import WORK
 
 ROOM = 1 << 40
 A, B = Endpoint("a"), Endpoint("b")
@@ -54,7 +55,10 @@ def test_a_reservation_is_settled_once(index: PrefixIndex) -> None:
     reservation = index.reserve((blocks(1, 5),), A, ROOM)
     index.confirm(reservation)
     index.release(reservation)
+    index.confirm(reservation)
     assert index.match(blocks(1, 5)) == {A: 5}
+    hold(index, blocks(11, 10), A, 10)
+    assert (index.match(blocks(1, 5)), index.match(blocks(11, 10))) == ({}, {A: 10})
 
 
 def test_provisional_blocks_attract_a_bounded_number_of_siblings(index: PrefixIndex) -> None:
@@ -146,6 +150,13 @@ def test_a_pod_whose_memory_shrinks_gives_up_the_excess(index: PrefixIndex) -> N
     assert index.match(blocks(1, 30)) == {A: 5}
 
 
+def test_a_pod_whose_memory_shrinks_gives_up_the_excess_before_the_answer(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 4), A, 30)
+    hold(index, blocks(11, 20), A, 30)
+    index.reserve((blocks(1, 4),), A, 5)
+    assert (index.match(blocks(1, 4)), index.match(blocks(11, 20))) == ({A: 4}, {A: 1})
+
+
 def test_what_was_not_used_for_the_ttl_is_forgotten_on_every_pod(clock: ManualClock) -> None:
     index = PrefixIndex(clock, max_siblings=16, ttl=60)
     hold(index, blocks(1, 5), A)
@@ -182,6 +193,16 @@ def test_a_forgotten_pod_is_void_at_once_and_its_bit_is_not_inherited(index: Pre
     assert index.pairs == 4
 
 
+def test_a_forgotten_pod_is_cleared_by_requests_that_add_nothing(index: PrefixIndex) -> None:
+    hold(index, blocks(5, 1), B)
+    for number in range(3 * WORK):
+        hold(index, blocks(10 * number + 10, 1), A)
+    index.forget(A)
+    for _ in range(2):
+        index.reserve((blocks(5, 1),), B, ROOM)
+    assert index.pairs == 1
+
+
 def test_numbers_of_cleared_pods_are_given_out_again(index: PrefixIndex) -> None:
     for number in range(100):
         passing = Endpoint(f"pod-{number}")
@@ -206,15 +227,58 @@ def test_forgetting_an_unknown_pod_changes_nothing(index: PrefixIndex) -> None:
     assert index.match(blocks(1, 5)) == {A: 5}
 
 
-def test_the_version_changes_with_every_change_and_not_with_matches(index: PrefixIndex) -> None:
+def test_the_version_changes_with_what_a_match_finds_and_not_with_matches(index: PrefixIndex) -> None:
+    empty = index.version
     reservation = index.reserve((blocks(1, 5),), A, ROOM)
     reserved = index.version
     index.match(blocks(1, 5))
     assert index.version == reserved
-    index.confirm(reservation)
-    confirmed = index.version
+    index.release(reservation)
+    released = index.version
+    hold(index, blocks(1, 5), A)
+    held = index.version
     index.forget(A)
-    assert reserved < confirmed < index.version
+    assert empty < reserved < released < held < index.version
+
+
+def test_the_version_stays_while_requests_use_what_is_known(index: PrefixIndex) -> None:
+    for length in (2, 5):
+        hold(index, blocks(1, length), A)
+    version = index.version
+    for length in (2, 5):
+        hold(index, blocks(1, length), A)
+        index.release(index.reserve((blocks(1, length),), A, ROOM))
+    assert index.version == version
+
+
+def test_the_version_changes_when_siblings_close_provisional_blocks_and_when_they_open(index: PrefixIndex) -> None:
+    riders = [index.reserve((blocks(1, 5),), A, ROOM) for _ in range(15)]
+    before = index.version
+    riders.append(index.reserve((blocks(1, 5),), A, ROOM))
+    closed = index.version
+    index.confirm(riders.pop())
+    assert before < closed < index.version
+
+
+def test_a_request_whose_blocks_are_cut_while_it_is_in_flight_frees_all_of_them(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 8), A, 10)
+    long_one = index.reserve((blocks(1, 8),), A, 10)
+    short_one = index.reserve((blocks(1, 3),), A, 10)
+    index.confirm(long_one)
+    index.confirm(short_one)
+    hold(index, blocks(11, 10), A, 10)
+    assert (index.match(blocks(1, 8)), index.match(blocks(11, 10))) == ({}, {A: 10})
+
+
+def test_what_was_in_flight_for_long_is_used_last_when_it_ends(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 3), A, 10)
+    long_one = index.reserve((blocks(1, 3),), A, 10)
+    hold(index, blocks(11, 4), A, 10)
+    hold(index, blocks(21, 4), A, 10)
+    assert [index.match(blocks(start, 4)) for start in (1, 11, 21)] == [{A: 3}, {A: 3}, {A: 4}]
+    index.confirm(long_one)
+    hold(index, blocks(31, 6), A, 10)
+    assert [index.match(blocks(start, 4)) for start in (1, 11, 21)] == [{A: 3}, {}, {A: 1}]
 
 
 def report(index: PrefixIndex, cached: int, length: int = 10, prompt_tokens: int = 1000) -> bool:

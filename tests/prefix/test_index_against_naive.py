@@ -29,6 +29,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.in_flight: list[tuple[Reservation, Claim]] = []
         self.hashes: dict[Prefix, int] = {}
         self.seen: set[Prefix] = set()
+        self.found: dict[Prefix, dict[str, int]] = {}
+        self.found_at = -1
 
     def hashed(self, chain: Prefix) -> list[int]:
         prefixes = [chain[: depth + 1] for depth in range(len(chain))]
@@ -71,11 +73,15 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def matches_are_equal(self) -> None:
+        before, self.found = self.found, {}
         for chain in self.seen:
             found = self.index.match(self.hashed(chain))
             assert all(found.values())
-            named = {endpoint.name: depth for endpoint, depth in found.items()}
-            assert named == {name: depth for name in "abc" if (depth := self.naive.match(chain, name))}
+            self.found[chain] = {endpoint.name: depth for endpoint, depth in found.items()}
+            assert self.found[chain] == {name: depth for name in "abc" if (depth := self.naive.match(chain, name))}
+        if self.index.version == self.found_at:
+            assert all(self.found[chain] == found for chain, found in before.items())
+        self.found_at = self.index.version
 
     @invariant()
     def nothing_is_left_behind(self) -> None:

@@ -55,9 +55,7 @@ class Member:
         self.replica.indexes.append(self.index)
 
     def dispatch(self, requests: int) -> None:
-        load = self.pod.load
-        load.requests += requests
-        load.dispatched += requests
+        self.pod.charge(requests, 0)
         self.replica.own_loads.changed(self.pod, 1)
 
     def reserve(self, chain: Chain) -> None:

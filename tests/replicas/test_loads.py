@@ -30,11 +30,7 @@ class Process:
 
     def work(self, name: str, requests: int, tokens: int) -> None:
         """As the ledger would count it."""
-        load = self.pods[name].load
-        load.requests += requests
-        load.tokens += tokens
-        load.dispatched += max(0, requests)
-        load.finished += max(0, -requests)
+        self.pods[name].charge(requests, tokens)
         self.own.changed(self.pods[name], max(0, tokens) + 1)
 
 
@@ -44,7 +40,7 @@ def load(process: Process, name: str) -> tuple[int, int]:
 
 def test_what_a_peer_has_in_flight_is_part_of_the_load_and_of_the_view() -> None:
     here, there = Process("a"), Process("a")
-    here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0, 0)
+    here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0)
     there.work("a", 3, 100)
     here.work("a", 1, 10)
     here.peers.take(7, there.own.take_changes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from proxy.core.clock import ManualClock
@@ -17,6 +18,9 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.wiring import Ports
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
+from proxy.scheduling.guard import GuardedScorer
+from proxy.scheduling.profile import FilterStep, Profile, Steps
+from proxy.scheduling.scoring import UnguardedScoring
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()
@@ -87,3 +91,16 @@ class Dialogue(ProfileHandler):
 
     def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:
         return self.talk(request)
+
+
+def profile(
+    name: str,
+    *filters: FilterStep,
+    scorers: Sequence[tuple[Scorer, float]] = (),
+    picker: Picker | None = None,
+    shadow: bool = False,
+) -> Profile:
+    """Of scorers with their shares; the best score wins, then the name."""
+    guards = [GuardedScorer(scorer, "mine") for scorer, _ in scorers]
+    totals = UnguardedScoring(guards, [share for _, share in scorers]).totals
+    return Profile(name, repeat(Steps(filters, totals, (picker or BestFirst()).pick)), shadow)

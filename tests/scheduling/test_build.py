@@ -1,5 +1,6 @@
 """From a document to a scheduler: injection, checks, ports, order, origins."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,11 +11,11 @@ from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
-from proxy.core.plugin import DataProducer, Plugin, ProfileHandler, Scorer, plugin
+from proxy.core.plugin import DataProducer, Plugin, PostResponse, PreRequest, ProfileHandler, Scorer, plugin
 from proxy.core.ports import InstanceName, ProfileNames
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.build import Scheduling, build
+from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.scheduling.document import read
 from tests.scheduling.situations import REGISTRY, Fixed, pod, ports, ranking, request, scheduling
 
@@ -332,15 +333,47 @@ class TestAssembly:
 
         plugins = [{"name": "q", "type": "queue-scorer"}, {"type": "round-robin-picker"}, {"type": "max-score-picker"}]
         profiles = [profile("p", "q", "max-score-picker")]
-        built = scheduling({"plugins": plugins, "schedulingProfiles": profiles}, wrap=wrap)
+        built = scheduling({"plugins": plugins, "schedulingProfiles": profiles}, watch=Watch(wrap))
         assert ranking(built.scheduler.schedule(request(), [pod("a"), pod("b", waiting=9)])) == ["b", "a"]
         assert set(told) == {
             ("Scorer", "p", "q"),
             ("Picker", "p", "max-score-picker"),
-            ("ProfileHandler", "", "single-profile-handler"),
             ("PreRequest", "", "round-robin-picker"),
-            ("EndpointRemoved", "", "round-robin-picker"),
         }
+
+    def test_a_watch_sees_the_first_of_so_many_calls_and_the_plugins_themselves_get_the_others(self) -> None:
+        wrapped = Fixed({"a": 0.0, "b": 1.0})
+        watch = Watch(lambda plugin, point, profile, name: wrapped if point is Scorer else plugin, every=3)
+        built = scheduling({"plugins": types("queue-scorer")}, watch=watch)
+        a, b = pod("a"), pod("b", waiting=9)
+        targets = [built.scheduler.schedule(request(), [a, b]).target.name for _ in range(7)]
+        assert targets == ["b", "a", "a", "b", "a", "a", "b"]
+
+    def test_producers_and_hooks_come_in_rounds_of_which_one_is_watched(self) -> None:
+        def wrap(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
+            return copy.copy(plugin) if point in (DataProducer, PreRequest, PostResponse) else plugin
+
+        built = scheduling({"plugins": types("approx-prefix-cache-producer")}, watch=Watch(wrap, every=2))
+        plain = (built.instances["approx-prefix-cache-producer"],)
+        assert built.producers == plain
+        for rounds in (built.producer_rounds, built.pre_request_rounds, built.post_response_rounds):
+            assert [next(rounds)[0] is plain[0] for _ in range(4)] == [False, True, False, True]
+
+    def test_without_a_watch_the_plugins_themselves_are_called(self) -> None:
+        built = scheduling({"plugins": types("approx-prefix-cache-producer")})
+        plain = built.instances["approx-prefix-cache-producer"]
+        for rounds in (built.producer_rounds, built.pre_request_rounds, built.post_response_rounds):
+            assert all(next(rounds)[0] is plain for _ in range(3))
+
+    def test_a_fault_is_reported_and_logged_the_same_whoever_watches(self, caplog: pytest.LogCaptureFixture) -> None:
+        reported: list[tuple[str, str]] = []
+        watch = Watch(lambda plugin, point, profile, name: plugin, every=2)
+        document = {"plugins": types("kv-cache-utilization-scorer")}
+        built = scheduling(document, watch=watch, report=lambda name, fault: reported.append((name, fault)))
+        for _ in range(4):
+            built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)])
+        assert reported == [("kv-cache-utilization-scorer", "out-of-range")] * 4
+        assert len([record for record in caplog.records if "outside [0, 1]" in record.message]) == 1
 
     def test_a_class_with_several_points_stands_at_all_of_them(self) -> None:
         parameters = {"enableFiltering": True}

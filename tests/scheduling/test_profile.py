@@ -7,48 +7,44 @@ from hypothesis import strategies as st
 from proxy.core.decision import ScoredEndpoint
 from proxy.core.errors import NoEndpoints, Saturated
 from proxy.core.plugin import Picker
-from proxy.scheduling.profile import FilterStep, Profile, ScorerStep, shares
-from tests.scheduling.situations import BestFirst, Fixed, Keep, pod, request
+from proxy.scheduling.profile import FilterStep, shares
+from tests.scheduling.situations import Fixed, Keep, pod, profile, request
 
 A, B, C = pod("a"), pod("b"), pod("c")
 
 
-def profile(*filters: FilterStep, scorers: tuple[ScorerStep, ...] = ()) -> Profile:
-    return Profile("default", filters, scorers, BestFirst())
-
-
 def test_filters_run_in_order_and_see_what_the_one_before_kept() -> None:
     steps = FilterStep("first", Keep(("a", "b"))), FilterStep("second", Keep(("b", "c")))
-    assert [one.endpoint for one in profile(*steps).run(request(), [A, B, C]).ranked] == [B]
+    assert [one.endpoint for one in profile("default", *steps).run(request(), [A, B, C]).ranked] == [B]
 
 
 def test_every_survivor_is_ranked_with_the_weighted_mean_of_its_scores() -> None:
-    scorers = (
-        ScorerStep("x", Fixed({"a": 1.0, "b": 0.0, "c": 0.5}), 0.75),
-        ScorerStep("y", Fixed({"a": 0.0, "b": 1.0, "c": 0.5}), 0.25),
-    )
-    ranked = profile(scorers=scorers).run(request(), [A, B, C]).ranked
+    scorers = [
+        (Fixed({"a": 1.0, "b": 0.0, "c": 0.5}), 0.75),
+        (Fixed({"a": 0.0, "b": 1.0, "c": 0.5}), 0.25),
+    ]
+    ranked = profile("default", scorers=scorers).run(request(), [A, B, C]).ranked
     assert ranked == (ScoredEndpoint(A, 0.75), ScoredEndpoint(C, 0.5), ScoredEndpoint(B, 0.25))
 
 
 def test_without_scorers_everybody_has_0() -> None:
-    assert [one.score for one in profile().run(request(), [A, B]).ranked] == [0.0, 0.0]
+    assert [one.score for one in profile("default").run(request(), [A, B]).ranked] == [0.0, 0.0]
 
 
 def test_an_emptied_list_names_profile_and_filter_and_stops_the_chain() -> None:
     steps = FilterStep("roles", Keep(())), FilterStep("later", Keep(()), exhausts=True)
     with pytest.raises(NoEndpoints, match=r"filter 'roles' of profile 'default'"):
-        profile(*steps).run(request(), [A])
+        profile("default", *steps).run(request(), [A])
 
 
 def test_a_filter_that_knows_says_that_all_are_busy() -> None:
     with pytest.raises(Saturated, match=r"filter 'load' of profile 'default'"):
-        profile(FilterStep("load", Keep(()), exhausts=True)).run(request(), [A])
+        profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [A])
 
 
 def test_no_pods_at_all_is_said_without_blaming_a_filter() -> None:
     with pytest.raises(NoEndpoints, match="No pod is ready"):
-        profile(FilterStep("load", Keep(()), exhausts=True)).run(request(), [])
+        profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [])
 
 
 def test_a_picker_that_picks_nobody_is_an_error_of_its_profile() -> None:
@@ -57,7 +53,7 @@ def test_a_picker_that_picks_nobody_is_an_error_of_its_profile() -> None:
             return []
 
     with pytest.raises(NoEndpoints, match="picker of profile 'default'"):
-        Profile("default", (), (), Nobody()).run(request(), [A])
+        profile("default", picker=Nobody()).run(request(), [A])
 
 
 @given(st.lists(st.floats(0, 1e308), max_size=8))

@@ -7,18 +7,18 @@ import pytest
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError
-from proxy.core.plugin import Scorer
+from proxy.core.plugin import Filter, Scorer
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.profile import FilterStep, Profile, ScorerStep
+from proxy.scheduling.profile import FilterStep, Profile
 from proxy.scheduling.scheduler import Scheduler
-from tests.scheduling.situations import BestFirst, Dialogue, Fixed, Keep, pod, ranking, request
+from tests.scheduling.situations import Dialogue, Fixed, Keep, pod, profile, ranking, request
 
 Talk = Generator[str, ProfileResult, Decision]
 A, B = pod("a"), pod("b")
 
 
 def keeps(name: str, *kept: str, shadow: bool = False) -> Profile:
-    return Profile(name, (FilterStep(f"{name}-filter", Keep(kept)),), (), BestFirst(), shadow)
+    return profile(name, FilterStep(f"{name}-filter", Keep(kept)), shadow=shadow)
 
 
 def scheduler(talk: Dialogue, *profiles: Profile, **options: object) -> Scheduler:
@@ -120,11 +120,11 @@ def test_a_shadow_runs_after_the_decision_and_never_changes_it() -> None:
 
 
 def test_a_shadow_that_fails_reaches_nobody() -> None:
-    class Broken(Scorer):
-        def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+    class Broken(Filter):
+        def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
             raise ZeroDivisionError
 
-    broken = Profile("broken", (), (ScorerStep("broken", Broken(), 1.0),), BestFirst(), shadow=True)
+    broken = profile("broken", FilterStep("broken", Broken()), shadow=True)
     shadows = [keeps("empty", shadow=True), broken]
     assert scheduler(decides_by("all"), keeps("all", "a"), shadows=shadows).schedule(request(), [A]).target is A
 
@@ -137,7 +137,7 @@ def test_plugins_are_told_profile_attempt_and_shadow() -> None:
             runs.append(run)
             return Fixed({"a": 0.0}).score(run, request, endpoints)
 
-    step = (ScorerStep("noting", Noting(), 1.0),)
-    deciding, shadow = Profile("d", (), step, BestFirst()), Profile("s", (), step, BestFirst(), shadow=True)
+    noting = [(Noting(), 1.0)]
+    deciding, shadow = profile("d", scorers=noting), profile("s", scorers=noting, shadow=True)
     scheduler(decides_by("d"), deciding, shadows=[shadow]).schedule(request(), [A], attempt=2)
     assert runs == [ProfileRun("d", 2), ProfileRun("s", 2, shadow=True)]

@@ -26,7 +26,7 @@ class FakeFleet:
 
     def add(self, name: str, **fields: object) -> Endpoint:
         endpoint = Endpoint(name, state=EndpointState.READY)
-        endpoint.metrics = Metrics(scraped_at=0.0, freshness=Freshness.FRESH, **fields)  # type: ignore[arg-type]
+        endpoint.publish(Metrics(scraped_at=0.0, freshness=Freshness.FRESH, **fields), 0)  # type: ignore[arg-type]
         self.endpoints.append(endpoint)
         return endpoint
 
@@ -58,10 +58,19 @@ class World:
         self.index = FakeIndex()
         self.series = EndpointSeries(self.catalogue, self.fleet, [self.index], self.clock, limit)
         self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
+        self.exposition = Exposition(self.catalogue, self.series, self.observer)
 
     def scrape(self) -> Seen:
-        body, _ = asyncio.run(Exposition(self.catalogue, self.series).render(""))
+        body, _ = asyncio.run(self.exposition.render(""))
         return Seen(body.decode())
+
+    def request(self, exchange: Exchange) -> None:
+        """All that is said of a request with one leg."""
+        self.observer.decided(exchange.decision, 2e-5)
+        self.observer.first_byte(exchange)
+        self.observer.leg_ended(exchange)
+        assert exchange.ending is not None
+        self.observer.request_ended(FakeCall(), exchange.status or 502, exchange.ending, exchange)
 
     def leg(self, endpoint: Endpoint, model: str = "sim", attempt: int = 0, stream: bool = True) -> Exchange:
         """A leg whose answer came whole: first byte after 0.3 s, eleven tokens in one more second."""

@@ -3,14 +3,22 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.core.clock import ManualClock
-from proxy.core.exchange import Ending
-from proxy.telemetry import access_log
-from proxy.telemetry.access_log import FIELDS, FLUSH_LINES, AccessLog
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Usage
+from proxy.telemetry import access_log, observer
+from proxy.telemetry.access_log import FIELDS, AccessLog, lines_of
 from proxy.telemetry.instruments import Counter
+from proxy.telemetry.logs import json_line
+from proxy.telemetry.observer import BATCH
+from proxy.telemetry.records import NO_LEG, Record
 from tests.telemetry.fakes import FakeCall, World
 
 
@@ -38,17 +46,27 @@ class Output:
         return [json.loads(line) for line in b"".join(self.written).splitlines()]
 
 
-def log_to(output: Output, lost: Counter | None = None) -> AccessLog:
-    return AccessLog(output.write, ManualClock(), lost or Counter())
+def log_to(output: Output, lost: Counter | None = None, clock: ManualClock | None = None) -> AccessLog:
+    return AccessLog(output.write, clock or ManualClock(), lost or Counter())
+
+
+def logged(
+    log: AccessLog, call: FakeCall | None = None, status: int = 200, outcome: Ending | Reason = Ending.COMPLETE
+) -> None:
+    """A request that no pod was asked for."""
+    world = World(log)
+    world.observer.request_ended(call or FakeCall(), status, outcome, None, 120)
+    world.observer.flush()
 
 
 async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
     output = Output()
-    world = World(log := log_to(output))
+    world = World(log := log_to(output, clock=ManualClock(1.5)))
     world.clock.advance(1.5)
     exchange = world.leg(world.fleet.add("pod-a"), attempt=1)
     async with log:
         world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE, exchange)
+        world.observer.flush()
     assert output.lines == [
         {
             "time": "2023-11-14T22:13:20Z",
@@ -74,7 +92,7 @@ async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
 async def test_a_refused_request_has_a_line_without_a_pod() -> None:
     output = Output()
     async with log_to(output) as log:
-        log.add(FakeCall("/nothing"), 404, "unknown-path", None, 0.001, 120)
+        logged(log, FakeCall("/nothing"), 404, Reason.UNKNOWN_PATH)
     (line,) = output.lines
     assert (line["path"], line["status"], line["outcome"], line["bytes"]) == ("/nothing", 404, "unknown-path", 120)
     assert line["attempts"] == 0
@@ -85,7 +103,7 @@ async def test_prompts_and_keys_are_not_in_the_log() -> None:
     output = Output()
     call = FakeCall(headers={"authorization": "Bearer secret"}, body=b'{"prompt": "private"}')
     async with log_to(output) as log:
-        log.add(call, 200, "complete", None, 1.0, 0)
+        logged(log, call)
     assert b"secret" not in output.written[0]
     assert b"private" not in output.written[0]
 
@@ -93,8 +111,10 @@ async def test_prompts_and_keys_are_not_in_the_log() -> None:
 async def test_signs_that_are_no_unicode_do_not_stop_the_log() -> None:
     output = Output()
     async with log_to(output) as log:
-        log.add(FakeCall("/caf\udce9", id="a\nb\udcff"), 404, "unknown-path", None, 0.001, 0)
-        log.add(FakeCall("/next"), 200, "complete", None, 0.001, 0)
+        world = World(log)
+        world.observer.request_ended(FakeCall("/caf\udce9", id="a\nb\udcff"), 404, Reason.UNKNOWN_PATH)
+        world.observer.request_ended(FakeCall("/next"), 200, Ending.COMPLETE)
+        world.observer.flush()
     assert [line["path"] for line in output.lines] == ["/caf\\udce9", "/next"]
     assert b"".join(output.written).count(b"\n") == 2
 
@@ -102,17 +122,20 @@ async def test_signs_that_are_no_unicode_do_not_stop_the_log() -> None:
 async def test_lines_are_written_in_batches() -> None:
     output = Output()
     async with log_to(output) as log:
-        for _ in range(FLUSH_LINES + 1):
-            log.add(FakeCall(), 200, "complete", None, 0.1, 0)
-    assert [batch.count(b"\n") for batch in output.written] == [FLUSH_LINES, 1]
+        world = World(log)
+        for _ in range(BATCH + 1):
+            world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE)
+        world.observer.flush()
+    assert [batch.count(b"\n") for batch in output.written] == [BATCH, 1]
 
 
 async def test_a_few_lines_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "FLUSH_INTERVAL", 0.001)
+    monkeypatch.setattr(observer, "INTERVAL", 0.001)
     output = Output()
     async with log_to(output) as log:
-        running = asyncio.get_running_loop().create_task(log.run())
-        log.add(FakeCall(), 200, "complete", None, 0.1, 0)
+        world = World(log)
+        running = asyncio.get_running_loop().create_task(world.observer.run())
+        world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE)
         assert await asyncio.to_thread(output.wrote.wait, 5)
         running.cancel()
 
@@ -123,8 +146,7 @@ async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: p
     output.gate.clear()
     async with log_to(output, lost) as log:
         for _ in range(20):
-            log.add(FakeCall(), 200, "complete", None, 0.1, 0)
-            log.flush()
+            logged(log)
         output.gate.set()
     assert lost.value > 0
     assert len(output.lines) + lost.value == 20
@@ -135,7 +157,7 @@ async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: 
     output = Output()
     output.gate.clear()
     async with asyncio.timeout(3), log_to(output) as log:
-        log.add(FakeCall(), 200, "complete", None, 0.1, 0)
+        logged(log)
     assert output.written == []
     output.gate.set()
 
@@ -145,19 +167,9 @@ async def test_a_reader_that_is_gone_is_reported_once_and_its_lines_counted(capl
     output.broken = True
     async with log_to(output, lost) as log:
         for _ in range(3):
-            log.add(FakeCall(), 200, "complete", None, 0.1, 0)
-            log.flush()
+            logged(log)
     assert lost.value == 3
     assert len(caplog.records) == 1
-
-
-async def test_the_body_of_a_request_does_not_outlive_it_in_the_log() -> None:
-    output = Output()
-    world = World(log := log_to(output))
-    exchange = world.leg(world.fleet.add("pod-a"))
-    world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE, exchange)
-    (line,) = log._lines
-    assert all(isinstance(value, str | int | float | None) for value in line)
 
 
 async def test_what_is_taken_in_parts_is_written_whole() -> None:
@@ -165,5 +177,58 @@ async def test_what_is_taken_in_parts_is_written_whole() -> None:
     output.at_once = 7
     async with log_to(output) as log:
         for _ in range(3):
-            log.add(FakeCall(), 200, "complete", None, 0.1, 0)
+            logged(log)
     assert len(output.lines) == 3
+
+
+TEXT = st.text(st.characters(exclude_categories=())) | st.sampled_from(['},{"time":', ',"ttft":null', "},{", "\\"])
+SECONDS = st.floats(0, 1e6)
+TOKENS = st.integers(0, 2**40)
+LEGS = st.tuples(
+    TEXT,
+    TEXT,
+    st.none() | SECONDS,
+    st.none() | st.builds(Usage, TOKENS, TOKENS, st.none() | TOKENS),
+    TOKENS,
+    st.integers(0, 9),
+)
+RECORDS = st.tuples(
+    st.tuples(TEXT, TEXT, TEXT, SECONDS),
+    SECONDS,
+    st.integers(100, 599),
+    st.sampled_from([*Ending, *Reason]),
+    TOKENS,
+    st.just(NO_LEG) | LEGS,
+)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=5), SECONDS)
+def test_a_batch_reads_as_its_lines_one_by_one(records: list[Record], epoch: float) -> None:
+    batch = lines_of(records, epoch)
+    assert list(map(json.loads, batch.splitlines())) == [json.loads(plain_line(record, epoch)) for record in records]
+    assert [list(json.loads(line)) for line in batch.splitlines()] == [
+        [name for name in FIELDS if name in json.loads(plain_line(record, epoch))] for record in records
+    ]
+
+
+def plain_line(record: Record, epoch: float) -> bytes:
+    (request_id, method, path, received_at), ended_at, status, outcome, sent, leg = record
+    model, endpoint, first, usage, received, attempt = leg
+    fields: dict[str, Any] = {
+        "time": datetime.fromtimestamp(ended_at + epoch, UTC),
+        "request_id": request_id,
+        "method": method,
+        "path": path,
+        "model": model,
+        "endpoint": endpoint,
+        "status": status,
+        "outcome": outcome.value,
+        "ttft": None if first is None else round(first - received_at, 6),
+        "duration": round(ended_at - received_at, 6),
+        "prompt_tokens": usage and usage.prompt_tokens,
+        "completion_tokens": usage and usage.completion_tokens,
+        "cached_tokens": usage and usage.cached_tokens,
+        "bytes": sent or received,
+        "attempts": attempt + 1,
+    }
+    return json_line({name: value for name, value in fields.items() if value is not None})

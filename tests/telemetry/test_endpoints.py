@@ -11,7 +11,7 @@ from tests.telemetry.fakes import World
 def test_a_pod_shows_its_scrape_its_load_and_its_state() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a", waiting=3, running=7, kv_usage=0.25)
-    endpoint.load.requests, endpoint.load.tokens = 4, 900
+    endpoint.charge(4, 900)
     world.observer.scrape_failed(endpoint)
     world.clock.advance(2.5)
     seen = world.scrape()
@@ -64,6 +64,7 @@ def test_a_leg_that_outlives_its_pod_brings_no_series_back() -> None:
 def test_a_pod_that_comes_back_under_its_name_counts_from_zero() -> None:
     world = World()
     world.observer.leg_ended(world.leg(world.fleet.add("pod-a")))
+    world.observer.flush()
     world.fleet.endpoints.clear()
     world.fleet.add("pod-a")
     seen = world.scrape()
@@ -76,13 +77,14 @@ def test_pods_that_are_gone_are_forgotten_although_nobody_scrapes() -> None:
     for number in range(50):
         world.fleet.endpoints.clear()
         world.observer.leg_ended(world.leg(world.fleet.add(f"pod-{number}")))
+        world.observer.flush()
     assert len(world.series._counts) == 1
 
 
 def test_two_pods_of_one_name_are_one_series() -> None:
     world = World()
     for requests in (2, 3):
-        world.fleet.add("pod-a", kv_usage=requests / 10).load.requests = requests
+        world.fleet.add("pod-a", kv_usage=requests / 10).charge(requests, 0)
     seen = world.scrape()
     assert seen["kvlane_endpoint_in_flight_requests"] == {("pod-a",): 5}
     assert seen["kvlane_endpoint_kv_cache_usage_ratio"] == {("pod-a",): 0.3}
@@ -117,7 +119,7 @@ def test_an_empty_fleet_is_exposed_as_zeros() -> None:
 
 def test_a_stale_scrape_shows_its_age() -> None:
     world = World()
-    world.fleet.add("pod-a").metrics = Metrics(waiting=3, scraped_at=0.0, freshness=Freshness.STALE)
+    world.fleet.add("pod-a").publish(Metrics(waiting=3, scraped_at=0.0, freshness=Freshness.STALE), 0)
     world.clock.advance(60)
     assert world.scrape()["kvlane_endpoint_scrape_age_seconds"] == {("pod-a",): 60}
     assert not any(math.isinf(value) for value in world.scrape()["kvlane_endpoint_scrape_age_seconds"].values())

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import sys
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -8,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from proxy.telemetry.catalogue import PREFIX
 from proxy.telemetry.exposition import Exposition, expose
-from tests.telemetry.fakes import FakeCall, World
+from tests.telemetry.fakes import World
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -18,11 +21,8 @@ async def crowded() -> World:
     world = World()
     for number in range(1100):
         endpoint = world.fleet.add(f"pod-{number}")
-        exchange = world.leg(endpoint, model=f'model "{number % 50}"\\\n')
-        world.observer.first_byte(exchange)
-        world.observer.leg_ended(exchange)
-        assert exchange.ending is not None
-        world.observer.request_ended(FakeCall(), 200, exchange.ending, exchange)
+        world.request(world.leg(endpoint, model=f'model "{number % 50}"\\\n'))
+    world.observer.flush()
     await world.series.read()
     return world
 
@@ -84,6 +84,28 @@ async def test_the_event_loop_runs_while_a_large_exposition_is_rendered() -> Non
     assert turns > 30
 
 
+def test_no_step_of_an_exposition_grows_with_the_fleet() -> None:
+    assert longest_step(pods=500) <= 1.1 * longest_step(pods=250)
+
+
+def longest_step(pods: int) -> int:
+    """Calls, of Python and of C, that an exposition makes between two turns of the event loop, at most."""
+    world = World()
+    for number in range(pods):
+        world.request(world.leg(world.fleet.add(f"pod-{number}")))
+    calls, steps = itertools.count(), [0]
+    rendering = world.exposition.render("")
+    with contextlib.suppress(StopIteration):
+        while True:
+            sys.setprofile(lambda frame, event, argument: next(calls) if event.endswith("call") else None)
+            try:
+                rendering.send(None)
+            finally:
+                sys.setprofile(None)
+                steps.append(next(calls))
+    return max(later - earlier for earlier, later in itertools.pairwise(steps))
+
+
 async def test_what_runs_is_named() -> None:
     body, _ = await expose(World().catalogue, "")
     assert b'version="1.2.3"' in body
@@ -92,7 +114,7 @@ async def test_what_runs_is_named() -> None:
 async def test_two_scrapes_at_a_time_see_the_same() -> None:
     world = World()
     for number in range(600):
-        world.fleet.add(f"pod-{number}").load.requests = 1
+        world.fleet.add(f"pod-{number}").charge(1, 0)
     exposition = Exposition(world.catalogue, world.series)
     bodies = await asyncio.gather(exposition.render(""), exposition.render(""), exposition.render(""))
     for body, _ in bodies:

@@ -41,6 +41,17 @@ def test_buckets_count_up_to_all_values(values: list[float]) -> None:
     assert exposed["h_sum"] == pytest.approx(sum(values))
 
 
+@given(st.lists(st.floats(0, 100) | st.sampled_from(BOUNDS)))
+def test_many_values_at_once_are_each_observed(values: list[float]) -> None:
+    one_by_one, at_once = histogram(), histogram()
+    for value in values:
+        one_by_one.observe(value)
+    at_once.observe_all(values[:3])
+    at_once.observe_all(values[3:])
+    assert at_once.counts == one_by_one.counts
+    assert at_once.sum == pytest.approx(one_by_one.sum)
+
+
 def test_a_cell_is_bound_once_per_label_values() -> None:
     family = Family("f", "counter", "help", ("a",), Counter)
     assert family.cell("x") is family.cell("x")

@@ -1,25 +1,24 @@
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+
 import pytest
 
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.exchange import Ending, Usage
+from proxy.telemetry import observer
+from proxy.telemetry.observer import BATCH
 from tests.telemetry.fakes import FakeCall, World
-
-
-def whole_request(world: World, exchange: Exchange) -> None:
-    world.observer.decided(exchange.decision, 2e-5)
-    world.observer.first_byte(exchange)
-    world.observer.leg_ended(exchange)
-    assert exchange.ending is not None
-    world.observer.request_ended(FakeCall(), exchange.status or 502, exchange.ending, exchange)
 
 
 def test_a_whole_stream_is_counted_once_everywhere() -> None:
     world = World()
     world.clock.advance(1.5)
-    whole_request(world, world.leg(world.fleet.add("pod-a")))
+    world.request(world.leg(world.fleet.add("pod-a")))
     seen = world.scrape()
     assert seen["kvlane_requests_total"] == {("sim", "complete", "chat", "2xx"): 1}
     assert seen["kvlane_time_to_first_token_seconds_sum"] == {("sim", "true"): 0.3, ("sim", "false"): 0}
@@ -66,10 +65,10 @@ def test_an_answer_in_one_piece_has_its_own_time_to_first_token() -> None:
 
 def test_an_error_of_a_pod_has_no_latencies_and_no_tokens() -> None:
     world = World()
-    whole_request(world, world.leg(world.fleet.add("pod-a")))
+    world.request(world.leg(world.fleet.add("pod-a")))
     failed = world.leg(world.fleet.endpoints[0])
     failed.status = 500
-    whole_request(world, failed)
+    world.request(failed)
     seen = world.scrape()
     assert seen["kvlane_requests_total"]["sim", "complete", "chat", "5xx"] == 1
     for name in ("time_to_first_token", "time_per_output_token", "request_duration"):
@@ -120,7 +119,6 @@ def test_a_second_leg_is_a_retry_and_both_legs_are_attempts() -> None:
 )
 def test_a_refusal_is_counted_by_reason_and_as_an_outcome(reason: Reason, outcome: str) -> None:
     world = World()
-    world.observer.refused(reason)
     world.observer.request_ended(FakeCall(), 503, reason)
     seen = world.scrape()
     assert seen["kvlane_refused_total"] == {(reason.value,): 1}
@@ -146,7 +144,7 @@ def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
     world = World()
     invented = world.leg(world.fleet.add("pod-a"), model="invented")
     invented.status = 404
-    whole_request(world, invented)
+    world.request(invented)
     seen = world.scrape()
     assert seen["kvlane_requests_total"] == {("other", "complete", "chat", "4xx"): 1}
     assert "invented" not in seen.text
@@ -155,7 +153,7 @@ def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
 @pytest.mark.parametrize("made_up", ["x" * 257, "\ud800"])
 def test_a_name_that_is_no_label_is_none_even_if_a_pod_answers_for_it(made_up: str) -> None:
     world = World()
-    whole_request(world, world.leg(world.fleet.add("pod-a"), model=made_up))
+    world.request(world.leg(world.fleet.add("pod-a"), model=made_up))
     assert world.scrape()["kvlane_prompt_tokens_total"] == {("other",): 100}
 
 
@@ -163,7 +161,7 @@ def test_models_beyond_the_limit_are_one_series() -> None:
     world = World(limit=3)
     endpoint = world.fleet.add("pod-a")
     for number in range(10):
-        whole_request(world, world.leg(endpoint, model=f"model-{number}"))
+        world.request(world.leg(endpoint, model=f"model-{number}"))
     seen = world.scrape()
     assert seen["kvlane_prompt_tokens_total"] == {
         ("model-0",): 100, ("model-1",): 100, ("model-2",): 100, ("other",): 700
@@ -180,3 +178,87 @@ def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
     seen = world.scrape()
     assert seen["kvlane_scorer_faults_total"] == {("nan", "my-scorer"): 1}
     assert seen["kvlane_shadow_decisions_total"] == {("true", "candidate"): 1, ("false", "candidate"): 1}
+
+
+def test_the_first_byte_of_a_stream_shows_while_the_stream_goes_on() -> None:
+    world = World()
+    world.observer.first_byte(world.leg(world.fleet.add("pod-a")))
+    assert world.scrape()["kvlane_time_to_first_token_seconds_count"]["sim", "true"] == 1
+
+
+def test_every_request_has_its_model_although_its_leg_was_in_an_earlier_batch() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    for _ in range(3):
+        failed = world.leg(endpoint)
+        failed.status = 500
+        world.observer.first_byte(failed)
+        world.observer.leg_ended(failed)
+    for number in range(2 * BATCH + 1):
+        world.request(world.leg(endpoint, model=f"model-{number}"))
+    assert ("other", "complete", "chat", "2xx") not in world.scrape()["kvlane_requests_total"]
+
+
+async def test_the_event_loop_runs_between_two_batches() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    for _ in range(BATCH + 1):
+        world.observer.leg_ended(world.leg(endpoint))
+    settling = asyncio.get_running_loop().create_task(world.observer.settle())
+    seen = []
+    while not settling.done():
+        seen.append(world.series.of(endpoint).attempts.get("complete", 0))
+        await asyncio.sleep(0)
+    assert set(seen) == {0, BATCH, BATCH + 1}
+
+
+async def test_what_two_settle_at_a_time_is_counted_once_and_whole_for_both() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    for _ in range(3 * BATCH):
+        world.request(world.leg(endpoint))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.observer.settle())
+        await asyncio.sleep(0)
+        world.request(world.leg(endpoint))
+        await world.observer.settle()
+        assert world.series.of(endpoint).attempts == {"complete": 3 * BATCH + 1}
+        assert world.series.of(endpoint).decisions == 3 * BATCH + 1
+    body, _ = await world.exposition.render("")
+    assert b'kvlane_requests_total{model="sim",outcome="complete",path="chat",status="2xx"} 769.0' in body
+
+
+async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(observer, "INTERVAL", 0.001)
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    running = asyncio.get_running_loop().create_task(world.observer.run())
+    strange = world.leg(endpoint)
+    strange.ending = None
+    world.observer.leg_ended(strange)
+    async with asyncio.timeout(5):
+        while not caplog.records:
+            await asyncio.sleep(0.001)
+        world.observer.leg_ended(world.leg(endpoint))
+        while not world.series.of(endpoint).attempts:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_nothing_that_is_kept_holds_a_request_or_its_body() -> None:
+    world = World()
+    world.request(world.leg(world.fleet.add("pod-a")))
+    kept = [*world.observer._decided, *world.observer._begun, *world.observer._legs, *world.observer._requests]
+    assert len(kept) == 4
+    assert all(isinstance(value, str | int | float | Ending | Endpoint | Usage | None) for value in flat(kept))
+
+
+def flat(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from flat(value)
+        else:
+            yield value

@@ -5,83 +5,53 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy.core.errors import UpstreamFailed
-from proxy.http.framing import CLOSED, OPENED, Bodies, Marks
+from proxy.http.framing import CLOSED, OPENED
+from proxy.http.head import REMEMBERED, read_answer_head
+from proxy.http.meter import Meter
+from proxy.http.upstream.errors import Disconnected, Garbled
+from proxy.http.upstream.receiver import Receiver
 
 HEAD_LIMIT = 256 * 1024
-"""Bytes that the head of an answer may take, informational ones before it included."""
+"""Bytes that the head of an answer may take."""
 
 HEAD_END = b"\r\n\r\n"
-
-
-class Garbled(UpstreamFailed):
-    """What the pod sent is not HTTP."""
-
-
-class Disconnected(UpstreamFailed):
-    """The pod closed the connection before its answer was whole. `silent`: before a byte of it."""
-
-    def __init__(self, message: str, silent: bool) -> None:
-        super().__init__(message)
-        self.silent = silent
-
-
-class Receiver(Protocol):
-    """Who gets an answer: one `head`, then reads of its body, the last one by `finished`; or `failed` at any point."""
-
-    def head(self, status: int, lines: list[bytes]) -> bool:
-        """The lines of the head, status line first. Says whether the body ends with the connection. Raises
-        UpstreamFailed for a head that it cannot relay."""
-
-    def received(self, raw: bytes, bodies: Bodies, marks: Marks) -> None:
-        """The lists are reused after the call."""
-
-    def finished(self, raw: bytes, bodies: Bodies, marks: Marks, exact: bool) -> None: ...
-
-    def upgraded(self, rest: bytes) -> None:
-        """From here on the connection belongs to whoever calls `Connection.splice`."""
-
-    def failed(self, error: UpstreamFailed) -> None: ...
-
-    def pause_writing(self) -> None:
-        """The pod does not keep up with the request's body."""
-
-    def resume_writing(self) -> None: ...
 
 
 class Connection(asyncio.Protocol):
     """idle -> sending -> answering -> idle, until closed. An idle one has no receiver.
 
-    The parser is kept for the connection's life and calls C functions only while a body goes by: the pieces and the
-    edges of chunks are collected by `list.append`, which is a third of the cost of methods of ours.
+    Where an answer is, `receive` says: it is called with every read, and changes when the answer gets further. The
+    parser is kept for the connection's life and calls nothing but C functions: `list.append` of the meter's lists, and
+    `setattr` of `receive` when an answer is whole. That is a third of the cost of methods of ours.
     """
 
     __slots__ = (
-        "_bodies",
-        "_complete",
+        "_begun",
         "_feed",
-        "_head_only",
-        "_informational",
-        "_keep",
+        "_keeps",
         "_lost",
-        "_marks",
         "_parser",
         "_raw",
         "_reading",
         "_receiver",
         "_release",
-        "_status",
-        "_until_close",
+        "head_only",
         "idle_since",
+        "meter",
         "on_body",
         "on_chunk_complete",
         "on_chunk_header",
+        "on_message_begin",
+        "on_message_complete",
+        "receive",
         "request_sent",
         "transport",
+        "until_close",
     )
 
     def __init__(self, release: Callable[[Connection], None], lost: Callable[[Connection], None]) -> None:
@@ -90,34 +60,36 @@ class Connection(asyncio.Protocol):
         self._lost = lost
         self.transport: asyncio.Transport
         self.idle_since = 0.0
+        self.request_sent = True
+        """Whether all of the request's body was given to `write`: whoever streams one says so."""
+        self.meter = Meter()
+        self.receive: Callable[[bytes], None] = self._beginning
+        self.head_only = False
+        """The answer has no body, whatever its head says (HEAD); then the connection is not used again."""
+        self.until_close = False
+        """The body ends with the connection."""
         self._receiver: Receiver | None = None
         self._reading = True
-        self._bodies: list[bytes] = []
-        self._marks: list[int] = []
-        self.on_body = self._bodies.append
-        self.on_chunk_header = partial(self._marks.append, OPENED)
-        self.on_chunk_complete = partial(self._marks.append, CLOSED)
+        self._raw = b""
+        """What came of the head so far."""
+        self._keeps: bool | None = None
+        """Whether the pod lets it be used again; None until the head has been passed on."""
+        self._begun: list[None] = []
+        """One for the answer that may begin. To take from an empty list is an error, which stops the parser."""
+        self.on_message_begin = self._begun.pop
+        self.on_body = self.meter.pieces.append
+        self.on_chunk_header = partial(self.meter.marks.append, OPENED)
+        self.on_chunk_complete = partial(self.meter.marks.append, CLOSED)
+        self.on_message_complete = partial(setattr, self, "receive", self._end)
         self._parser = HttpResponseParser(self)
         self._feed = self._parser.feed_data
-        self._expect_answer()
 
-    def _expect_answer(self) -> None:
-        self._raw: bytes | None = b""
-        """What came of the head; None when it has been passed on."""
-        self._informational = 0
-        self._status = 0
-        """0 until the head of the final answer is complete."""
-        self._complete = False
-        self._until_close = False
-        self._keep = False
-
-    def send(self, receiver: Receiver, head: bytes, body: bytes, whole: bool = True, head_only: bool = False) -> None:
-        """A request; its answer is pushed to `receiver`. If the body is not `whole`, the rest follows by `write`.
-        `head_only` says that the answer has no body, whatever its head says (HEAD)."""
-        self._expect_answer()
+    def send(self, receiver: Receiver, head: bytes, body: bytes) -> None:
+        """A request; its answer is pushed to `receiver`. More of the body may follow by `write`."""
         self._receiver = receiver
-        self.request_sent = whole
-        self._head_only = head_only
+        self._keeps = None
+        self._begun.append(None)
+        self.receive = self._beginning
         if len(body) < 16 * 1024:
             self.transport.write(head + body)
         else:
@@ -128,7 +100,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """The answer is not wanted any more: the pod sees its client leave."""
-        self._receiver = None
+        self._let_go()
         self.transport.abort()
 
     def pause_reading(self) -> None:
@@ -143,11 +115,8 @@ class Connection(asyncio.Protocol):
 
     def splice(self, protocol: asyncio.Protocol) -> None:
         """Hands the socket over."""
-        self._receiver = None
+        self._let_go()
         self.transport.set_protocol(protocol)
-
-    def is_usable(self) -> bool:
-        return not self.transport.is_closing()
 
     # what the transport calls
 
@@ -155,28 +124,14 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        receiver = self._receiver
-        if receiver is None:
-            self.transport.abort()  # a pod that speaks unasked cannot be understood afterwards
-            return
-        error: Exception | None = None
         try:
             self._feed(data)
         except HttpParserUpgrade:
-            self._upgrade(receiver, (self._raw or b"") + data)
-            return
-        except HttpParserError as caught:
-            error = caught
-        if self._complete:
-            self._finish(receiver, data, error is None)
-        elif error is not None:
-            self._fail(Garbled(f"not an HTTP answer: {error}"))
-        elif self._raw is not None:
-            self._before_body(receiver, data)
+            self._upgrade(data)
+        except HttpParserError as error:
+            self._break(data, error)
         else:
-            receiver.received(data, self._bodies, self._marks)
-            self._bodies.clear()
-            self._marks.clear()
+            self.receive(data)
 
     def eof_received(self) -> None:
         pass
@@ -186,11 +141,11 @@ class Connection(asyncio.Protocol):
         if receiver is None:
             self._lost(self)
             return
-        self._receiver = None
-        if self._until_close and error is None:
-            receiver.finished(b"", (), (), True)
+        self._let_go()
+        if self.until_close and error is None:
+            receiver.finished(b"", True)
             return
-        silent = not self._status and not self._raw
+        silent = self._keeps is None and not self._raw
         receiver.failed(Disconnected(f"connection lost: {error or 'closed by the pod'}", silent))
 
     def pause_writing(self) -> None:
@@ -201,82 +156,111 @@ class Connection(asyncio.Protocol):
         if self._receiver is not None:
             self._receiver.resume_writing()
 
-    # what the parser calls
+    # what `receive` is, before the receiver's own functions and after them
 
-    def on_message_begin(self) -> None:
-        if self._complete:
-            raise Garbled("more than one answer")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200 and status != 101:
-            self._informational += 1
-        else:
-            self._status = status
-
-    def on_message_complete(self) -> None:
-        if self._status:
-            self._complete = True
-            self._keep = self._parser.should_keep_alive()
-
-    # from here on in order of the life of an answer
-
-    def _before_body(self, receiver: Receiver, data: bytes) -> None:
-        """Collects the head; when it is there, passes on what came with it."""
-        raw = (self._raw or b"") + data
-        if not self._status:
-            self._raw = raw
-            if len(raw) > HEAD_LIMIT:
-                self._fail(Garbled("the head of the answer is too long"))
+    def _beginning(self, data: bytes) -> None:
+        """Until the head is whole; then what came behind it is passed on."""
+        receiver = self._receiver
+        if receiver is None:
+            self.transport.abort()  # a pod that speaks unasked cannot be understood afterwards
             return
-        rest = self._pass_head(receiver, raw)
+        rest = self._pass_head(receiver, data)
         if rest is None:
             return
-        if self._head_only:
-            self._complete = True
-            self._finish(receiver, b"", False)
+        if self.head_only:
+            self._end(b"", exact=False)
+        else:
+            self.receive = receiver.received
+            receiver.received(rest)
+
+    def _end(self, data: bytes, exact: bool = True) -> None:
+        """The last read of an answer; of most that are no streams, the only one."""
+        receiver = self._receiver
+        if receiver is None:
+            self.transport.abort()
             return
-        receiver.received(rest, self._bodies, self._marks)
-        self._bodies.clear()
-        self._marks.clear()
-
-    def _pass_head(self, receiver: Receiver, raw: bytes) -> bytes | None:
-        """What follows the head in `raw`; None if it could not be relayed."""
-        self._raw = None
-        try:
-            head, _, raw = raw.lstrip(b"\r\n").partition(HEAD_END)
-            for _ in range(self._informational):
-                head, _, raw = raw.lstrip(b"\r\n").partition(HEAD_END)
-            self._until_close = receiver.head(self._status, head.split(b"\r\n"))
-        except UpstreamFailed as error:
-            self._fail(error)
-            return None
-        return raw
-
-    def _finish(self, receiver: Receiver, data: bytes, exact: bool) -> None:
-        if self._raw is not None:
-            rest = self._pass_head(receiver, self._raw + data)
-            if rest is None:
-                return
-            data = rest
-        receiver.finished(data, self._bodies, self._marks, exact)
+        rest = self._pass_head(receiver, data) if self._keeps is None else data
+        if rest is None:
+            return
+        if self.head_only:
+            self.meter.pieces.clear()
+            rest, exact = b"", False
         self._receiver = None
-        self._bodies.clear()
-        self._marks.clear()
-        sent = self.request_sent and not self.transport.get_write_buffer_size()
-        if self._keep and exact and sent and not self.transport.is_closing():
-            self.resume_reading()
+        receiver.finished(rest, exact)
+        if self._keeps and exact and self.request_sent and not self.transport.get_write_buffer_size():
+            if not self._reading:
+                self.resume_reading()
             self._release(self)
         else:
             self.transport.abort()
 
-    def _upgrade(self, receiver: Receiver, raw: bytes) -> None:
-        rest = self._pass_head(receiver, raw)
-        if rest is not None:
+    # what these share, and what is rare
+
+    def _pass_head(self, receiver: Receiver, data: bytes) -> bytes | None:
+        """What follows the head in all that was read; None if it is not whole, or could not be relayed."""
+        if self._raw:
+            data = self._raw + data
+            self._raw = b""
+        raw_head, end, rest = data.partition(HEAD_END)
+        if not end:
+            self._wait_for_head(data)
+            return None
+        try:
+            read = read_answer_head if len(raw_head) <= REMEMBERED else read_answer_head.__wrapped__
+            head = read(raw_head)
+            if not head.final:
+                self._start_over(rest)
+                return None
+            self._keeps = head.keeps
+            receiver.head = head
+            if not head.sized:
+                receiver.begin(head)
+        except UpstreamFailed as error:
+            self._fail(error)
+            return None
+        return rest
+
+    def _wait_for_head(self, raw: bytes) -> None:
+        self._raw = raw
+        if len(raw) > HEAD_LIMIT:
+            self._fail(Garbled("the head of the answer is too long"))
+
+    def _start_over(self, rest: bytes) -> None:
+        """After an informational head: the parser took it for the answer, and stops at the next one."""
+        head, end, after = rest.partition(HEAD_END)
+        while end and not read_answer_head(head).final:
+            rest = after
+            head, end, after = rest.partition(HEAD_END)
+        self._parser = HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._begun[:] = (None,)
+        self.meter.pieces.clear()
+        self.meter.marks.clear()
+        self.receive = self._beginning
+        self._raw = b"\r\n"  # the pod has begun
+        if rest:
+            self.data_received(rest)
+
+    def _let_go(self) -> None:
+        """Of the receiver: a connection is in a cycle with its parser, and would keep it until both are collected."""
+        self._receiver = None
+        self.receive = self._beginning
+
+    def _upgrade(self, data: bytes) -> None:
+        receiver = self._receiver
+        rest = None if receiver is None else self._pass_head(receiver, data)
+        if receiver is not None and rest is not None:
             receiver.upgraded(rest)
 
+    def _break(self, data: bytes, error: HttpParserError) -> None:
+        """The parser stops. What follows an answer that is whole only costs the connection."""
+        if self.receive == self._end:
+            self._end(data, exact=False)
+        else:
+            self._fail(Garbled(f"not an HTTP answer: {error}"))
+
     def _fail(self, error: UpstreamFailed) -> None:
-        receiver, self._receiver = self._receiver, None
-        self.transport.abort()
+        receiver = self._receiver
+        self.abort()
         if receiver is not None:
             receiver.failed(error)

@@ -11,11 +11,13 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectFailed
 from proxy.core.ports import Clock
 from proxy.http.upstream.connection import Connection
+from proxy.http.upstream.dial import Resolve, dial, look_up
 
 IDLE_LIMIT = 4.0
 """Seconds; below the five after which uvicorn closes, so that requests seldom meet a connection that is just going."""
 
 IDLE_PER_POD = 512
+QUIET_LOOKS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,75 +48,90 @@ class Address:
 
 
 class Pod:
-    """The pool's side of an endpoint, until it is forgotten."""
+    """The pool's side of one URL, until it is forgotten."""
 
-    __slots__ = ("_clock", "address", "forgotten", "idle", "url")
+    __slots__ = ("_now", "_room", "address", "idle", "quiet")
 
     def __init__(self, url: str, clock: Clock) -> None:
         """Raises ValueError for a URL that is none."""
-        self.url = url
         self.address = Address.of(url)
         self.idle: list[Connection] = []
         """Most recently used last, and taken first."""
-        self.forgotten = False
-        self._clock = clock
+        self.quiet = 0
+        """How often in a row `reap` found nothing here."""
+        self._room = IDLE_PER_POD
+        self._now = clock.now
 
     def take(self) -> Connection | None:
-        oldest = self._clock.now() - IDLE_LIMIT
-        while self.idle:
-            connection = self.idle.pop()
-            if connection.is_usable() and connection.idle_since > oldest:
+        """A connection that was used before: the pod may be closing it at this moment."""
+        idle, oldest = self.idle, self._now() - IDLE_LIMIT
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since > oldest and not connection.transport.is_closing():
                 return connection
             connection.abort()
         return None
 
     def release(self, connection: Connection) -> None:
-        if self.forgotten or len(self.idle) >= IDLE_PER_POD:
+        idle = self.idle
+        if len(idle) < self._room:
+            connection.idle_since = self._now()
+            idle.append(connection)
+        else:
             connection.abort()
-            return
-        connection.idle_since = self._clock.now()
-        self.idle.append(connection)
 
     def lost(self, connection: Connection) -> None:
         if connection in self.idle:
             self.idle.remove(connection)
 
     def reap(self) -> None:
-        oldest = self._clock.now() - IDLE_LIMIT
+        oldest = self._now() - IDLE_LIMIT
         stale = [connection for connection in self.idle if connection.idle_since <= oldest]
         if stale:
             del self.idle[: len(stale)]
             _close(stale)
+        self.quiet = 0 if self.idle else self.quiet + 1
 
     def forget(self) -> None:
-        self.forgotten = True
+        """Connections in use close when their answers end."""
+        self._room = 0
         idle, self.idle = self.idle, []
         _close(idle)
+
+
+class Pods(dict[str, Pod]):
+    """By URL, made when they are asked for: an endpoint that moves has a pod of its own where it goes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __missing__(self, url: str) -> Pod:
+        """Raises ConnectFailed if the URL is none."""
+        try:
+            pod = self[url] = Pod(url, self._clock)
+        except ValueError as error:
+            raise ConnectFailed(str(error)) from error
+        return pod
 
 
 class UpstreamPool:
     """Hands out connections; they come back by themselves when an answer ended well."""
 
-    def __init__(self, connect_timeout: float, clock: Clock) -> None:
+    def __init__(self, connect_timeout: float, clock: Clock, resolve: Resolve = look_up) -> None:
+        self.pods = Pods(clock)
         self._connect_timeout = connect_timeout
-        self._clock = clock
-        self._pods: dict[Endpoint, Pod] = {}
+        self._resolve = resolve
         self._tls: ssl.SSLContext | None = None
 
-    def address(self, endpoint: Endpoint) -> Address:
-        """Raises ConnectFailed if the endpoint's URL is none."""
-        return self._pod(endpoint).address
-
-    def idle(self, endpoint: Endpoint) -> Connection | None:
-        """A connection that was used before: the pod may be closing it at this moment."""
-        return self._pod(endpoint).take()
-
-    async def connect(self, endpoint: Endpoint) -> Connection:
+    async def connect(self, pod: Pod) -> Connection:
         """A fresh connection. Raises ConnectFailed."""
-        pod = self._pod(endpoint)
+        address = pod.address
+        tls = self._context() if address.tls else None
         try:
             async with asyncio.timeout(self._connect_timeout):
-                return await self._open(pod)
+                return await dial(
+                    lambda: Connection(pod.release, pod.lost), address.host, address.port, tls, self._resolve
+                )
         except TimeoutError as error:
             raise ConnectFailed(f"no connection within {self._connect_timeout:g} s") from error
         except OSError as error:
@@ -122,40 +139,24 @@ class UpstreamPool:
 
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint is gone: its idle connections close; those in use do when their answers end."""
-        pod = self._pods.pop(endpoint, None)
-        if pod is not None:
-            pod.forget()
+        self._drop(endpoint.url)
 
     def reap(self) -> None:
-        """Closes what has been idle for too long; called now and then."""
-        for pod in self._pods.values():
+        """Closes what has been idle for too long; called now and then. A pod where nothing was idle for QUIET_LOOKS of
+        them was left by an endpoint that moved, or is not in use."""
+        for url, pod in tuple(self.pods.items()):
             pod.reap()
+            if pod.quiet > QUIET_LOOKS:
+                self._drop(url)
 
     def close(self) -> None:
-        for endpoint in list(self._pods):
-            self.forget(endpoint)
+        for url in tuple(self.pods):
+            self._drop(url)
 
-    def _pod(self, endpoint: Endpoint) -> Pod:
-        """What the pool knows of the pod at this URL: an endpoint that moved keeps nothing of where it was."""
-        pod = self._pods.get(endpoint)
-        if pod is not None and pod.url == endpoint.url:
-            return pod
-        self.forget(endpoint)
-        try:
-            pod = self._pods[endpoint] = Pod(endpoint.url, self._clock)
-        except ValueError as error:
-            raise ConnectFailed(str(error)) from error
-        return pod
-
-    async def _open(self, pod: Pod) -> Connection:
-        address = pod.address
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(pod.release, pod.lost),
-            address.host,
-            address.port,
-            ssl=self._context() if address.tls else None,
-        )
-        return connection
+    def _drop(self, url: str) -> None:
+        pod = self.pods.pop(url, None)
+        if pod is not None:
+            pod.forget()
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:

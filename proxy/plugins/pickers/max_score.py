@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from math import log
+from operator import itemgetter
 
 from proxy.core.decision import ProfileRun, ScoredEndpoint
-from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Picker, plugin
 from proxy.core.ports import Random
 from proxy.core.request import InferenceRequest
-from proxy.plugins.weighted_order import weighted_draw
+from proxy.plugins.weighted_order import SMALLEST
 
-_score = attrgetter("score")
+_score = itemgetter(1)
+_last = itemgetter(-1)
 
 
 @plugin("max-score-picker")
@@ -31,12 +32,9 @@ class MaxScorePicker(Picker):
     ) -> list[ScoredEndpoint]:
         if len(set(map(_score, scored))) == len(scored):
             return sorted(scored, key=_score, reverse=True)
-        ranks: dict[Endpoint, tuple[float, ...]] = {
-            one.endpoint: (-one.score, one.endpoint.load.recent) for one in scored
-        }
-        if len(set(ranks.values())) < len(ranks):
-            ranks = {endpoint: (*rank, self._draw(endpoint)) for endpoint, rank in ranks.items()}
-        return sorted(scored, key=lambda one: ranks[one.endpoint])
-
-    def _draw(self, endpoint: Endpoint) -> float:
-        return weighted_draw(endpoint.weight, self.random)
+        draw = self.random.random
+        ranks = [  # the third is `weighted_draw`, without a call for every pod
+            (-one.score, one.endpoint.load.recent, -log(draw() or SMALLEST) / one.endpoint.weight, at, one)
+            for at, one in enumerate(scored)
+        ]
+        return list(map(_last, sorted(ranks)))

@@ -56,14 +56,17 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     )
     index: PrefixIndex = field(init=False, repr=False, compare=False)
     _key: DataKey[ChainMatch] = field(init=False, repr=False, compare=False)
+    _reservations: dict[Exchange, Reservation] = field(init=False, repr=False, compare=False, default_factory=dict)
     _block_size: int = field(init=False, repr=False, compare=False)
     _max_blocks: int = field(init=False, repr=False, compare=False)
+    _fixed_capacity: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.auto_tune and self.block_size_tokens <= 0:
             raise ValueError("blockSizeTokens must be more than 0 while autoTune is false")
         self._block_size = max(self.block_size_tokens, SMALLEST_BLOCK)
         self._max_blocks = self._block_limit()
+        self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
         self._key = DataKey(PREFIX_MATCH.kind, self.name)
         self.index = PrefixIndex(self.clock, self.max_siblings, self.ttl, self.max_bytes)
 
@@ -72,45 +75,43 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         return (PREFIX_MATCH.of(self.name),)
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
-        prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
-        hashed = chains(prompt, request.model, self._block_size, self._max_blocks)
-        request.state.write(self._key, ChainMatch(self.index, hashed, self._block_size))
+        state, block_size = request.state, self._block_size
+        prompt = state.read(TOKENIZED_PROMPT) or request.prompt
+        hashed = chains(prompt, request.model, block_size, self._max_blocks)
+        state.write(self._key, ChainMatch(self.index, hashed, block_size))
 
     def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        match = exchange.request.state.read(self._key)
+        request = exchange.request
+        match = request.state.read(self._key)
         if match is None:
             return
-        before = match.reserve(exchange, endpoint, self._capacity(endpoint))
+        (before,) = match.matched((endpoint,))
+        match.frozen = True
+        self._reservations[exchange] = self.index.reserve(match.chains, endpoint, self._capacity(endpoint))
         if exchange.predicted_cached_tokens is None:
-            exchange.predicted_cached_tokens = min(before * self._block_size, exchange.request.prompt.tokens)
+            exchange.predicted_cached_tokens = min(before * self._block_size, request.prompt.tokens)
 
     def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        match = exchange.request.state.read(self._key)
-        reservation = match.take_reservation(exchange) if match is not None else None
-        if match is None or reservation is None:
+        reservation = self._reservations.pop(exchange, None)
+        if reservation is None:
             return
-        if not _computed(exchange):
-            self.index.release(reservation)
+        computed, usage = _computed(exchange), exchange.usage
+        self.index.settle(reservation, computed)
+        if not computed or usage is None or usage.cached_tokens is None:
             return
-        self.index.confirm(reservation)
-        if self._lost_its_memory(exchange, reservation):
-            self.index.confirm(self.index.reserve(match.chains, endpoint, self._capacity(endpoint)))
+        if not self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens):
+            self.index.confirm(self.index.reserve(reservation.chains, endpoint, self._capacity(endpoint)))
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint)
 
-    def _lost_its_memory(self, exchange: Exchange, reservation: Reservation) -> bool:
-        usage = exchange.usage
-        if usage is None or usage.cached_tokens is None:
-            return False
-        return not self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
-
     def _capacity(self, endpoint: Endpoint) -> int:
         """Blocks of ours that a pod can hold."""
-        tokens = endpoint.metrics.block_size * endpoint.metrics.blocks
+        metrics = endpoint.metrics
+        tokens = metrics.block_size * metrics.blocks
         if self.auto_tune and tokens > 0:
             return tokens // self._block_size
-        return self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
+        return self._fixed_capacity
 
     def _block_limit(self) -> int:
         if self.max_prefix_tokens_to_match:
@@ -120,8 +121,9 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
 
 def _computed(exchange: Exchange) -> bool:
     """Whether the pod has been through the prompt: a good answer was complete, or under way when somebody ended it."""
-    if exchange.status is None or exchange.status >= 300:
+    status, ending = exchange.status, exchange.ending
+    if status is None or status >= 300:
         return False
-    if exchange.ending in (Ending.CLIENT_GONE, Ending.EVICTED):
-        return exchange.first_byte_at is not None
-    return exchange.ending is Ending.COMPLETE
+    if ending is Ending.COMPLETE:
+        return True
+    return ending in (Ending.CLIENT_GONE, Ending.EVICTED) and exchange.first_byte_at is not None

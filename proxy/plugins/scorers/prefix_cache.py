@@ -41,7 +41,7 @@ class PrefixCacheScorer(Scorer):
             return [0.0] * len(endpoints)
         weight, total, matched = self.match_length_weight, match.total, match.matched(endpoints)
         if not weight:
-            return [blocks / total for blocks in matched]
+            return [blocks / total for blocks in matched] if any(matched) else [0.0] * len(endpoints)
         scale = self.match_length_scale_tokens
         return [
             weight * min(1.0, tokens / scale) ** 2 + (1.0 - weight) * (blocks / total)

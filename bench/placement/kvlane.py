@@ -1,0 +1,187 @@
+"""kvlane itself as a policy: its gateway, scheduler, ledger, fleet and hooks, on the virtual clock and without sockets.
+
+The gateway's coroutine is driven by hand: it runs up to the moment at which it relays to a pod, and goes on when the
+simulation says what came of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from bench.placement import prompts
+from bench.placement.pods import Reading, VirtualPod
+from bench.placement.policy import Policy
+from bench.placement.workload import Job
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.errors import RequestError, UpstreamFailed
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.ports import Clock
+from proxy.core.ports import Random as RandomPort
+from proxy.core.registry import Registry
+from proxy.fleet.bindings import Bindings
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.ledger import Ledger
+from proxy.fleet.settings import PodSettings
+from proxy.gateway import Gateway
+from proxy.scheduling.build import build
+from proxy.settings import Settings
+
+MODEL = "sim"
+BYTES_PER_EVENT = 220
+"""Of a streamed token, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualCall:
+    """What the rim would hand to the gateway; see `proxy.core.ports.Call`."""
+
+    id: str
+    body: bytes
+    received_at: float
+    method: str = "POST"
+    path: str = "/v1/completions"
+    query: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"content-type": "application/json"}
+
+
+class VirtualRelay:
+    async def relay(self, exchange: Exchange) -> None:
+        await _Sent(exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Suspends the gateway until the leg has ended."""
+
+    exchange: Exchange
+
+    def __await__(self) -> Generator[Exchange, None, None]:
+        yield self.exchange
+
+
+class _Unobserved:
+    """Takes the place of telemetry: it is told everything and keeps nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _ignore
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class Kvlane(Policy):
+    """`says_cached`: pods report `cached_tokens` with the usage of a request."""
+
+    def __init__(
+        self, settings: Settings, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random, *, says_cached: bool
+    ) -> None:
+        self.scrapes = settings.pods.refresh.interval
+        self._clock = clock
+        self._says_cached = says_cached
+        self._scheduling = build(settings.scheduling, Registry.discover(), {Clock: clock, RandomPort: rng})
+        self._ledger = Ledger(clock)
+        self._fleet = Fleet(clock, on_ready=self._ready, on_restarted=self._forget, on_removed=self._forget)
+        self._endpoints = [self._fleet.add(_pod(pod.index)) for pod in pods]
+        self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
+        self._last: list[Reading | None] = [None] * len(pods)
+        self._refused = [False] * len(pods)
+        for endpoint in self._endpoints:
+            self._fleet.reached(endpoint)
+        unobserved: Any = _Unobserved()
+        self._gateway = Gateway(self._fleet, self._scheduling, self._ledger, Bindings(clock), unobserved, clock)
+        self._legs: dict[int, tuple[Coroutine[Any, Any, None], Exchange, Job]] = {}
+
+    def place(self, index: int, job: Job, now: float) -> int | None:
+        call = VirtualCall(f"r{index}", prompts.body(job, MODEL), now)
+        serving = self._gateway.serve(call, VirtualRelay())
+        return self._proceed(index, job, serving, None)
+
+    def first_byte(self, index: int, now: float) -> None:
+        exchange = self._legs[index][1]
+        exchange.status = 200
+        exchange.first_byte_at = now
+        self._ledger.first_byte(exchange)
+
+    def ended(self, index: int, now: float, cached_tokens: int) -> None:
+        serving, exchange, job = self._legs.pop(index)
+        exchange.last_byte_at = now
+        exchange.chunks = job.output_tokens
+        exchange.response_bytes = job.output_tokens * BYTES_PER_EVENT
+        exchange.usage = Usage(job.prompt_tokens, job.output_tokens, cached_tokens if self._says_cached else None)
+        exchange.ending = Ending.COMPLETE
+        self._proceed(index, job, serving, None)
+
+    def failed(self, index: int, now: float) -> int | None:
+        serving, exchange, job = self._legs.pop(index)
+        exchange.ending = Ending.UPSTREAM_FAILED
+        broken = UpstreamFailed("the pod is gone") if exchange.first_byte_at is None else None
+        return self._proceed(index, job, serving, broken)
+
+    def predicted(self, index: int) -> int | None:
+        return self._legs[index][1].predicted_cached_tokens
+
+    def scrape_sent(self, pod: int) -> int:
+        return self._endpoints[pod].load.requests
+
+    def scraped(self, pod: int, reading: Reading | None, sent: int, sent_at: float) -> None:
+        """As the refresh loop of a pod does it."""
+        endpoint, last = self._endpoints[pod], self._last[pod]
+        if reading is None:
+            if not self._refused[pod]:
+                self._refused[pod], self._last[pod] = True, None
+                self._fleet.refused(endpoint)
+            return
+        if last and reading.started_at != last.started_at:
+            self._fleet.restarted(endpoint)
+        self._last[pod] = reading
+        endpoint.publish(_metrics(reading, sent_at), sent)
+        self._fleet.refreshed(endpoint)
+        if self._refused[pod]:
+            self._refused[pod] = False
+            self._fleet.restarted(endpoint)
+            self._fleet.reached(endpoint)
+
+    def _proceed(
+        self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None
+    ) -> int | None:
+        """Up to the next leg, whose pod it returns, or to the end."""
+        try:
+            exchange = serving.throw(error) if error else serving.send(None)
+        except (StopIteration, RequestError):
+            return None
+        self._legs[index] = (serving, exchange, job)
+        return self._pod_of[exchange.endpoint.name]
+
+    def _ready(self, endpoint: Endpoint) -> None:
+        self._ledger.level(endpoint, self._fleet.ready)
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        for plugin in self._scheduling.endpoint_removed:
+            plugin.endpoint_removed(endpoint)
+
+
+def _pod(index: int) -> PodSettings:
+    return PodSettings(url=f"http://pod-{index}:8000", name=f"pod-{index}", models=(MODEL,))
+
+
+def _metrics(reading: Reading, sent_at: float) -> Metrics:
+    return Metrics(
+        waiting=reading.waiting,
+        running=reading.running,
+        kv_usage=reading.kv_usage,
+        block_size=reading.block_size,
+        blocks=reading.blocks,
+        prefix_queries=reading.queried_tokens,
+        prefix_hits=reading.hit_tokens,
+        process_started=1_700_000_000.0 + reading.started_at,
+        scraped_at=sent_at,
+        freshness=Freshness.FRESH,
+    )

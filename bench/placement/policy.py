@@ -1,0 +1,108 @@
+"""What the simulation asks of a router, and the routers that need no knowledge of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Protocol
+
+from bench.placement.pods import Reading, VirtualPod
+from bench.placement.workload import Job
+
+
+class Policy(Protocol):
+    """Told everything a router sees, in the order in which it sees it. `index` numbers requests."""
+
+    scrapes: float
+    """Seconds between two scrapes of a pod; 0: it looks at no metrics."""
+
+    def place(self, index: int, job: Job, now: float) -> int | None:
+        """The pod that gets the request; None refuses it."""
+
+    def first_byte(self, index: int, now: float) -> None: ...
+
+    def ended(self, index: int, now: float, cached_tokens: int) -> None: ...
+
+    def failed(self, index: int, now: float) -> int | None:
+        """The pod broke off: where the request goes now, if its answer had not begun; None: nowhere."""
+
+    def predicted(self, index: int) -> int | None:
+        """Prompt tokens it expected in the cache of the pod it chose."""
+
+    def scrape_sent(self, pod: int) -> Any:
+        """What is to be remembered until the answer comes."""
+
+    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
+        """None: the pod refused the connection."""
+
+
+class SimplePolicy(Policy):
+    """Counts what it has in flight on every pod, forgets a request that fails, and looks at no metrics."""
+
+    scrapes = 0.0
+
+    def __init__(self, pods: Sequence[VirtualPod], rng: Random) -> None:
+        self.pods = pods
+        self.rng = rng
+        self.in_flight = [0] * len(pods)
+        self._on: dict[int, int] = {}
+        self._answering: set[int] = set()
+
+    def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
+        raise NotImplementedError
+
+    def place(self, index: int, job: Job, now: float) -> int | None:
+        candidates = [pod.index for pod in self.pods if pod.up]
+        if not candidates:
+            return None
+        pod = self.choose(job, candidates, now)
+        self.in_flight[pod] += 1
+        self._on[index] = pod
+        return pod
+
+    def first_byte(self, index: int, now: float) -> None:
+        pass
+
+    def ended(self, index: int, now: float, cached_tokens: int) -> None:
+        self.in_flight[self._on.pop(index)] -= 1
+
+    def failed(self, index: int, now: float) -> int | None:
+        self.in_flight[self._on.pop(index)] -= 1
+        return None
+
+    def predicted(self, index: int) -> int | None:
+        return None
+
+    def scrape_sent(self, pod: int) -> Any:
+        return None
+
+    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
+        pass
+
+
+class RoundRobin(SimplePolicy):
+    _next = 0
+
+    def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
+        self._next += 1
+        return candidates[self._next % len(candidates)]
+
+
+class RandomChoice(SimplePolicy):
+    def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
+        return self.rng.choice(candidates)
+
+
+class LeastRequests(SimplePolicy):
+    """The fewest in flight, at random among equals."""
+
+    def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
+        return min(candidates, key=lambda pod: (self.in_flight[pod], self.rng.random()))
+
+
+class PowerOfTwo(SimplePolicy):
+    """The less busy of two that are drawn."""
+
+    def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
+        drawn = self.rng.sample(candidates, min(2, len(candidates)))
+        return min(drawn, key=lambda pod: self.in_flight[pod])

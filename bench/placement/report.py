@@ -1,0 +1,153 @@
+"""From outcomes to figures: percentiles, shares, and intervals over several seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.placement.simulation import Gauges, Outcome, Restart
+
+Figures = dict[str, float]
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided 95 % of Student's t for 1, 2, … degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a request must keep to count as good, in seconds."""
+
+    first_token: float = 2.0
+    per_token: float = 0.05
+
+
+SETTLED = 30.0
+"""Seconds after a restart from which on a router's picture of the pod should be right again."""
+
+
+def figures(
+    outcomes: Sequence[Outcome],
+    gauges: Gauges,
+    objectives: Objectives,
+    warm_up: float,
+    restarts: Sequence[Restart] = (),
+) -> Figures:
+    """Of the requests after the first `warm_up` share of them; what never ended counts as failed."""
+    counted = outcomes[int(len(outcomes) * warm_up) :]
+    done = [one for one in counted if one.ended is not None and one.first_token is not None]
+    first = sorted(one.first_token - one.job.arrival for one in done if one.first_token is not None)
+    whole = sorted(one.ended - one.job.arrival for one in done if one.ended is not None)
+    paced = sorted(per_token(one) for one in done if one.job.output_tokens > 1)
+    good = sum(_is_good(one, objectives) for one in done)
+    prompts = sum(one.job.prompt_tokens for one in done) or 1
+    foreseen = [one for one in done if one.predicted_tokens is not None]
+    return {
+        "requests": len(counted),
+        "failed": len(counted) - len(done),
+        "ttft_mean": mean(first),
+        "ttft_p50": percentile(first, 0.5),
+        "ttft_p90": percentile(first, 0.9),
+        "ttft_p99": percentile(first, 0.99),
+        "tpot_mean": mean(paced),
+        "tpot_p90": percentile(paced, 0.9),
+        "e2e_mean": mean(whole),
+        "e2e_p90": percentile(whole, 0.9),
+        "goodput": good / len(counted),
+        "hit": sum(one.cached_tokens for one in done) / prompts,
+        "hit_predicted": _predicted_hit(foreseen),
+        "hit_error": _hit_error(foreseen),
+        "kv_mean": gauges.kv_mean,
+        "kv_max": gauges.kv_max,
+        "preemptions": sum(one.preemptions for one in counted),
+        "imbalance": gauges.imbalance,
+        "retries": sum(one.retries for one in counted),
+        "hit_error_after_restart": _hit_error(
+            [one for one in foreseen for restart in restarts if _after(one, restart)]
+        ),
+    }
+
+
+def per_token(one: Outcome) -> float:
+    """Seconds from token to token, after the first."""
+    assert one.ended is not None
+    assert one.first_token is not None
+    return (one.ended - one.first_token) / (one.job.output_tokens - 1)
+
+
+def summary(runs: Sequence[Figures]) -> dict[str, tuple[float, float]]:
+    """Mean, and half the width of its 95 % interval (Student's t; nan for a single run), by name."""
+    return {name: (mean([run[name] for run in runs]), _half_width([run[name] for run in runs])) for name in runs[0]}
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
+
+
+COLUMNS: Mapping[str, tuple[str, str, float]] = {
+    "ttft_mean": ("TTFT s", ".3f", 1),
+    "ttft_p50": ("p50", ".3f", 1),
+    "ttft_p90": ("p90", ".3f", 1),
+    "ttft_p99": ("p99", ".2f", 1),
+    "tpot_mean": ("TPOT ms", ".1f", 1000),
+    "tpot_p90": ("p90", ".1f", 1000),
+    "e2e_mean": ("E2E s", ".2f", 1),
+    "goodput": ("good %", ".1f", 100),
+    "hit": ("hit %", ".1f", 100),
+    "hit_predicted": ("pred %", ".1f", 100),
+    "kv_mean": ("KV %", ".0f", 100),
+    "kv_max": ("max", ".0f", 100),
+    "preemptions": ("preempt", ".0f", 1),
+    "imbalance": ("max/mean", ".2f", 1),
+    "failed": ("failed", ".0f", 1),
+}
+"""Figure -> heading, format, unit."""
+
+
+def row(found: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The interval stands behind the figures that routers are compared by."""
+    cells = []
+    for name, (_, form, unit) in COLUMNS.items():
+        value, half = found[name]
+        cell = "-" if math.isnan(value) else format(value * unit, form)
+        if name in ("ttft_mean", "ttft_p90", "goodput") and not math.isnan(half):
+            cell += f" ±{half * unit:{form}}"
+        cells.append(cell)
+    return cells
+
+
+def _is_good(one: Outcome, objectives: Objectives) -> bool:
+    assert one.first_token is not None
+    soon = one.first_token - one.job.arrival <= objectives.first_token
+    return soon and (one.job.output_tokens == 1 or per_token(one) <= objectives.per_token)
+
+
+def _predicted_hit(foreseen: Sequence[Outcome]) -> float:
+    if not foreseen:
+        return math.nan
+    return sum(one.predicted_tokens or 0 for one in foreseen) / sum(one.job.prompt_tokens for one in foreseen)
+
+
+def _hit_error(foreseen: Sequence[Outcome]) -> float:
+    """Mean of |predicted - cached|, as a share of the prompt tokens."""
+    if not foreseen:
+        return math.nan
+    wrong = sum(abs((one.predicted_tokens or 0) - one.cached_tokens) for one in foreseen)
+    return wrong / sum(one.job.prompt_tokens for one in foreseen)
+
+
+def _after(one: Outcome, restart: Restart) -> bool:
+    return one.pod == restart.pod and one.job.arrival >= restart.at + restart.down + SETTLED
+
+
+def _half_width(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    middle = mean(values)
+    variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
+    student = STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
+    return student * math.sqrt(variance / len(values))

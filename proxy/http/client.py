@@ -1,0 +1,236 @@
+"""One client's connection: one request after the other, and what becomes of the bytes that come in between."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from proxy.core.errors import RequestError
+from proxy.core.exchange import Ending
+from proxy.http.call import HttpCall
+from proxy.http.counted import CountedReader
+from proxy.http.linger import Lingering
+from proxy.http.reader import NoReader, Reader
+from proxy.http.whole import WholeReader
+
+if TYPE_CHECKING:
+    from proxy.http.clients import Clients
+
+HELD_LIMIT = 64 * 1024
+"""Bytes behind the request that is served; at more, reading pauses."""
+
+
+class Sink(Protocol):
+    """Who writes to the client's socket: must stop while it is full, and for good when the client is gone."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def gone(self) -> None: ...
+
+    def check(self, now: float) -> None:
+        """Asked by the sweep: ends what has stalled."""
+
+
+class Tunnel(Protocol):
+    """Who takes the client's bytes after an upgrade."""
+
+    def feed_data(self, data: bytes) -> object: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """waiting -> collecting a body, if it comes in several reads -> serving -> waiting, until it closes, lingers or
+    becomes a tunnel.
+
+    One request is served at a time, and what comes behind it is kept as it came. A reader finds out where each begins
+    and ends: the counted one, until a request is cut in its head or framed otherwise, then the whole one.
+    """
+
+    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        self._clients = clients
+        self._serve = clients.serve
+        self._loop = loop
+        self.socket: asyncio.Transport
+        self.connected = True
+        self.sink: Sink | None = None
+        self.writing_paused = False
+        self._reader: Reader = CountedReader(self, clients, loop)
+        self.take: Callable[[bytes], object] = self._reader.feed
+        """What bytes go to."""
+        self.call: HttpCall | None = None
+        """The request that is collected or served."""
+        self.task: asyncio.Task[None] | None = None
+        """Serves it. It is held here, and cancelled when its client leaves."""
+        self._tail = b""
+        """What came behind it."""
+        self._paused = False
+        self._deferred = False
+        """Whether the next request waits until there is room for its answer."""
+        self._lingering: Lingering | None = None
+        self._idle_since: float | None = None
+        """When the sweep first saw it between two requests."""
+
+    # what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.socket = cast(asyncio.Transport, transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._clients.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.take(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The task ends one turn of the loop later. Until then a pod's answer could still be written to a socket that
+        is no more, which uvloop takes for an error: so its writer is told at once."""
+        self._clients.connections.discard(self)
+        self.connected = False
+        self.forget()
+        if self.task is not None:
+            self.task.cancel()
+        if self.sink is not None:
+            self.sink.gone()
+        self._give_up(Ending.CLIENT_GONE)
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+        if self.sink is not None:
+            self.sink.pause()
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self.sink is not None:
+            self.sink.resume()
+        elif self._deferred:
+            self._go_on()
+
+    # what a reader calls
+
+    def begin(self, call: HttpCall) -> None:
+        """Serves it."""
+        self.take = self.hold
+        self.call = call
+        self.task = self._loop.create_task(self._serve(call))
+
+    def hold(self, data: bytes) -> None:
+        """Takes what is behind the request that is served."""
+        self._tail += data
+        if len(self._tail) > HELD_LIMIT:
+            self.pause_reading()
+
+    def read_whole(self, data: bytes) -> None:
+        """Has the whole reader read, from here on."""
+        self._reader = WholeReader(self, self._clients, self._loop)
+        self._reader.feed(data)
+
+    def refuse(self, call: HttpCall, error: RequestError) -> None:
+        """What does not come whole."""
+        self.call = None
+        self._clients.unserved(call, error)
+        self._linger()
+
+    def forget(self) -> None:
+        """No request follows, nor more of the one that is served."""
+        self._reader = NoReader()
+        self.take = self._reader.feed
+        self._tail = b""
+        self._deferred = False
+
+    # what the stream of a body calls
+
+    def pause_reading(self) -> None:
+        if not self._paused and not self.socket.is_closing():
+            self._paused = True
+            self.socket.pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._paused and len(self._tail) <= HELD_LIMIT and not self.socket.is_closing():
+            self._paused = False
+            self.socket.resume_reading()
+
+    # what the server calls
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is lost with it."""
+        return self.call is None and self._lingering is None
+
+    def answered(self, call: HttpCall) -> None:
+        """Ends every request that was served."""
+        self.call = self.task = self._idle_since = None
+        if call.payload is not None and not call.payload.is_eof():
+            self._linger()
+        elif call.closing or not call.answered:
+            self.close()
+        elif self._tail or self._reader.keeps or self.writing_paused:
+            self._go_on()
+        else:
+            self.take = self._reader.feed
+
+    def become_tunnel(self, tunnel: Tunnel) -> None:
+        """Bytes that come from here on, and those that came behind the upgrade request, go to `tunnel`."""
+        tail = self._reader.leftover() + self._tail
+        self.forget()
+        self.take = tunnel.feed_data
+        if tail:
+            tunnel.feed_data(tail)
+        self.resume_reading()
+
+    def close(self) -> None:
+        """What was written still goes out."""
+        if self.connected:
+            self.forget()
+            self.socket.close()
+            self._give_up(Ending.EVICTED)
+
+    def check(self, now: float) -> None:
+        """Ends what does not move. `now` is monotonic seconds."""
+        if self.task is not None:
+            if self.sink is not None:
+                self.sink.check(now)
+        elif self._lingering is not None:
+            self._lingering.check(now)
+        elif self._reader.check(now):
+            pass
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > self._clients.settings.keep_alive:
+            self.close()
+
+    # how a request ends
+
+    def _go_on(self) -> None:
+        """With what came behind the last one. Not before the client reads: answers would pile up."""
+        self._deferred = self.writing_paused
+        if self._deferred:
+            self.take = self.hold
+            return
+        tail, self._tail = self._tail, b""
+        self.resume_reading()
+        self.take = self._reader.feed
+        if tail or self._reader.keeps:
+            self._reader.feed(tail)
+
+    def _give_up(self, ending: Ending) -> None:
+        """Ends a request that nobody has begun to serve. A task that is cancelled before its first step never takes it,
+        and could not give back what it holds."""
+        call, task = self.call, self.task
+        if call is not None and (task is None or _is_unstarted(task)):
+            self.call = None
+            self._clients.unserved(call, ending)
+
+    def _linger(self) -> None:
+        self.forget()
+        if not self.socket.is_closing():
+            self.resume_reading()
+            self._lingering = Lingering(self.socket)
+            self.take = self._lingering.feed
+
+
+def _is_unstarted(task: asyncio.Task[None]) -> bool:
+    work = cast(Coroutine[Any, Any, None], task.get_coro())
+    return inspect.getcoroutinestate(work) == inspect.CORO_CREATED

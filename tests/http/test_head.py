@@ -1,0 +1,81 @@
+"""Heads of requests: what is remembered of their names changes nothing of what goes up."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.http.head import REMEMBERED, RawHeaders, first_lines, read_answer_head, upstream_head
+
+FIRST = b"POST / HTTP/1.1\r\nhost: pod"
+OURS = b"x-request-id: 1\r\ncontent-length: 2\r\n\r\n"
+NAMES = (
+    b"Content-Type",
+    b"Authorization",
+    b"authorization",
+    b"Connection",
+    b"connection",
+    b"X-Private",
+    b"x-private",
+    b"Keep-Alive",
+    b"TE",
+    b"Host",
+    b"Content-Length",
+    b"X-Request-Id",
+    b"x-kvlane-endpoint",
+    b"Proxy-Authorization",
+    b"x-prefiller-host-port",
+    b"x-100%b",
+    b"x-" + b"long" * 200,
+)
+VALUES = (b"", b"a", b"keep-alive", b"close, X-Private", b"authorization", b"x-private,content-type", b"%s %b")
+
+NEVER = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length"}
+NEVER |= {b"expect", b"x-request-id", b"x-prefiller-host-port", b"x-encoder-hosts-ports"}
+NEVER |= {b"x-data-parallel-host-port", b"x-kv-cache-source-host-port"}
+KEPT = {b"", b"close", b"keep-alive", b"upgrade", b"x-request-id", b"content-length", b"content-type"}
+KEPT |= {b"content-encoding"}
+
+
+def plainly(headers: RawHeaders, authorized: bool) -> bytes:
+    named = set()
+    for name, value in headers:
+        if name.lower() == b"connection":
+            named |= {token.strip().lower() for token in value.split(b",")} - KEPT
+    lines = [FIRST]
+    for name, value in headers:
+        lower = name.lower()
+        passes = lower not in NEVER
+        if lower.startswith((b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")):
+            passes = False
+        if lower == b"authorization":
+            passes, authorized = not authorized, True
+        if passes and lower not in named:
+            lines.append(name + b": " + value)
+    return b"\r\n".join((*lines, OURS))
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=12), st.booleans())
+def test_remembered_or_not_the_same_fields_pass(headers: list[tuple[bytes, bytes]], authorized: bool) -> None:
+    for _ in range(2):
+        assert upstream_head(FIRST, headers, authorized, OURS) == plainly(headers, authorized)
+
+
+def test_a_request_without_fields_has_those_that_are_ours() -> None:
+    assert upstream_head(FIRST, (), False, OURS) == FIRST + b"\r\n" + OURS
+
+
+def test_the_first_lines_name_the_pod_and_its_path() -> None:
+    assert (
+        first_lines("POST", "/v1/x?a=\udcff", b"/base", b"pod:80") == b"POST /base/v1/x?a=\xff HTTP/1.1\r\nhost: pod:80"
+    )
+
+
+def test_heads_of_any_length_are_read_alike() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: x-gone\r\nx-gone: 1\r\nx-kept: "
+    short, long = read_answer_head(head + b"1"), read_answer_head(head + b"1" * REMEMBERED)
+    assert short == read_answer_head(head + b"1")
+    assert long._replace(start=long.start.replace(b"1" * REMEMBERED, b"1")) == short
+    assert short.start == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-kept: 1\r\n"
+    assert short.sized
