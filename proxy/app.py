@@ -31,6 +31,7 @@ from proxy.gateway import Gateway
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
 from proxy.http.server import DataServer
+from proxy.parsing.reader import BodyParser
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling, Watch, build
@@ -78,6 +79,7 @@ class App:
                 clock,
                 attempts=settings.reliability.retries.attempts,
                 expose_endpoint=settings.security.expose_endpoint,
+                parser=await stack.enter_async_context(BodyParser()),
             )
             self._data = DataServer(
                 settings.listen,

@@ -29,6 +29,7 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.openai.parse import Parsed, parse
 from proxy.openai.paths import model_in, response_id
+from proxy.parsing.reader import LARGE, BodyParser
 from proxy.production import Production
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.observer import Observer
@@ -49,6 +50,7 @@ class Gateway:
     attempts: int = 3
     expose_endpoint: bool = True
     stopping: bool = False
+    parser: BodyParser = field(default_factory=BodyParser)
     _production: Production = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class Gateway:
             request = self._request(call, Parsed(None, call.body), model="")
             await self._send(request, self._to_the_pod_of(pinned), relay)
             return
-        parsed = _parsed(call)
+        parsed = _parsed(call) if len(call.body) < LARGE else await self._parsed_apart(call)
         model = self._model(parsed)
         request = self._request(call, parsed, model)
         await self._production.run(request, self.fleet.serving(model))
@@ -74,6 +76,9 @@ class Gateway:
     def models(self) -> list[dict[str, Any]]:
         """The cards of /v1/models of all live pods, one per id."""
         return self.fleet.models()
+
+    async def _parsed_apart(self, call: Call) -> Parsed:
+        return await self.parser.parse_apart(call.path, call.body, call.headers.get("content-type", ""))
 
     def _request(self, call: Call, parsed: Parsed, model: str) -> InferenceRequest:
         return InferenceRequest(

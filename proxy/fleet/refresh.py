@@ -84,7 +84,9 @@ class Refresher:
         self.tried = asyncio.Event()
         """Set after the first round, whatever came of it."""
 
-    async def run(self) -> None:
+    async def run(self, delay: float = 0.0) -> None:
+        """Begins after `delay` seconds."""
+        await asyncio.sleep(delay)
         with self._budget.share():
             while True:
                 began = self._clock.now()

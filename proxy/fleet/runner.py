@@ -22,6 +22,9 @@ from proxy.fleet.settings import FleetSettings
 
 SWEEP_INTERVAL = 0.1
 
+FIRST_GAP = 0.0005
+"""Seconds between the first requests to pods that join together: at once, 500 of them hold up the loop for 0.1 s."""
+
 
 class FleetRunner:
     """`async with FleetRunner(…)`: inside of it pods come, are asked, and go."""
@@ -44,6 +47,7 @@ class FleetRunner:
         self._polled = {source.name: asyncio.Event() for source in self._sources}
         self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
         self._tasks = Tasks()
+        self._next_start = 0.0
         self.budget = Budget(refresh.interval, refresh.max_core)
 
     async def __aenter__(self) -> FleetRunner:
@@ -91,7 +95,10 @@ class FleetRunner:
             self._clock,
             self._rng,
         )
-        task = self._tasks.start(refresher.run(), f"refresh of {endpoint.name}")
+        now = self._clock.now()
+        delay = max(self._next_start - now, 0.0)
+        self._next_start = now + delay + FIRST_GAP
+        task = self._tasks.start(refresher.run(delay), f"refresh of {endpoint.name}")
         self._loops[endpoint] = (refresher, task)
 
     def _removed(self, endpoint: Endpoint) -> None:

@@ -130,8 +130,10 @@ class ClientConnection(asyncio.Protocol):
     def refuse(self, call: HttpCall, error: RequestError) -> None:
         """What does not come whole."""
         self.call = None
-        self._clients.unserved(call, error)
-        self._linger()
+        try:
+            self._clients.unserved(call, error)
+        finally:
+            self._linger()
 
     def forget(self) -> None:
         """No request follows, nor more of the one that is served."""

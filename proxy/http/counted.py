@@ -86,7 +86,6 @@ class CountedReader:
             connection.hold(data[size:])
             return
         self._left = size
-        self._quiet_since = None
         if self._clients.collects(call, size):
             connection.call = call
             connection.take = partial(self._collect, call)

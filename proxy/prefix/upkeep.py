@@ -9,8 +9,8 @@ from proxy.core.endpoint import Endpoint
 from proxy.prefix.forest import Forest
 from proxy.prefix.holdings import Holding, PodMemory
 
-WORK = 1500
-"""Holdings that one call clears or evicts at most for one reason: some 2 ms."""
+WORK = 256
+"""Holdings that one call clears or evicts at most for one reason: half a millisecond."""
 
 
 class Upkeep:

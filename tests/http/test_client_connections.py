@@ -36,6 +36,7 @@ async def repeating(request: Received) -> None:
 async def test_a_head_that_does_not_arrive_is_408() -> None:
     async with rig(head_timeout=Duration(0.1)) as port:
         seen = await port.ask(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a")
+        assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 408, Reason.BODY_TIMEOUT)]
     assert seen.status == 408
     assert seen.all("connection") == ["close"]
     assert seen.json()["error"]["message"].startswith("The head of the request")

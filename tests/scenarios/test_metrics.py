@@ -46,6 +46,17 @@ async def test_requests_are_counted_by_how_they_ended() -> None:
         assert found['kvlane_endpoint_in_flight_requests{endpoint="pod-0"}'] == 0
 
 
+async def test_what_is_no_request_is_counted_as_one_that_was_refused() -> None:
+    async with stack(1) as s:
+        reader, writer = await asyncio.open_connection("127.0.0.1", s.app.port)
+        writer.write(b"NONSENSE\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        found = await samples(s)
+        assert total(found, "kvlane_requests_total", 'outcome="refused"', 'path="other"', 'status="4xx"') == 1
+        assert found['kvlane_refused_total{reason="invalid-request"}'] == 1
+
+
 async def test_tokens_and_hits_are_those_that_the_pods_report() -> None:
     async with stack(2) as s:
         usages = [(await s.chat(WARM, max_tokens=3))[1]["usage"] for _ in range(3)]

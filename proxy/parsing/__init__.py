@@ -1,0 +1,1 @@
+"""Reading what requests ask for, wherever it takes least from the others."""

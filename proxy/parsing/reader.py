@@ -1,0 +1,95 @@
+"""Reads bodies: at once, or in a process of its own where that would hold up all other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import sys
+from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
+from types import TracebackType
+
+from proxy.core.errors import RequestError
+from proxy.core.tasks import Tasks
+from proxy.openai.parse import Parsed, parse
+from proxy.parsing.apart import LENGTH, framed
+
+log = logging.getLogger(__name__)
+
+LARGE = 256 * 1024
+"""Bytes. A body takes 4 us per KiB as one text and up to 15 as many small objects, and no thread can help, for the
+parser holds the interpreter: so what is read at once takes 4 ms at most, where 8 MiB would take 30 to 120."""
+
+_UNREAD = 64 << 20
+"""Bytes of an answer that may wait in the pipe's buffer."""
+
+_BROKEN = (OSError, EOFError, pickle.UnpicklingError)
+
+
+class BodyParser:
+    """`async with BodyParser()`: the process is started by the first large body, and ends with the context.
+
+    It takes one body at a time. If it dies, the body that it had is read here, and the next one starts another.
+    """
+
+    def __init__(self) -> None:
+        self._tasks = Tasks()
+        self._turn = asyncio.Lock()
+        self._process: Process | None = None
+
+    async def __aenter__(self) -> BodyParser:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.stop()
+        await self._end()
+
+    async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
+        """As `openai.parse`; raises what that raises. What was begun is finished even if nobody waits for it any more:
+        the process answers in order."""
+        found: Parsed | RequestError | None = await asyncio.shield(
+            self._tasks.start(self._asked(path, body, content_type), "a large body")
+        )
+        if isinstance(found, RequestError):
+            raise found
+        if found is None:
+            return parse(path, body, content_type)
+        return found if found.body else replace(found, body=body)
+
+    async def _asked(self, path: str, body: bytes, content_type: str) -> Parsed | RequestError | None:
+        """None if the process died over it."""
+        async with self._turn:
+            try:
+                process = self._process = self._process or await _start()
+                return await _exchange(process, (path, body, content_type))
+            except _BROKEN as error:
+                log.warning("the process that reads large bodies failed: %r", error)
+                await self._end()
+                return None
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def _start() -> Process:
+    """In a session of its own: a Ctrl-C that is meant for the proxy does not reach it."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy.parsing.apart", stdin=PIPE, stdout=PIPE, limit=_UNREAD, start_new_session=True
+    )
+
+
+async def _exchange(process: Process, request: tuple[str, bytes, str]) -> Parsed | RequestError:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(framed(request))
+    await process.stdin.drain()
+    size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
+    found: Parsed | RequestError = pickle.loads(await process.stdout.readexactly(size))
+    return found
