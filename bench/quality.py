@@ -17,7 +17,8 @@ whenever it has nobody waiting. No pod idles then, and prefixes are found as cha
 them may carry more.
 
 Every seed spreads the arrivals of the trace anew (or makes up another workload), and draws the routers' dice and the
-noise anew. With --requests, every seed takes another part of the trace. ± is half of the 95 % interval over the seeds.
+noise anew. With --requests, every seed takes another part of the trace, with a load 1 of its own. ± is half of the
+95 % interval over the seeds.
 """
 
 from __future__ import annotations
@@ -57,9 +58,7 @@ def main() -> None:
     scenario = _scenario(options)
     whole, most = _capacity(options, scenario)
     _describe(whole, scenario, most)
-    found = [
-        _measure(options, scenario, policy, load, load * most) for load in options.load for policy in options.policy
-    ]
+    found = [_measure(options, scenario, policy, load, most) for load in options.load for policy in options.policy]
     if options.json:
         about = {"workload": whole.name, "scenario": options.given, "capacity": most}
         options.json.write_text(json.dumps({**about, "results": found}, indent=1))
@@ -67,10 +66,12 @@ def main() -> None:
     print(table([heads, *([f"{one['load']:g}", one["policy"], *report.row(one["figures"])] for one in found)]))
 
 
-def _measure(options: argparse.Namespace, scenario: Scenario, policy: str, load: float, rate: float) -> dict[str, Any]:
+def _measure(
+    options: argparse.Namespace, scenario: Scenario, policy: str, load: float, most: list[float]
+) -> dict[str, Any]:
     runs = []
-    for seed in range(options.seeds):
-        workload = _workload(options, scenario, seed, rate)
+    for seed, full in enumerate(most):
+        workload = _workload(options, scenario, seed, load * full)
         started = time.perf_counter()
         simulation = _simulation(options, scenario, workload, policy, seed)
         outcomes = simulation.run()
@@ -80,7 +81,7 @@ def _measure(options: argparse.Namespace, scenario: Scenario, policy: str, load:
             f"load {load:g}, {policy}, seed {seed}: TTFT {runs[-1]['ttft_mean']:.3f} s, good {runs[-1]['goodput']:.1%};"
             f" {simulation.now:.0f} s of the fleet in {seconds:.1f} s"
         )
-    return {"load": load, "rate": rate, "policy": policy, "figures": report.summary(runs), "runs": runs}
+    return {"load": load, "policy": policy, "figures": report.summary(runs), "runs": runs}
 
 
 def _simulation(
@@ -92,26 +93,35 @@ def _simulation(
     return Simulation(workload.jobs, pods, policy, clock, Random(seed + 1), scenario.restarts)
 
 
-def _capacity(options: argparse.Namespace, scenario: Scenario) -> tuple[Workload, float]:
-    """The whole workload, whatever part of it is run, and the requests per second that are load 1."""
-    most = options.capacity
+def _capacity(options: argparse.Namespace, scenario: Scenario) -> tuple[Workload, list[float]]:
+    """The workload, and the requests per second that are load 1 for each seed. The parts of a trace differ in it, the
+    seeds of a whole one do not."""
+    configs, seeds = scenario.configs(), options.seeds
     if options.generator:
-        for _ in range(1 if most else 3):
-            whole = _made(options, scenario, 0, most or FIRST_GUESS)
-            most = options.capacity or capacity(whole.jobs, scenario.configs())
-        return whole, most
+        most = options.capacity or FIRST_GUESS
+        for _ in range(0 if options.capacity else 3):
+            most = capacity(_made(options, scenario, 0, most).jobs, configs)
+        return _made(options, scenario, 0, most), [most] * seeds
     whole = _trace(options, scenario, 0)
-    return whole, most or capacity(whole.jobs, scenario.configs())
+    if options.capacity:
+        return whole, [options.capacity] * seeds
+    if len(_part(options, whole, 0).jobs) == len(whole.jobs):
+        return whole, [capacity(whole.jobs, configs)] * seeds
+    return whole, [capacity(_part(options, whole, seed).jobs, configs) for seed in range(seeds)]
 
 
 def _workload(options: argparse.Namespace, scenario: Scenario, seed: int, rate: float) -> Workload:
     if options.generator:
         return _made(options, scenario, seed, rate)
-    whole = _trace(options, scenario, seed)
+    return _part(options, _trace(options, scenario, seed), seed).at_rate(rate)
+
+
+def _part(options: argparse.Namespace, whole: Workload, seed: int) -> Workload:
+    """Another part for every seed, where one was asked for."""
     spare = len(whole.jobs) - options.requests
-    if options.requests and spare > 0:
-        whole = whole.window(seed * spare // max(1, options.seeds - 1), options.requests)
-    return whole.at_rate(rate)
+    if not options.requests or spare <= 0:
+        return whole
+    return whole.window(seed * spare // max(1, options.seeds - 1), options.requests)
 
 
 def _made(options: argparse.Namespace, scenario: Scenario, seed: int, rate: float) -> Workload:
@@ -123,12 +133,12 @@ def _trace(options: argparse.Namespace, scenario: Scenario, seed: int) -> Worklo
     return load_trace(options.trace, Random(seed)).fitting(scenario.configs()[0].context_length)
 
 
-def _describe(source: Workload, scenario: Scenario, most: float) -> None:
-    jobs = source.jobs
+def _describe(source: Workload, scenario: Scenario, most: list[float]) -> None:
+    jobs, full = source.jobs, " or ".join(f"{rate:.3f}" for rate in dict.fromkeys(most))
     prompt, answer = (report.mean([getattr(job, name) for job in jobs]) for name in ("prompt_tokens", "output_tokens"))
     say(
         f"{source.name}: {len(jobs)} requests of {prompt:.0f} + {answer:.0f} tokens, {reusable_share(jobs):.1%} of the"
-        f" prompt tokens were there before; {scenario.pods} pods of {scenario.hardware}; load 1: {most:.3f} requests/s"
+        f" prompt tokens were there before; {scenario.pods} pods of {scenario.hardware}; load 1: {full} requests/s"
     )
 
 

@@ -27,6 +27,8 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.gateway import Gateway
+from proxy.openai.parse import Parsed, parse
+from proxy.parsing.reader import BodyParser
 from proxy.scheduling.build import build
 from proxy.settings import Settings
 
@@ -66,6 +68,13 @@ class _Sent:
         yield self.exchange
 
 
+class _ParsedHere(BodyParser):
+    """Large bodies too are read at once: nobody else waits meanwhile."""
+
+    async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
+        return parse(path, body, content_type)
+
+
 class _Unobserved:
     """Takes the place of telemetry: it is told everything and keeps nothing."""
 
@@ -96,7 +105,9 @@ class Kvlane(Policy):
         for endpoint in self._endpoints:
             self._fleet.reached(endpoint)
         unobserved: Any = _Unobserved()
-        self._gateway = Gateway(self._fleet, self._scheduling, self._ledger, Bindings(clock), unobserved, clock)
+        self._gateway = Gateway(
+            self._fleet, self._scheduling, self._ledger, Bindings(clock), unobserved, clock, parser=_ParsedHere()
+        )
         self._legs: dict[int, tuple[Coroutine[Any, Any, None], Exchange, Job]] = {}
 
     def place(self, index: int, job: Job, now: float) -> int | None:

@@ -34,8 +34,8 @@ class Leg:
     prefilled_then: float = 0.0
 
 
-def prefill_features(uncached: float, prompt: float) -> tuple[float, float, float]:
-    return (1.0, uncached * 1e-3, uncached * (prompt - 0.5 * uncached) * 1e-7)
+def prefill_features(step: float, uncached: float, prompt: float) -> tuple[float, float, float]:
+    return (100.0 * step, uncached * 1e-3, uncached * (prompt - 0.5 * uncached) * 1e-7)
 
 
 class PodModel:
@@ -68,7 +68,7 @@ class PodModel:
         self._publish()
 
     def dispatch(self, exchange: Exchange, uncached: int, prompt: int, now: float) -> Leg:
-        features = prefill_features(uncached, prompt)
+        features = prefill_features(self.step + self.per_running * self.decoding, uncached, prompt)
         leg = Leg(exchange, uncached, features, self.prefill.predict(features))
         if not self.legs:
             self.since = now
@@ -134,7 +134,7 @@ class PodModel:
         features = leg.features
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
             prompt = exchange.request.prompt.tokens
-            features = prefill_features(prompt * (1.0 - usage.cached_tokens / usage.prompt_tokens), prompt)
+            features = prefill_features(features[0] * 0.01, prompt * (1.0 - usage.cached_tokens / usage.prompt_tokens), prompt)
         self.prefill.observe(features, leg.service / self.speed, PREFILL_ALLOWANCE)
         self.fleet.prefill.observe(features, leg.service / self.speed, PREFILL_ALLOWANCE)
         tokens = usage.completion_tokens if usage is not None else exchange.chunks
@@ -152,7 +152,7 @@ class PodModel:
     def _publish(self) -> None:
         speed = self.speed
         fixed, per_token, per_pair = self.prefill.coefficients
-        self.fixed, self.per_token, self.per_pair = speed * fixed, speed * per_token * 1e-3, speed * per_pair * 1e-7
+        self.fixed, self.per_token, self.per_pair = 100.0 * speed * fixed, speed * per_token * 1e-3, speed * per_pair * 1e-7
         self.step, per_ten = self.decode.coefficients
         self.per_running = per_ten * 0.1
         if self.legs:

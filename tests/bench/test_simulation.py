@@ -40,6 +40,11 @@ def test_every_request_is_answered_once_and_in_order(name: str) -> None:
         assert outcome.job.arrival < outcome.first_token <= outcome.ended
 
 
+def test_prompts_of_any_length_are_placed() -> None:
+    (outcome,) = run("default", Workload("book", named([Job(0.0, 100_000, 5, tuple(range(196)))])))
+    assert outcome.ended is not None
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_same_seed_repeats_the_run(name: str) -> None:
     workload = generate("documents", 200, 30.0, Random(2))

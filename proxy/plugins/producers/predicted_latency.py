@@ -104,6 +104,8 @@ class Forecast(LatencyForecast):
             room = m.capacity * (KVROOM - endpoint.view[2]) - m.pending - uncached
             if KVW and room < 0.0 and m.capacity:
                 wait -= KVW * room * m.per_freed
-            own = m.fixed + uncached * (m.per_token + m.per_pair * (prompt - 0.5 * uncached))
-            costs.append(wait + own * (1.0 + PRICE + HURT * m.decoding) + TPOTW * output * (m.step + m.per_running * 2 * m.decoding))
+            n = m.decoding
+            step = m.step + m.per_running * n
+            own = m.fixed * step + uncached * (m.per_token + m.per_pair * (prompt - 0.5 * uncached))
+            costs.append(wait + own * (1.0 + PRICE) + TPOTW * (n * own + output * (step + m.per_running * n)))
         return costs
