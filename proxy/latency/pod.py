@@ -1,81 +1,88 @@
-"""What is known of one pod: the prompts it has before it, and how long it takes for them and for each token."""
+"""What is known of one pod: the prompts before it, and how long it takes for prompts and for tokens."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from proxy.core.exchange import Exchange
 from proxy.latency.regression import Regression
 
-PREFILL_ALLOWANCE = 0.1
+PREFILL_ALLOWANCE = 0.05
 DECODE_ALLOWANCE = 0.002
 
-FIRST_PREFILL = (0.02, 0.1, 0.0)
-FIRST_DECODE = (0.01, 0.01)
+FIRST_PREFILL = (1.0, 0.1, 0.0)
+FIRST_DECODE = (0.01, 0.002)
 
 MEMORY = 0.98
 FLEET_MEMORY = 0.998
-SPEED_MEMORY = 0.85
-SPEED_TRUST = 1.0
+TRUST = 10.0
+SPEED_MEMORY = 0.8
 MOST_SURPRISE = 3.0
 PATIENCE = 0.5
+TOGETHER = 0.003
+RESIDUE = 0.5
 
 
-@dataclass(slots=True, eq=False)
 class Leg:
-    exchange: Exchange
-    uncached: float
-    features: tuple[float, float, float]
-    shaped: float
-    service: float = -1.0
-    decoding_at: float = 0.0
-    running_then: float = 0.0
-    prefilled_then: float = 0.0
+    __slots__ = ("decoding_from", "exchange", "group", "pairs", "prefilled_before", "prompt", "running_before", "tokens")
+
+    def __init__(self, exchange: Exchange, tokens: float, prompt: float) -> None:
+        self.exchange = exchange
+        self.prompt = prompt
+        self.tokens = tokens
+        self.pairs = pairs(tokens, prompt)
+        self.group: Group | None = None
+        self.decoding_from = self.running_before = self.prefilled_before = 0.0
 
 
-def prefill_features(step: float, uncached: float, prompt: float) -> tuple[float, float, float]:
-    return (100.0 * step, uncached * 1e-3, uncached * (prompt - 0.5 * uncached) * 1e-7)
+class Group:
+    """Prompts that were answered together."""
+
+    __slots__ = ("at", "open", "pairs", "seconds", "start", "steps", "tokens")
+
+    def __init__(self, start: float, at: float, steps: float) -> None:
+        self.start = start
+        self.at = at
+        self.steps = steps
+        self.tokens = 0.0
+        self.pairs = 0.0
+        self.open = 0
+
+    @property
+    def features(self) -> tuple[float, float, float]:
+        return (self.steps * 100.0, self.tokens * 1e-3, self.pairs * 1e-7)
+
+
+def pairs(tokens: float, prompt: float) -> float:
+    return tokens * (prompt - 0.5 * tokens)
 
 
 class PodModel:
     def __init__(self, fleet: FleetModel, now: float) -> None:
         self.fleet = fleet
-        self.prefill = Regression(fleet.prefill, MEMORY, 10.0)
-        self.decode = Regression(fleet.decode, MEMORY, 10.0)
-        self._seen = SPEED_TRUST * fleet.speed
-        self._expected = SPEED_TRUST
-        self.speed = fleet.speed
+        self.prefill = Regression(fleet.prefill, MEMORY, TRUST)
+        self.decode = Regression(fleet.decode, MEMORY, TRUST)
+        self._seen = self._expected = 1.0
+        self.speed = 1.0
         self.legs: deque[Leg] = deque()
-        self.queued = 0.0
-        """Seconds of prefill at speed 1 of all legs that have not answered."""
+        self.tokens = 0.0
+        self.pairs = 0.0
         self.since = now
+        self.group: Group | None = None
         self.decoding = 0
-        self.pending = 0.0
-        self.capacity = 0.0
-        self.per_freed = 0.0
-        self._freed = 0.0
-        self._freeing = 0.0
-        self._freed_at = now
         self._running = 0.0
         self._running_at = now
-        self.prefilled = 0.0
-        self.rest = 0.0
-        self.due = now
-        self.patience = 0.0
-        self.fixed = self.per_token = self.per_pair = 0.0
-        self.step = self.per_running = 0.0
-        self._publish()
+        self._prefilled = 0.0
+        self.publish()
 
     def dispatch(self, exchange: Exchange, uncached: int, prompt: int, now: float) -> Leg:
-        features = prefill_features(self.step + self.per_running * self.decoding, uncached, prompt)
-        leg = Leg(exchange, uncached, features, self.prefill.predict(features))
+        leg = Leg(exchange, uncached, prompt)
         if not self.legs:
             self.since = now
         self.legs.append(leg)
-        self.pending += uncached
-        self.queued += leg.shaped
-        self._publish()
+        self.tokens += leg.tokens
+        self.pairs += leg.pairs
+        self.publish()
         return leg
 
     def catch_up(self, now: float) -> None:
@@ -83,92 +90,117 @@ class PodModel:
         legs = self.legs
         while legs and (at := legs[0].exchange.first_byte_at) is not None:
             self._answered(legs.popleft(), at)
-        self._publish()
+        if self.group is not None and now > self.group.at + TOGETHER:
+            self._close()
+        self.publish()
 
     def end(self, leg: Leg, now: float) -> None:
-        if leg.service < 0.0:
+        if leg.group is None:
+            self.legs.remove(leg)
             at = leg.exchange.first_byte_at
-            try:
-                self.legs.remove(leg)
-            except ValueError:
-                return
             if at is None:
-                self.pending -= leg.uncached
-                self.queued = max(0.0, self.queued - leg.shaped)
-                self._publish()
+                self._forget_pending(leg)
+                self.publish()
                 return
             self._answered(leg, at)
         self._count_running(now)
         self.decoding -= 1
-        usage = leg.exchange.usage
-        freed = leg.uncached + (usage.completion_tokens if usage is not None else leg.exchange.chunks)
-        self._freed = 0.95 * self._freed + freed
-        self._freeing = 0.95 * self._freeing + min(5.0, now - self._freed_at)
-        self._freed_at = now
-        self.per_freed = self._freeing / self._freed
         self._learn(leg, now)
-        self._publish()
+        self.publish()
+
+    def _forget_pending(self, leg: Leg) -> None:
+        if self.legs:
+            self.tokens -= leg.tokens
+            self.pairs -= leg.pairs
+        else:
+            self.tokens = self.pairs = 0.0
 
     def _answered(self, leg: Leg, at: float) -> None:
-        self.pending = self.pending - leg.uncached if self.legs else 0.0
-        leg.service = max(0.0, at - max(self.since, leg.exchange.started_at))
+        group = self.group
+        if group is not None and at > group.at + TOGETHER:
+            self._close()
+            group = None
+        if group is None:
+            sent = leg.exchange.started_at
+            waited = sent <= self.since
+            self.group = group = Group(max(self.since, sent), at, self.step_now() * (1.0 if waited or not self.decoding else 1.0 + RESIDUE))
+        group.tokens += leg.tokens
+        group.pairs += leg.pairs
+        group.open += 1
+        leg.group = group
+        self._forget_pending(leg)
         self.since = max(self.since, at)
-        self.queued = max(0.0, self.queued - leg.shaped) if self.legs else 0.0
-        shaped = self.prefill.predict(leg.features)
-        predicted = self.speed * shaped
-        most = MOST_SURPRISE * predicted
-        self.fleet.judge(predicted, leg.service)
-        self._seen = SPEED_MEMORY * self._seen + min(most, max(predicted / MOST_SURPRISE, leg.service))
-        self._expected = SPEED_MEMORY * self._expected + shaped
-        self.speed = self._seen / self._expected
-        self.prefilled += predicted
         self._count_running(at)
         self.decoding += 1
-        leg.decoding_at, leg.running_then, leg.prefilled_then = at, self._running, self.prefilled
+        leg.decoding_from, leg.running_before, leg.prefilled_before = at, self._running, self._prefilled
+
+    def _close(self) -> None:
+        group = self.group
+        assert group is not None
+        self.group = None
+        expected = self.prefill.predict(group.features)
+        seconds = max(0.0, group.at - group.start)
+        predicted = self.speed * expected
+        self.fleet.judge(predicted, seconds)
+        self._seen = SPEED_MEMORY * self._seen + min(MOST_SURPRISE * predicted, max(predicted / MOST_SURPRISE, seconds))
+        self._expected = SPEED_MEMORY * self._expected + expected
+        self.speed = min(10.0, max(0.1, self._seen / self._expected))
+        self._prefilled += seconds - group.steps
+        if group.open == 0:
+            self._learn_group(group)
 
     def _learn(self, leg: Leg, now: float) -> None:
-        exchange = leg.exchange
+        exchange, group = leg.exchange, leg.group
+        assert group is not None
         usage = exchange.usage
-        if not exchange.succeeded or not exchange.request.stream:
-            return
-        features = leg.features
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
-            prompt = exchange.request.prompt.tokens
-            features = prefill_features(features[0] * 0.01, prompt * (1.0 - usage.cached_tokens / usage.prompt_tokens), prompt)
-        self.prefill.observe(features, leg.service / self.speed, PREFILL_ALLOWANCE)
-        self.fleet.prefill.observe(features, leg.service / self.speed, PREFILL_ALLOWANCE)
+            tokens = leg.prompt * (1.0 - usage.cached_tokens / usage.prompt_tokens)
+            group.tokens += tokens - leg.tokens
+            group.pairs += pairs(tokens, leg.prompt) - leg.pairs
+        group.open -= 1
+        if group.open == 0 and group is not self.group:
+            self._learn_group(group)
         tokens = usage.completion_tokens if usage is not None else exchange.chunks
-        if tokens > 1 and (seconds := now - leg.decoding_at) > 0.0:
-            own = max(0.0, seconds - (self.prefilled - leg.prefilled_then)) / (tokens - 1)
-            running = (self._running - leg.running_then) / seconds
+        if tokens > 1 and (seconds := now - leg.decoding_from) > 0.0:
+            own = max(0.0, seconds - (self._prefilled - leg.prefilled_before)) / (tokens - 1)
+            running = (self._running - leg.running_before) / seconds
             self.decode.observe((1.0, running * 0.1), own, DECODE_ALLOWANCE)
             self.fleet.decode.observe((1.0, running * 0.1), own, DECODE_ALLOWANCE)
             self.fleet.output += 0.02 * (tokens - self.fleet.output)
+
+    def _learn_group(self, group: Group) -> None:
+        features, seconds = group.features, max(0.0, group.at - group.start)
+        self.prefill.observe(features, seconds, PREFILL_ALLOWANCE)
+        self.fleet.prefill.observe(features, seconds, PREFILL_ALLOWANCE)
 
     def _count_running(self, now: float) -> None:
         self._running += self.decoding * max(0.0, now - self._running_at)
         self._running_at = max(self._running_at, now)
 
-    def _publish(self) -> None:
+    def step_now(self) -> float:
+        return max(0.001, self.step + self.per_running * self.decoding)
+
+    def publish(self) -> None:
         speed = self.speed
-        fixed, per_token, per_pair = self.prefill.coefficients
+        fixed, per_token, per_pair = self.prefill.current()
         self.fixed, self.per_token, self.per_pair = 100.0 * speed * fixed, speed * per_token * 1e-3, speed * per_pair * 1e-7
-        self.step, per_ten = self.decode.coefficients
+        self.step, per_ten = self.decode.current()
         self.per_running = per_ten * 0.1
         if self.legs:
-            first = self.legs[0].shaped
-            self.due = self.since + speed * first
-            self.rest = speed * (self.queued - first)
+            first = self.legs[0]
+            own = first.tokens * self.per_token + first.pairs * self.per_pair
+            self.due = self.since + own + self.fixed * self.step_now()
+            self.rest = self.tokens * self.per_token + self.pairs * self.per_pair - own
             self.patience = -PATIENCE
         else:
-            self.rest, self.patience = 0.0, 0.0
+            self.due = self.since
+            self.rest = self.patience = 0.0
 
 
 class FleetModel:
     def __init__(self) -> None:
-        self.prefill = Regression(FIRST_PREFILL, FLEET_MEMORY, 0.1)
+        self.prefill = Regression((0.01, 0.1, 0.0), FLEET_MEMORY, 0.1)
         self.decode = Regression(FIRST_DECODE, FLEET_MEMORY, 0.1)
-        self.speed = 1.0
         self.output = 200.0
         self.error = 0.0
         self._off = 0.0

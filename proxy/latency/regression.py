@@ -39,8 +39,12 @@ class Regression:
         self.scale = 0.5
         """Mean absolute residual, as a share of what was predicted and `allowance`."""
 
+    def current(self) -> list[float]:
+        """The coefficients; those of the prior before the first observation."""
+        return self.coefficients if self._count or self._prior is None else self._prior.coefficients
+
     def predict(self, features: Sequence[float]) -> float:
-        return sum(map(float.__mul__, self.coefficients, features))
+        return sum(map(float.__mul__, self.current(), features))
 
     def observe(self, features: Sequence[float], target: float, allowance: float) -> None:
         """`allowance` is the error that no prediction is free of: it decides how much small targets count."""

@@ -1,41 +1,28 @@
-"""The process that reads large bodies, one after the other, until its standard input ends.
-
-A frame is a length of eight bytes, little-endian, and a pickle: (path, body, content type) comes in, what `parse` gave
-or raised goes out. Both ends are this program, so the pickle may be trusted.
-"""
+"""The process that reads large bodies, one after the other, until its standard input ends."""
 
 from __future__ import annotations
 
 import pickle
 import sys
-from dataclasses import replace
-from typing import Any
 
 from proxy.core.errors import RequestError
-from proxy.openai.parse import Parsed, parse
-
-LENGTH = 8
+from proxy.openai.parse import parse
+from proxy.parsing.wire import LENGTH, Question, Reply, framed, taken_apart
 
 
 def main() -> None:
-    while header := sys.stdin.buffer.read(LENGTH):
-        request = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
-        sys.stdout.buffer.write(framed(answer(*request)))
-        sys.stdout.buffer.flush()
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while header := source.read(LENGTH):
+        question: Question = pickle.loads(source.read(int.from_bytes(header, "little")))
+        sink.writelines(answer(question, source.read(question.size)))
+        sink.flush()
 
 
-def framed(value: Any) -> bytes:
-    packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return len(packed).to_bytes(LENGTH, "little") + packed
-
-
-def answer(path: str, body: bytes, content_type: str) -> Parsed | RequestError:
-    """A body that stays as it was is not sent back: it is empty then."""
+def answer(question: Question, body: bytes) -> list[bytes]:
     try:
-        parsed = parse(path, body, content_type)
+        return taken_apart(parse(question.path, body, question.content_type), body)
     except RequestError as error:
-        return error
-    return replace(parsed, body=b"") if parsed.body is body else parsed
+        return [framed(Reply(error))]
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ import logging
 import pickle
 import sys
 from asyncio.subprocess import PIPE, Process
-from dataclasses import replace
 from types import TracebackType
 
-from proxy.core.errors import RequestError
 from proxy.core.tasks import Tasks
 from proxy.openai.parse import Parsed, parse
-from proxy.parsing.apart import LENGTH, framed
+from proxy.parsing.wire import LENGTH, Question, Reply, assembled, framed
 
 log = logging.getLogger(__name__)
 
@@ -50,21 +48,16 @@ class BodyParser:
     async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
         """As `openai.parse`; raises what that raises. What was begun is finished even if nobody waits for it any more:
         the process answers in order."""
-        found: Parsed | RequestError | None = await asyncio.shield(
-            self._tasks.start(self._asked(path, body, content_type), "a large body")
-        )
-        if isinstance(found, RequestError):
-            raise found
-        if found is None:
-            return parse(path, body, content_type)
-        return found if found.body else replace(found, body=body)
+        asked = self._tasks.start(self._asked(Question(path, content_type, len(body)), body), "a large body")
+        answered: tuple[Reply, list[bytes]] | None = await asyncio.shield(asked)
+        return parse(path, body, content_type) if answered is None else assembled(*answered, body)
 
-    async def _asked(self, path: str, body: bytes, content_type: str) -> Parsed | RequestError | None:
+    async def _asked(self, question: Question, body: bytes) -> tuple[Reply, list[bytes]] | None:
         """None if the process died over it."""
         async with self._turn:
             try:
                 process = self._process = self._process or await _start()
-                return await _exchange(process, (path, body, content_type))
+                return await _exchange(process, question, body)
             except _BROKEN as error:
                 log.warning("the process that reads large bodies failed: %r", error)
                 await self._end()
@@ -85,11 +78,12 @@ async def _start() -> Process:
     )
 
 
-async def _exchange(process: Process, request: tuple[str, bytes, str]) -> Parsed | RequestError:
+async def _exchange(process: Process, question: Question, body: bytes) -> tuple[Reply, list[bytes]]:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(framed(request))
+    process.stdin.write(framed(question))
+    process.stdin.write(body)
     await process.stdin.drain()
     size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
-    found: Parsed | RequestError = pickle.loads(await process.stdout.readexactly(size))
-    return found
+    reply: Reply = pickle.loads(await process.stdout.readexactly(size))
+    return reply, [await process.stdout.readexactly(size) for size in reply.sizes]

@@ -50,17 +50,10 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         for endpoint in endpoints:
             model = self._pods.get(endpoint)
             if model is None:
-                self.fleet.speed = self._usual_speed()
                 model = self._pods[endpoint] = PodModel(self.fleet, now)
-            model.capacity = endpoint.metrics.blocks * endpoint.metrics.block_size
-            if model.legs:
-                model.catch_up(now)
+            model.catch_up(now)
         match = request.state.read(PREFIX_MATCH.of(self.prefix_match_info_producer_name))
         request.state.write(self.provides[0], Forecast(self, request.prompt.tokens, match))
-
-    def _usual_speed(self) -> float:
-        speeds = sorted(model.speed for model in self._pods.values())
-        return speeds[len(speeds) // 2] if speeds else 1.0
 
     def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
         model = self._pods.get(endpoint)
@@ -101,11 +94,10 @@ class Forecast(LatencyForecast):
         for m, uncached, endpoint in zip(models, missing, endpoints, strict=True):
             d = m.due - now
             wait = m.rest + (d if d > 0.0 else d * m.patience)
-            room = m.capacity * (KVROOM - endpoint.view[2]) - m.pending - uncached
-            if KVW and room < 0.0 and m.capacity:
-                wait -= KVW * room * m.per_freed
             n = m.decoding
             step = m.step + m.per_running * n
+            if n and not m.legs:
+                wait = 0.5 * step
             own = m.fixed * step + uncached * (m.per_token + m.per_pair * (prompt - 0.5 * uncached))
             costs.append(wait + own * (1.0 + PRICE) + TPOTW * (n * own + output * (step + m.per_running * n)))
         return costs

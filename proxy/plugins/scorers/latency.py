@@ -27,4 +27,4 @@ class LatencyScorer(Scorer):
             return [0.0] * len(endpoints)
         costs = forecast.costs(endpoints)
         best = min(costs)
-        return [1.0 / (1.0 + cost - best) for cost in costs]
+        return [1.0 / (1.0 + (cost - best)) for cost in costs]
