@@ -52,6 +52,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.prefix.depth import cuts
 from proxy.prefix.hashing import Chain, chain, chains
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.keys import PREFIX_MATCH
@@ -66,6 +67,8 @@ TRACE_SPREAD = 3.0
 """Seconds: arrivals of the trace come in buckets of this length."""
 
 ENGINE_BLOCK = 16
+ENGINE_DEPTHS = range(HASHED_TOKENS // ENGINE_BLOCK + 1)
+ENGINE_CUTS = cuts(ENGINE_DEPTHS, ENGINE_BLOCK * BYTES_PER_TOKEN)
 PREFILL_TOKENS_PER_SECOND = 10_000
 SECONDS_PER_TOKEN = 0.02
 UNLIMITED = 1 << 40
@@ -213,7 +216,7 @@ class Pod:
     _starts: deque[float] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.cached = PrefixIndex(self.clock, UNLIMITED)
+        self.cached = PrefixIndex(self.clock, UNLIMITED, depths=ENGINE_DEPTHS)
 
     def take(self, hashes: Chain, prompt_tokens: int) -> tuple[int, float]:
         """Tokens it had cached, and when the first token comes."""
@@ -333,8 +336,9 @@ class Replay:
 
 
 def _engine_chain(text: bytes) -> Chain:
-    """Engines cache whole blocks only, and compute the last token in any case."""
-    return chain(text, 0, ENGINE_BLOCK * BYTES_PER_TOKEN, (len(text) - 1) // (ENGINE_BLOCK * BYTES_PER_TOKEN))
+    """Engines hash every block, cache whole ones only, and compute the last token in any case."""
+    size = ENGINE_BLOCK * BYTES_PER_TOKEN
+    return chain(text[: (len(text) - 1) // size * size], 0, ENGINE_CUTS)
 
 
 def _endless_cache(arrivals: Sequence[Arrival]) -> float:

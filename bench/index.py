@@ -5,7 +5,7 @@
 Memory is what tracemalloc sees, for three shapes of traffic at 8 and at 1000 pods:
 
 - `documents`: unrelated prompts of 32 KB, each on one pod;
-- `chat`: conversations that grow by 8 blocks a turn, ten turns each, on one pod, under one system prompt for all;
+- `chat`: conversations that grow by 8 hashes a turn, ten turns each, on one pod, under one system prompt for all;
 - `scraps`: unrelated prompts of one block each, the worst case there is.
 
 `stated` is the index's own upper bound, the one that `maxBytes` limits. Time is the best of several rounds, for prompts
@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
-from proxy.core.request import BYTES_PER_TOKEN
-from proxy.prefix.hashing import Chain, chain, namespace
+from proxy.core.request import Prompt
+from proxy.prefix.hashing import Chain, chains
 from proxy.prefix.index import PrefixIndex
 
 ROOM = 1 << 30
@@ -62,7 +62,7 @@ def main() -> None:
 
 def documents(pods: list[Endpoint]) -> Iterator[tuple[Chain, Endpoint]]:
     for number in count():
-        yield fresh_chain(number, 128), pods[number % len(pods)]
+        yield fresh_chain(number, 96), pods[number % len(pods)]
 
 
 def chat(pods: list[Endpoint]) -> Iterator[tuple[Chain, Endpoint]]:
@@ -85,9 +85,9 @@ SHAPES: dict[str, Callable[[list[Endpoint]], Iterator[tuple[Chain, Endpoint]]]] 
 }
 
 
-def fresh_chain(number: int, blocks: int) -> Chain:
+def fresh_chain(number: int, hashes: int) -> Chain:
     generator = random.Random(number)
-    return [generator.getrandbits(64) for _ in range(blocks)]
+    return [generator.getrandbits(64) for _ in range(hashes)]
 
 
 def fleet(size: int) -> list[Endpoint]:
@@ -119,14 +119,12 @@ def measure_memory(shape: str, pods: int, pairs: int) -> dict[str, object]:
 def measure_time(kb: int, tokens: int, rounds: int) -> dict[str, object]:
     endpoints = fleet(8)
     prompt = random.Random(kb).randbytes(kb * 1024)
-    block_bytes = tokens * BYTES_PER_TOKEN
-    seed = namespace("model", "")
-    hashes = chain(prompt, seed, block_bytes, 2048)
+    (hashes,) = chains(Prompt((prompt,)), "model", tokens, 2048)
     index = PrefixIndex(SystemClock(), max_siblings=16)
     for number in range(2000):
         index.confirm(index.reserve((fresh_chain(number, 16),), endpoints[number % 8], ROOM))
-    result: dict[str, object] = {"KB": kb, "block": tokens, "blocks": len(hashes)}
-    result["hash"] = best(lambda: chain(prompt, seed, block_bytes, 2048), rounds)
+    result: dict[str, object] = {"KB": kb, "block": tokens, "hashes": len(hashes)}
+    result["hash"] = best(lambda: chains(Prompt((prompt,)), "model", tokens, 2048), rounds)
     result["match cold"] = best(lambda: index.match(hashes), rounds)
     result["settle cold"] = best_of_fresh(index, endpoints[0], len(hashes), rounds)
     for position, endpoint in enumerate(endpoints, 1):
@@ -162,7 +160,7 @@ def longest_at_the_ceiling() -> float:
     index, pods = PrefixIndex(SystemClock(), max_siblings=16, max_bytes=32 << 20), fleet(1000)
     pauses: list[float] = []
     for number in range(12_000):
-        chain_ = fresh_chain(number, 512)
+        chain_ = fresh_chain(number, 160)
         pauses.append(timed(lambda: index.confirm(index.reserve((chain_,), pods[number % 1000], ROOM))))  # noqa: B023
     return max(pauses[-1000:])
 
@@ -176,13 +174,13 @@ def best(step: Callable[[], object], rounds: int) -> float:
     return round(min(timeit.repeat(step, number=number, repeat=rounds)) / number * 1e6, 2)
 
 
-def best_of_fresh(index: PrefixIndex, endpoint: Endpoint, blocks: int, rounds: int) -> float:
+def best_of_fresh(index: PrefixIndex, endpoint: Endpoint, hashes: int, rounds: int) -> float:
     """Every call gets a chain that nobody has seen."""
     number = 100
     lap = iter(count(1_000_000))
 
     def round_of_calls() -> float:
-        unseen = [fresh_chain(next(lap), blocks) for _ in range(number)]
+        unseen = [fresh_chain(next(lap), hashes) for _ in range(number)]
         return timeit.timeit(lambda: index.confirm(index.reserve((unseen.pop(),), endpoint, ROOM)), number=number)
 
     return round(min(round_of_calls() for _ in range(rounds)) / number * 1e6, 2)

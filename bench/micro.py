@@ -103,10 +103,14 @@ def steps() -> Iterator[tuple[str, str, Callable[[Parts], Step]]]:
     """What it is paid per, its name, and what prepares it; in the order of a request's life."""
     yield "request", "parse 1 KB", lambda parts: lambda: parse(PATH, SMALL)
     yield "request", "parse 32 KB", lambda parts: lambda: parse(PATH, LARGE)
+    yield "request", "parse 128 KB", lambda parts: lambda: parse(PATH, LONG)
     yield "request", "hash 1 KB", lambda parts: _hash(parse(PATH, SMALL).prompt)
     yield "request", "hash 32 KB", lambda parts: _hash(parse(PATH, LARGE).prompt)
-    yield "request", "match 32 KB, one pod has it", _match
-    yield "request", "reserve and confirm 32 KB", _reserve
+    yield "request", "hash 128 KB", lambda parts: _hash(parse(PATH, LONG).prompt)
+    yield "request", "match 32 KB, one pod has it", lambda parts: _match(parts, LARGE)
+    yield "request", "match 128 KB, one pod has it", lambda parts: _match(parts, LONG)
+    yield "request", "reserve and confirm 32 KB", lambda parts: _reserve(parts, LARGE)
+    yield "request", "reserve and confirm 128 KB", lambda parts: _reserve(parts, LONG)
     yield "request", "schedule 1 KB, as shipped", _schedule
     yield "request", "schedule 1 KB, untimed plugins", lambda parts: _schedule(parts, timed=False)
     yield "request", "ledger in and out", _ledger
@@ -169,16 +173,16 @@ def _hash(prompt: Prompt) -> Step:
     return lambda: chains(prompt, "sim", 64, 8192)
 
 
-def _match(parts: Parts) -> Step:
+def _match(parts: Parts, body: bytes) -> Step:
     index = PrefixIndex(parts.clock, 16)
-    found = chains(parse(PATH, LARGE).prompt, "sim", 64, 8192)
+    found = chains(parse(PATH, body).prompt, "sim", 64, 8192)
     index.confirm(index.reserve(found, parts.endpoints[0], 100_000))
     return lambda: index.match(found[0])
 
 
-def _reserve(parts: Parts) -> Step:
+def _reserve(parts: Parts, body: bytes) -> Step:
     index = PrefixIndex(parts.clock, 16)
-    found = chains(parse(PATH, LARGE).prompt, "sim", 64, 8192)
+    found = chains(parse(PATH, body).prompt, "sim", 64, 8192)
     return lambda: index.confirm(index.reserve(found, parts.endpoints[0], 100_000))
 
 
@@ -268,6 +272,7 @@ def _body(size: int) -> bytes:
 WORDS = ("the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as")
 SMALL = _body(1024)
 LARGE = _body(32 * 1024)
+LONG = _body(128 * 1024)
 EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
 TAIL = (
     EVENT * 10

@@ -28,6 +28,7 @@ from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.scrape import parse
 from proxy.fleet.settings import FleetSettings, PodSettings
+from proxy.http.upstream.fetch import PooledFetcher
 
 EXPOSITION_BYTES = 69_000
 ANSWER = b'{"object":"chat.completion","choices":[]}'
@@ -107,7 +108,10 @@ async def _refresh(ports: list[int]) -> dict[str, float]:
     clock = SystemClock()
     settings = FleetSettings(static=tuple(PodSettings(url=f"http://127.0.0.1:{port}") for port in ports))
     fleet = Fleet(clock)
-    async with FleetRunner(fleet, settings, clock, random.Random(1)) as runner:
+    async with (
+        PooledFetcher(settings.refresh.timeout, clock) as fetcher,
+        FleetRunner(fleet, settings, fetcher, clock, random.Random(1)) as runner,
+    ):
         assert await runner.first_contact(60)
         await asyncio.sleep(1.5 * runner.budget.interval)
         window = min(25.0, max(4.0, 2 * runner.budget.interval))

@@ -31,8 +31,10 @@ from proxy.gateway import Gateway
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
 from proxy.http.server import DataServer
+from proxy.http.upstream.fetch import PooledFetcher
 from proxy.parsing.reader import BodyParser
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.settings import Settings, effective
@@ -62,7 +64,9 @@ class App:
         self.fleet = self._make_fleet()
         self.ledger = self._make_ledger()
         self._bindings = self._make_bindings()
-        self._endpoint_series = EndpointSeries(self._catalogue, self.fleet, self._indexes(), self._clock)
+        self._endpoint_series = EndpointSeries(
+            self._catalogue, self.fleet, self._indexes(), self._clock, predictors=self._predictors()
+        )
 
     async def __aenter__(self) -> App:
         settings, clock = self._settings, self._clock
@@ -162,10 +166,15 @@ class App:
         plugins = self.scheduling.instances.values()
         return [plugin for plugin in plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
 
+    def _predictors(self) -> list[PredictedLatencyProducer]:
+        plugins = self.scheduling.instances.values()
+        return [plugin for plugin in plugins if isinstance(plugin, PredictedLatencyProducer)]
+
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """Begins to; what it returns waits until as much is known as requests need."""
         settings = self._settings
-        runner = FleetRunner(self.fleet, settings.pods, self._clock, self._random, settings.engines)
+        fetcher = await stack.enter_async_context(PooledFetcher(settings.pods.refresh.timeout, self._clock))
+        runner = FleetRunner(self.fleet, settings.pods, fetcher, self._clock, self._random, settings.engines)
         await stack.enter_async_context(runner)
         return partial(runner.first_contact, FIRST_CONTACT)
 

@@ -60,12 +60,12 @@ class Gateway:
         """Raises RequestError if nothing was sent to the client; what fails later has been ended by the relay."""
         pinned = response_id(call.path)
         if pinned:
-            request = self._request(call, Parsed(None, call.body), model="")
+            request = _request(call, Parsed("", call.body), model="")
             await self._send(request, self._to_the_pod_of(pinned), relay)
             return
         parsed = _parsed(call) if len(call.body) < LARGE else await self._parsed_apart(call)
-        model = self._model(parsed)
-        request = self._request(call, parsed, model)
+        model = self._only_model() if parsed.model is None else parsed.model
+        request = _request(call, parsed, model)
         await self._production.run(request, self.fleet.serving(model))
         await self._send(request, self._decide(request, parsed), relay)
 
@@ -80,23 +80,8 @@ class Gateway:
     async def _parsed_apart(self, call: Call) -> Parsed:
         return await self.parser.parse_apart(call.path, call.body, call.headers.get("content-type", ""))
 
-    def _request(self, call: Call, parsed: Parsed, model: str) -> InferenceRequest:
-        return InferenceRequest(
-            id=call.id,
-            path=call.path,
-            model=model,
-            prompt=parsed.prompt,
-            body=parsed.body,
-            headers=call.headers,
-            stream=parsed.stream,
-            max_tokens=parsed.max_tokens,
-            received_at=call.received_at,
-        )
-
-    def _model(self, parsed: Parsed) -> str:
-        """A body that names no model gets the only one there is."""
-        if parsed.model is not None:
-            return parsed.model
+    def _only_model(self) -> str:
+        """What a body gets that names none."""
         only = self.fleet.only_model()
         if only is None and self.fleet.models():
             names = ", ".join(card["id"] for card in self.fleet.models())
@@ -158,6 +143,20 @@ def _parsed(call: Call) -> Parsed:
     if call.method in ("GET", "HEAD", "DELETE"):
         return Parsed(model_in(call.query) or "", call.body)
     return parse(call.path, call.body, call.headers.get("content-type", ""))
+
+
+def _request(call: Call, parsed: Parsed, model: str) -> InferenceRequest:
+    return InferenceRequest(
+        id=call.id,
+        path=call.path,
+        model=model,
+        prompt=parsed.prompt,
+        body=parsed.body,
+        headers=call.headers,
+        stream=parsed.stream,
+        max_tokens=parsed.max_tokens,
+        received_at=call.received_at,
+    )
 
 
 _NO_POD = "No pod is ready; try again shortly."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
@@ -50,10 +50,9 @@ class Decision(NamedTuple):
         target, *fallbacks = map(_endpoint, ranked)
         return decision((target, tuple(fallbacks), profile))
 
-    def candidates(self) -> Iterator[Endpoint]:
+    def candidates(self) -> Sequence[Endpoint]:
         """Target first, then the fallbacks."""
-        yield self.target
-        yield from self.fallbacks
+        return (self.target, *self.fallbacks)
 
 
 # Made of tuples of their fields, without the Python frame that their own constructors take for every pod and request.

@@ -20,6 +20,7 @@
     │   └── GatewayTimeout            504
     ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
     │   ├── ConnectFailed
+    │   │   └── ConnectRefused
     │   └── UpstreamTimedOut
     └── ConfigError                        all faults of a configuration, each with its path
 
@@ -208,6 +209,10 @@ class UpstreamFailed(KvlaneError):
 
 class ConnectFailed(UpstreamFailed):
     """No connection to the pod came about: nothing of the request was sent."""
+
+
+class ConnectRefused(ConnectFailed):
+    """Nobody listens there."""
 
 
 class UpstreamTimedOut(UpstreamFailed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 
 from proxy.core.decision import Decision
@@ -30,35 +29,38 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Exchange:
-    """Live from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come.
+    """Live from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come. What is read
+    once, when it is known, stands on the class until then.
 
     The relay fills in `status` (of the pod's answer), `first_byte_at`, `last_byte_at`, `response_bytes`, `chunks`,
     `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`.
     """
 
-    request: InferenceRequest
-    decision: Decision
-    endpoint: Endpoint
-    attempt: int
-    started_at: float
-    role: str = ""
-    upstream_headers: list[tuple[str, str]] = field(default_factory=list)
-    response_headers: list[tuple[str, str]] = field(default_factory=list)
     status: int | None = None
-    first_byte_at: float | None = None
     last_byte_at: float | None = None
     chunks: int = 0
     response_bytes: int = 0
     usage: Usage | None = None
     response_id: str | None = None
     """The id that `/v1/responses` gave its answer: later requests about it must reach the same pod."""
-    ending: Ending | None = None
     predicted_cached_tokens: int | None = None
     """Prompt tokens the prefix index expects in the pod's KV cache, set when the leg begins; None: no prediction."""
-    charge: tuple[int, int] | None = None
-    """Tokens of prefill and of answer that `fleet.ledger`, its only writer, has on the pod for this leg; None: none."""
+
+    def __init__(
+        self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, attempt: int, started_at: float
+    ) -> None:
+        self.request = request
+        self.decision = decision
+        self.endpoint = endpoint
+        self.attempt = attempt
+        self.started_at = started_at
+        self.upstream_headers: list[tuple[str, str]] = []
+        self.response_headers: list[tuple[str, str]] = []
+        self.first_byte_at: float | None = None
+        self.ending: Ending | None = None
+        self.charge: tuple[int, int] | None = None
+        """Tokens of prefill and of answer that `fleet.ledger`, its only writer, has on the pod for this leg."""
 
     @property
     def succeeded(self) -> bool:

@@ -91,6 +91,10 @@ class ProfileHandler(Plugin, Protocol):
 
     __slots__ = ()
 
+    def only_profile(self) -> str | None:
+        """Asked at start-up: the profile whose result is always the decision, so that nothing is left to discuss."""
+        return None
+
     def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]: ...
 
 

@@ -26,8 +26,10 @@ class Prompt:
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
 
-    def __post_init__(self) -> None:
-        self.tokens = sum([-(-len(part) // BYTES_PER_TOKEN) for part in self.parts])  # type: ignore[misc]
+    def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "") -> None:
+        self.parts = parts  # type: ignore[misc]
+        self.salt = salt  # type: ignore[misc]
+        self.tokens = sum([-(-len(part) // BYTES_PER_TOKEN) for part in parts])  # type: ignore[misc]
 
 
 EMPTY_PROMPT = Prompt()

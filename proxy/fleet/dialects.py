@@ -41,6 +41,10 @@ class Dialect:
     prefix_hits: Specs = ()
     attributes: tuple[tuple[str, MetricSpec], ...] = ()
 
+    def __hash__(self) -> int:
+        """Of one field: that of all would be most of the work of finding what was remembered for a dialect."""
+        return hash(self.waiting)
+
     @property
     def names(self) -> frozenset[str]:
         """The families that have to be looked for."""

@@ -30,8 +30,9 @@ class Ledger:
     def enter(self, exchange: Exchange) -> None:
         if exchange.charge is not None or exchange.ending is not None:
             return
-        endpoint, state = exchange.endpoint, exchange.request.state
-        prefill = (state.read(TOKENIZED_PROMPT) or exchange.request.prompt).tokens
+        endpoint, request = exchange.endpoint, exchange.request
+        state = request.state
+        prefill = (state.read(TOKENIZED_PROMPT) or request.prompt).tokens
         match = state.read(PREFIX_MATCH)
         if match is not None:
             (held,) = match.matched((endpoint,))

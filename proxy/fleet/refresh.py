@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import aiohttp
-
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.errors import ConnectRefused, UpstreamFailed
 from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, metered
 from proxy.fleet.dialects import Engines
@@ -28,10 +26,17 @@ MODELS_RETRY = 1.0
 _MODELS_ROUNDS = 4
 """A stretched refresh asks for the models in one round of so many at most: they are paid from the same budget."""
 
-_MAX_ANSWER = 32 * 1024 * 1024
 _JITTER = 0.1
 _RESTART_SLACK = 1.0
 """Seconds by which the start time of one and the same process may differ: some engines compute it anew."""
+
+
+class Fetcher(Protocol):
+    """How a loop asks."""
+
+    async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
+        """Status and body, as they are: nothing is followed or unpacked. Raises ConnectRefused if nobody listens there,
+        another UpstreamFailed if no whole answer came, or none in time."""
 
 
 class Sink(Protocol):
@@ -60,17 +65,16 @@ class Refresher:
         self,
         endpoint: Endpoint,
         sink: Sink,
-        session: aiohttp.ClientSession,
+        fetcher: Fetcher,
         settings: RefreshSettings,
         engines: Engines,
         budget: Budget,
         clock: Clock,
         rng: Random,
     ) -> None:
-        """The timeout of one answer is the session's."""
         self._endpoint = endpoint
         self._sink = sink
-        self._session = session
+        self._fetcher = fetcher
         self._settings = settings
         self._engines = engines
         self._budget = budget
@@ -148,16 +152,11 @@ class Refresher:
 
     async def _get(self, url: str) -> tuple[int, bytes]:
         """The pod's URL is read anew every time, so that a changed one takes effect. Raises _Refused and _Silent."""
-        key = self._endpoint.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else None
         try:
-            async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
-                return answer.status, await _read(answer.content)
-        except aiohttp.ClientConnectorError as error:
-            if error.os_error.errno == errno.ECONNREFUSED:
-                raise _Refused from None
-            raise _Silent from None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return await self._fetcher.get(url, self._endpoint.api_key)
+        except ConnectRefused:
+            raise _Refused from None
+        except UpstreamFailed:
             raise _Silent from None
 
     def _on_metrics(self, metrics: Metrics, in_flight: int) -> None:
@@ -194,18 +193,6 @@ class Refresher:
             self._reached, self._refused, self._last = False, True, None
             log.warning("pod %s refuses connections", self._endpoint.name)
             self._sink.refused(self._endpoint)
-
-
-async def _read(content: aiohttp.StreamReader) -> bytes:
-    """Raises ValueError for an answer that does not end."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in content.iter_any():
-        size += len(chunk)
-        if size > _MAX_ANSWER:
-            raise ValueError("the answer is too long")
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _is_younger(metrics: Metrics, last: Metrics) -> bool:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Set
 from types import TracebackType
 
-import aiohttp
-
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
@@ -17,7 +15,7 @@ from proxy.fleet.dialects import Engines
 from proxy.fleet.discovery.dns import DnsSource
 from proxy.fleet.discovery.file import FileSource
 from proxy.fleet.discovery.source import Source
-from proxy.fleet.refresh import Refresher
+from proxy.fleet.refresh import Fetcher, Refresher
 from proxy.fleet.settings import FleetSettings
 
 SWEEP_INTERVAL = 0.1
@@ -33,6 +31,7 @@ class FleetRunner:
         self,
         fleet: Fleet,
         settings: FleetSettings,
+        fetcher: Fetcher,
         clock: Clock,
         rng: Random,
         engines: Engines | None = None,
@@ -40,6 +39,7 @@ class FleetRunner:
         refresh = settings.refresh
         self._fleet = fleet
         self._settings = settings
+        self._fetcher = fetcher
         self._clock = clock
         self._rng = rng
         self._engines = (engines or Engines()).with_attributes(refresh.attributes)
@@ -51,7 +51,6 @@ class FleetRunner:
         self.budget = Budget(refresh.interval, refresh.max_core)
 
     async def __aenter__(self) -> FleetRunner:
-        self._session = _session(self._settings.refresh.timeout)
         self._fleet.reconcile("static", self._settings.static)
         self._unwatch = self._fleet.watch(self._added, self._removed)
         for source in self._sources:
@@ -64,7 +63,6 @@ class FleetRunner:
     ) -> None:
         self._unwatch()
         await self._tasks.stop()
-        await self._session.close()
 
     @property
     def sources(self) -> Set[str]:
@@ -88,7 +86,7 @@ class FleetRunner:
         refresher = Refresher(
             endpoint,
             self._fleet,
-            self._session,
+            self._fetcher,
             self._settings.refresh,
             self._engines,
             self.budget,
@@ -127,14 +125,3 @@ def _sources(settings: FleetSettings) -> list[Source]:
     if settings.dns is not None:
         sources.append(DnsSource(settings.dns))
     return sources
-
-
-def _session(timeout: float) -> aiohttp.ClientSession:
-    """Without a limit of connections, or slow pods would hold up the others; without compression and redirects, which
-    cost the engine and the budget; without cookies."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-        timeout=aiohttp.ClientTimeout(total=timeout),
-        headers={"Accept": "text/plain, application/json", "Accept-Encoding": "identity", "User-Agent": "kvlane"},
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )

@@ -98,10 +98,12 @@ def _sample(line: bytes) -> Sample | None:
     """`{labels} value timestamp`, of which the value alone is not optional; an exemplar behind it is cut off."""
     if b" # {" in line:
         line = line[: line.rindex(b" # {")]
-    labels, _, numbers = line.rpartition(b"}")
+    labels, _, rest = line.rpartition(b"}")
+    numbers = rest.split(None, 2)
     try:
-        value, timestamp = map(float, [*numbers.split(), b"0"][:2])
-    except ValueError:
+        value = float(numbers[0])
+        timestamp = float(numbers[1]) if len(numbers) > 1 else 0.0
+    except (ValueError, IndexError):
         return None
     return Sample(labels, value, timestamp) if math.isfinite(value) else None
 

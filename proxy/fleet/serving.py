@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from proxy.core.endpoint import Endpoint, EndpointState
 
@@ -13,18 +13,22 @@ class Serving:
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)
-        self._any = tuple(endpoint for endpoint in self.ready if not endpoint.models)
-        self._named = frozenset(model for endpoint in self.ready for model in endpoint.models or ())
-        self._of: dict[str, tuple[Endpoint, ...]] = {"": self.ready}
-
-    def of(self, model: str) -> Sequence[Endpoint]:
+        self.of: Callable[[str], Sequence[Endpoint]] = _ByModel(self.ready).__getitem__
         """In the order of the fleet; an endpoint that names no models serves any, and any serves a request without."""
-        found = self._of.get(model)
-        return self._find(model) if found is None else found
 
-    def _find(self, model: str) -> Sequence[Endpoint]:
+
+class _ByModel(dict[str, tuple[Endpoint, ...]]):
+    """What is remembered: to find it takes no step of Python, twice per request."""
+
+    def __init__(self, ready: tuple[Endpoint, ...]) -> None:
+        super().__init__({"": ready})
+        self._ready = ready
+        self._any = tuple(endpoint for endpoint in ready if not endpoint.models)
+        self._named = frozenset(model for endpoint in ready for model in endpoint.models or ())
+
+    def __missing__(self, model: str) -> tuple[Endpoint, ...]:
         if model not in self._named:
             return self._any
-        found = tuple(endpoint for endpoint in self.ready if not endpoint.models or model in endpoint.models)
-        self._of[model] = found
+        found = tuple(endpoint for endpoint in self._ready if not endpoint.models or model in endpoint.models)
+        self[model] = found
         return found

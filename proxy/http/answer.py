@@ -14,7 +14,7 @@ from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.framing import Framing, Plain, Rechunked, UntilClose, WholeChunks
-from proxy.http.head import AnswerHead, header_line
+from proxy.http.head import BODYLESS, AnswerHead, header_line
 from proxy.http.meter import TAIL
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Connection
@@ -22,8 +22,6 @@ from proxy.http.upstream.errors import Garbled
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.render import stream_error
 from proxy.reliability.settings import Timeouts
-
-BODYLESS = (204, 304)
 
 UNSETTLED = 2 * TAIL
 """Bytes that pass before the meter is settled: 60 events or more at its price."""

@@ -99,7 +99,8 @@ class BodyReader:
     def __init__(self, settings: Listen, sweep: Sweep) -> None:
         self._settings = settings
         self._sweep = sweep
-        self._collected = min(COLLECTED, settings.max_body)
+        self._max_body = settings.max_body
+        self._collected = min(COLLECTED, self._max_body)
         self.budget = Budget(settings.retained_bodies)
 
     def collects(self, call: HttpCall, size: int) -> bool:
@@ -123,7 +124,7 @@ class BodyReader:
         if call.retained:
             return True
         size = len(call.body)
-        if call.payload is not None or size > self._settings.max_body or not self.budget.take_now(size):
+        if call.payload is not None or size > self._max_body or not self.budget.take_now(size):
             return False
         call.retained = size
         return True
@@ -133,8 +134,8 @@ class BodyReader:
         Raises BodyTooLarge, BodyTimeout, BadRequest or Saturated."""
         declared = call.content_length
         payload = call.payload
-        if max(len(call.body), declared or 0) > self._settings.max_body:
-            raise _too_large(self._settings.max_body)
+        if max(len(call.body), declared or 0) > self._max_body:
+            raise _too_large(self._max_body)
         if payload is None:
             await self._watch(call, lambda progress: self._reserve(call, len(call.body), progress))
         else:
@@ -161,7 +162,7 @@ class BodyReader:
         if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue" and not payload.is_eof():
             call.transport.write(CONTINUE)
         streamed = _is_multipart(call.headers)
-        keep = KEPT_BEGINNING if streamed else self._settings.max_body
+        keep = KEPT_BEGINNING if streamed else self._max_body
         if declared is not None:
             await self._reserve(call, min(declared, keep), progress)
         pieces: list[bytes] = []
@@ -169,8 +170,8 @@ class BodyReader:
         while piece := await payload.readany():
             pieces.append(piece)
             size = progress.received = size + len(piece)
-            if size > self._settings.max_body:
-                raise _too_large(self._settings.max_body)
+            if size > self._max_body:
+                raise _too_large(self._max_body)
             if size > call.retained:
                 await self._reserve(call, size - call.retained, progress)
             if streamed and size >= keep:

@@ -30,6 +30,7 @@ class HttpCall:
     """The status that was sent; 0: nothing was."""
     sent = 0
     """Bytes of body in an answer of our own."""
+    wants_websocket = False
 
     def __init__(self, head: Head, connection: ClientConnection, ids: Iterator[str], received_at: float) -> None:
         """`ids` are for requests that bring none. `received_at` is when the head was whole, in monotonic seconds."""
@@ -41,13 +42,14 @@ class HttpCall:
         """An older client knows neither chunks nor informational answers."""
         self.connection = connection
         self.transport = connection.socket
-        self.id = head.headers.get("x-request-id") or next(ids)
+        self.id = self.headers.get("x-request-id") or next(ids)
         self.id_line = b"x-request-id: %b\r\n" % self.id.encode("utf-8", "surrogateescape")
         self.received_at = received_at
         self.closing: bool = head.should_close
         """Whether this is the connection's last answer."""
         self.chunked = head.chunked
-        self.wants_websocket = head.upgrade and head.headers.get("upgrade", "").lower() == "websocket"
+        if head.upgrade:
+            self.wants_websocket = self.headers.get("upgrade", "").lower() == "websocket"
 
     @property
     def content_length(self) -> int | None:

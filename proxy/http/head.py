@@ -7,8 +7,8 @@ from functools import lru_cache
 from http import HTTPStatus
 from itertools import compress, starmap
 from operator import itemgetter
-from typing import NamedTuple
 
+from proxy.core.frozen import frozen
 from proxy.http.upstream.errors import Garbled
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -25,6 +25,9 @@ INTERNAL_PREFIXES = (b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")
 
 REMEMBERED = 2 * 1024
 """Bytes of a head, or of the names in it, up to which what was found out about it is remembered."""
+
+BODYLESS = (204, 304)
+"""Statuses of answers that end with their head, whatever it says."""
 
 _NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
 
@@ -59,7 +62,8 @@ def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
     )
 
 
-class AnswerHead(NamedTuple):
+@frozen
+class AnswerHead:
     """The head of a pod's answer. `start` is what passes of it: the status line and the end-to-end fields as they came,
     in lines; the rest is read. `sized`: the body is as long as the head says; `events`: it is an uncompressed event
     stream; `final`: not an informational head that another one follows; `keeps`: the connection stays open.

@@ -61,6 +61,13 @@ class Meter:
             exchange.response_id = response_id_from(body)
         self.pieces.clear()
 
+    def take(self) -> bytes:
+        """All of the body, for whoever settles nothing: the meter is ready for the next answer."""
+        body = b"".join(self.pieces)
+        self.pieces.clear()
+        self.marks.clear()
+        return body
+
 
 def _look_for_id(exchange: Exchange, beginning: bytes) -> None:
     if exchange.response_id is None and exchange.response_bytes < BEGINNING:

@@ -34,21 +34,22 @@ class ClientRelay:
         """
         self.exchange = exchange
         call, rim, body = self._call, self._rim, exchange.request.body
+        upload = call.upload
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
             head = self._head(exchange, pod.address)
-            used = pod.take() if call.upload is None else None
+            used = pod.take() if upload is None else None
             while True:
                 connection = used or await rim.pool.connect(pod)
                 answer = Answer(call, exchange, rim, connection)
                 try:
-                    if call.upload is None:
+                    if upload is None:
                         if not body:
                             connection.head_only = call.method == "HEAD"
                         connection.send(answer, head, body)
                         error = await answer.done
                     else:
-                        error = await self._upload(answer, connection, head, call.upload)
+                        error = await self._upload(answer, connection, head, upload)
                 except BaseException:
                     answer.abandon()
                     raise
@@ -62,7 +63,7 @@ class ClientRelay:
             raise
         except UpstreamFailed as error:
             exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
-            if call.upload is not None and call.upload.begun:
+            if upload is not None and upload.begun:
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
 

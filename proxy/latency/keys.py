@@ -10,12 +10,23 @@ from proxy.core.endpoint import Endpoint
 
 
 class LatencyForecast(Protocol):
-    """What each pod would cost, read off the models at the moment of the call."""
+    """How long a request would take where, read off the models at the moment of the call; all in seconds, in the order
+    of the endpoints."""
 
     __slots__ = ()
 
+    @property
+    def is_trusted(self) -> bool:
+        """False while recent predictions were too far off."""
+
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        """Seconds."""
+        """The time to the first token, and what the choice costs those who are answered meanwhile."""
+
+    def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        """Time to the first token."""
+
+    def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        """Time per token after the first; as it would be now, without the prompts that may come."""
 
 
 LATENCY: DataKey[LatencyForecast] = DataKey("LatencyPredictionInfo")

@@ -10,86 +10,126 @@ CLIP = 3.0
 SCALE_MEMORY = 0.9
 """How much of the usual residual is kept with each observation."""
 
+LEAST_SCALE = 0.05
+FIRST_SCALE = 0.5
 
 INERTIA = 1e-3
 """How much coefficients keep to where they are, where observations do not tell them apart."""
 
 
-class Regression:
-    """y = coefficients · features, over weighted observations of which older ones count for less.
+SOLVE_ALWAYS = 16
+"""So many first observations each count at once."""
 
-    Solved together with a `prior`: pseudo-observations that count as much as `trust` real ones, and are all there is
-    in the beginning.
+Features = tuple[float, float, float]
+
+
+class Regression:
+    """y = coefficients · features, by observations of which older ones count for less.
+
+    Each is weighted by the inverse of its usual error, which grows with what is predicted; one that is further off than
+    `CLIP` times that is pulled in, so outliers say little, while a lasting change soon becomes what is usual.
     """
 
-    __slots__ = ("_count", "_memory", "_moments", "_prior", "_targets", "_trust", "_weight", "coefficients", "scale")
+    __slots__ = (
+        "_coefficients",
+        "_count",
+        "_every",
+        "_memory",
+        "_prior",
+        "_scale",
+        "_shrink",
+        "_sums",
+        "_trust",
+        "_unsolved",
+        "_weight",
+    )
 
-    def __init__(self, prior: Regression | Sequence[float], memory: float, trust: float) -> None:
-        """`prior` is another regression with as many features, or the coefficients to begin with; `memory` is how much
-        of the past is kept with each observation. Features are best scaled to about 1."""
+    def __init__(
+        self,
+        prior: Regression | Features,
+        memory: float,
+        trust: float,
+        shrink: Features = (0.0, 0.0, 0.0),
+        every: int = 1,
+    ) -> None:
+        """`prior` counts as much as `trust` observations, and is all there is before the first: another regression, as
+        it is at any time, or coefficients. `memory` is how much of the past is kept with each observation. `shrink`
+        draws each coefficient to 0 by this share of what is known of it: where two would explain the same, the other
+        does. It is solved with `every` so many observations: sums are cheap, solving is not. Features are to be scaled
+        to about 1."""
+        self._prior = prior if isinstance(prior, Regression) else None
+        self._coefficients: Sequence[float] = prior.coefficients if isinstance(prior, Regression) else prior
         self._memory = memory
         self._trust = trust
-        self._prior = prior if isinstance(prior, Regression) else None
-        self.coefficients = list(prior.coefficients if isinstance(prior, Regression) else prior)
+        self._shrink = shrink
+        self._every = every
+        a, b, c = self._coefficients
         ridge = 0.0 if self._prior else trust
-        self._moments = [[ridge * (row == column) for column in self._axes] for row in self._axes]
-        self._targets = [ridge * coefficient for coefficient in self.coefficients]
+        self._sums = [ridge, 0.0, 0.0, ridge, 0.0, ridge, ridge * a, ridge * b, ridge * c]
+        """Of products of the features, the upper triangle row by row, and of each with the target."""
         self._weight = 0.0
         self._count = 0.0
-        self.scale = 0.5
-        """Mean absolute residual, as a share of what was predicted and `allowance`."""
+        self._unsolved = 0
+        self._scale = FIRST_SCALE
 
-    def current(self) -> list[float]:
-        """The coefficients; those of the prior before the first observation."""
-        return self.coefficients if self._count or self._prior is None else self._prior.coefficients
+    @property
+    def is_cold(self) -> bool:
+        """Nothing was observed yet."""
+        return not self._count
 
-    def predict(self, features: Sequence[float]) -> float:
-        return sum(map(float.__mul__, self.current(), features))
+    @property
+    def coefficients(self) -> Sequence[float]:
+        return self._coefficients if self._count or self._prior is None else self._prior.coefficients
 
-    def observe(self, features: Sequence[float], target: float, allowance: float) -> None:
-        """`allowance` is the error that no prediction is free of: it decides how much small targets count."""
+    def predict(self, features: Features) -> float:
+        a, b, c = self.coefficients
+        x, y, z = features
+        return a * x + b * y + c * z
+
+    def observe(self, features: Features, target: float, allowance: float) -> bool:
+        """`allowance` is the error of even the smallest targets. True if the coefficients were solved for."""
         predicted = self.predict(features)
         unit = predicted + allowance
         residual = (target - predicted) / unit
-        most = CLIP * self.scale
-        clipped = min(most, max(-most, residual))
-        self.scale = SCALE_MEMORY * self.scale + (1.0 - SCALE_MEMORY) * max(0.05, min(abs(residual), 2.0 * most))
-        self._add(features, predicted + clipped * unit, 1.0 / unit)
+        most = CLIP * self._scale
+        usual = min(abs(residual), 2.0 * most)
+        self._scale = max(LEAST_SCALE, SCALE_MEMORY * self._scale + (1.0 - SCALE_MEMORY) * usual)
+        self._add(features, predicted + min(most, max(-most, residual)) * unit, 1.0 / unit)
+        self._unsolved += 1
+        if self._unsolved < self._every and self._count > SOLVE_ALWAYS:
+            return False
+        self._unsolved = 0
+        self._coefficients = self._solved()
+        return True
 
-    def _add(self, features: Sequence[float], target: float, weight: float) -> None:
-        memory = self._memory
+    def _add(self, features: Features, target: float, weight: float) -> None:
+        memory, (x, y, z) = self._memory, features
+        u, v, w = weight * x, weight * y, weight * z
+        products = (u * x, u * y, u * z, v * y, v * z, w * z, u * target, v * target, w * target)
         self._count = memory * self._count + 1.0
         self._weight = memory * self._weight + weight
-        for row, feature in enumerate(features):
-            weighted, moments = weight * feature, self._moments[row]
-            moments[:] = [memory * old + weighted * other for old, other in zip(moments, features, strict=True)]
-            self._targets[row] = memory * self._targets[row] + weighted * target
-        self.coefficients = self._solved()
+        self._sums = [memory * old + new for old, new in zip(self._sums, products, strict=True)]
 
     def _solved(self) -> list[float]:
-        moments, targets = [list(row) for row in self._moments], list(self._targets)
-        prior = self._prior
+        sums, prior = self._sums, self._prior
         if prior is not None and prior._weight:
             share = self._trust * self._weight / self._count / prior._weight
-            for row in self._axes:
-                moments[row] = [a + share * b for a, b in zip(moments[row], prior._moments[row], strict=True)]
-                targets[row] += share * prior._targets[row]
-        for at in self._axes:
+            sums = [own + share * other for own, other in zip(sums, prior._sums, strict=True)]
+        a, b, c, d, e, f, *targets = sums
+        moments = [[a, b, c], [b, d, e], [c, e, f]]
+        for at, coefficient in enumerate(self._coefficients):
             inertia = INERTIA * moments[at][at] + 1e-12
-            moments[at][at] += inertia
-            targets[at] += inertia * self.coefficients[at]
+            moments[at][at] += inertia + self._shrink[at] * moments[at][at]
+            targets[at] += inertia * coefficient
         return non_negative(moments, targets)
-
-    @property
-    def _axes(self) -> range:
-        return range(len(self.coefficients))
 
 
 def non_negative(moments: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
-    """The solution of normal equations; a coefficient that would be negative is 0, the most negative one first."""
+    """The solution of normal equations; of coefficients that would be negative the lowest becomes 0, until none is."""
     active = list(range(len(targets)))
     while active:
-        solution = solve([[moments[row][column] for column in active] for row in active], [targets[row] for row in active])
+        square = [[moments[row][column] for column in active] for row in active]
+        solution = solve(square, [targets[row] for row in active])
         lowest = min(range(len(active)), key=solution.__getitem__)
         if solution[lowest] >= 0.0:
             found = dict(zip(active, solution, strict=True))
@@ -99,10 +139,9 @@ def non_negative(moments: Sequence[Sequence[float]], targets: Sequence[float]) -
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss, for the symmetric positive definite matrices of a regression: they need no pivots."""
+    """Gauss's elimination; the positive definite matrices of a regression need no pivots. Takes both arguments over."""
     size = len(right)
-    for column in range(size):
-        pivot = matrix[column]
+    for column, pivot in enumerate(matrix):
         for row in range(column + 1, size):
             factor = matrix[row][column] / pivot[column]
             matrix[row] = [a - factor * b for a, b in zip(matrix[row], pivot, strict=True)]

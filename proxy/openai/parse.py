@@ -48,13 +48,14 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
     fields = _object(body)
     if not _SUSPECT.isdisjoint(fields):
         body, fields = _without_internals(body, fields)
+    model, stream, stored = fields.get("model"), fields.get("stream"), fields.get("previous_response_id")
     return Parsed(
-        _model(fields.get("model")),
+        None if model is None else _model(model),
         body,
         _prompt(path, fields),
-        _flag(fields.get("stream"), "stream"),
+        stream is not None and _flag(stream, "stream"),
         _max_tokens(fields),
-        _text(fields.get("previous_response_id"), "previous_response_id"),
+        None if stored is None else _text(stored, "previous_response_id"),
     )
 
 
@@ -99,9 +100,7 @@ def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:
                 yield inner
 
 
-def _model(model: Any) -> str | None:
-    if model is None:
-        return None
+def _model(model: Any) -> str:
     if not isinstance(model, str):
         raise BadRequest(f"'model' must be a string, not {_kind(model)}.", param="model")
     if not model.strip():
@@ -110,15 +109,13 @@ def _model(model: Any) -> str | None:
 
 
 def _flag(value: Any, name: str) -> bool:
-    if value is None or value is False:
-        return False
-    if value is True:
-        return True
+    if isinstance(value, bool):
+        return value
     raise BadRequest(f"'{name}' must be true or false, not {_kind(value)}.", param=name)
 
 
-def _text(value: Any, name: str) -> str | None:
-    if value is None or isinstance(value, str):
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, str):
         return value
     raise BadRequest(f"'{name}' must be a string, not {_kind(value)}.", param=name)
 

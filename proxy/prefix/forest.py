@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from typing import cast
@@ -30,7 +30,9 @@ class Forest:
     """`living` is the mask of the pods that are not retired, `pairs` counts the (block, pod) pairs held, and `bytes` is
     an upper bound of the memory in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, depths: Sequence[int]) -> None:
+        """`depths` are the blocks that the first n hashes of any chain stand for."""
+        self._depths = depths
         self.segments: dict[int, Segment] = {}
         self.living = 0
         self.pairs = 0
@@ -82,9 +84,10 @@ class Forest:
             heapq.heappush(self._free_numbers, pod.number)
         return True
 
-    def store(self, hashes: Chain) -> Segment:
-        segment = self.segments[hashes[0]] = Segment(array("Q", hashes))
-        self.bytes += self._segment_bytes + len(hashes) * HASH_BYTES
+    def store(self, chain: Chain, start: int, end: int) -> Segment:
+        hashes = array("Q", chain[start:end])
+        segment = self.segments[chain[start]] = Segment(hashes, start, self._depths[end] - self._depths[start])
+        self.bytes += self._segment_bytes + (end - start) * HASH_BYTES
         return segment
 
     def hold(self, pod: PodMemory, segment: Segment) -> Holding:
@@ -93,7 +96,7 @@ class Forest:
             segment.open |= pod.bit
         else:
             segment.holders = segment.open = pod.bit
-        self.pairs += len(segment.hashes)
+        self.pairs += segment.blocks
         self.bytes += HOLDING_BYTES
         return pod.add(segment)
 
@@ -102,9 +105,10 @@ class Forest:
         self._let_go(pod, holding.segment)
 
     def split(self, tail: Segment, at: int) -> Segment:
-        """Cuts a segment after `at` blocks and returns the head; the object itself is the tail from here on."""
-        head = Segment(tail.hashes[:at], tail.holders, tail.open)
-        tail.hashes = tail.hashes[at:]
+        """Cuts a segment after `at` hashes and returns the head; the object itself is the tail from here on."""
+        start, end = tail.start, tail.start + at
+        head = Segment(tail.hashes[:at], start, self._depths[end] - self._depths[start], tail.holders, tail.open)
+        tail.hashes, tail.start, tail.blocks = tail.hashes[at:], end, tail.blocks - head.blocks
         self.segments[head.hashes[0]] = head
         self.segments[tail.hashes[0]] = tail
         self.bytes += self._segment_bytes
@@ -113,13 +117,17 @@ class Forest:
             self.bytes += HOLDING_BYTES
         return head
 
+    def fitting(self, start: int, room: int) -> int:
+        """How many hashes from `start` on stand for at most `room` blocks; 0 or less for none."""
+        return bisect_right(self._depths, self._depths[start] + room) - 1 - start
+
     def _endpoints_of(self, mask: int) -> tuple[Endpoint, ...]:
         return tuple(pod.endpoint for pod in self.pods_of(mask))
 
     def _let_go(self, pod: PodMemory, segment: Segment) -> None:
         segment.holders &= ~pod.bit
         segment.open &= ~pod.bit
-        self.pairs -= len(segment.hashes)
+        self.pairs -= segment.blocks
         self.bytes -= HOLDING_BYTES
         if not segment.holders:
             del self.segments[segment.hashes[0]]

@@ -1,17 +1,19 @@
-"""A prompt as chains of block hashes: equal hashes mean equal prompts up to the end of that block."""
+"""A prompt as chains of hashes of its blocks: equal hashes mean equal prompts up to the end of what they stand for."""
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
 from io import BytesIO
-from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
 from proxy.core.request import BYTES_PER_TOKEN, Prompt
+from proxy.prefix.depth import DEPTHS, Cuts, cuts
 
 Chain = list[int]
-"""Hashes of the blocks of one prompt, each seeded with the one before it."""
+"""Hashes of the pieces of one prompt, each seeded with the one before it. Where prompts are cut depends on the depth
+alone, so equal prompts have equal chains."""
 
 
 @lru_cache(maxsize=32)
@@ -22,24 +24,32 @@ def namespace(model: str, salt: str) -> int:
     return xxh3_64_intdigest(b"%d:%b%b" % (len(name), name, salt.encode("utf-8", "surrogatepass")))
 
 
-def chain(part: bytes, seed: int, block_bytes: int, max_blocks: int) -> Chain:
-    """xxh3_64 of every block of a part, seeded with the hash before it; a last partial block counts as a block."""
-    blocks = islice(iter(partial(BytesIO(part).read, block_bytes), b""), max_blocks)
+def chain(part: bytes, seed: int, where: Cuts) -> Chain:
+    """xxh3_64 of every piece of a part, seeded with the hash before it; a last partial piece counts as one, and what
+    is beyond the last cut is left out."""
+    pieces = map(BytesIO(part).read, where.sizes[: bisect_left(where.ends, len(part))])
     hashes = [seed]
-    # The list grows by what is made of its last entry, so the seeds come from the list itself: no bytecode per block.
-    hashes.extend(map(xxh3_64_intdigest, blocks, hashes))
+    # The list grows by what is made of its last entry, so the seeds come from the list itself: no bytecode per piece.
+    hashes.extend(map(xxh3_64_intdigest, pieces, hashes))
     del hashes[0]
     return hashes
 
 
 def chains(prompt: Prompt, model: str, block_tokens: int, max_blocks: int) -> tuple[Chain, ...]:
     """One chain per part, each from the namespace on; `max_blocks` bounds the request as a whole, first parts first."""
-    seed, parts = namespace(model, prompt.salt), prompt.parts
+    seed, parts, where = namespace(model, prompt.salt), prompt.parts, _cuts(block_tokens, max_blocks)
     if len(parts) == 1 and parts[0]:
-        return (chain(parts[0], seed, block_tokens * BYTES_PER_TOKEN, max_blocks),)
+        return (chain(parts[0], seed, where),)
     found: list[Chain] = []
     for part in parts:
-        if hashes := chain(part, seed, block_tokens * BYTES_PER_TOKEN, max_blocks):
+        if max_blocks <= 0:
+            break
+        if hashes := chain(part, seed, where)[: bisect_right(DEPTHS, max_blocks) - 1]:
             found.append(hashes)
-            max_blocks -= len(hashes)
+            max_blocks -= DEPTHS[len(hashes)]
     return tuple(found)
+
+
+@lru_cache(maxsize=32)
+def _cuts(block_tokens: int, max_blocks: int) -> Cuts:
+    return cuts(DEPTHS[: bisect_right(DEPTHS, max_blocks)], block_tokens * BYTES_PER_TOKEN)

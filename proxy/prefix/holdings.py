@@ -8,17 +8,20 @@ from proxy.core.endpoint import Endpoint
 
 
 class Segment:
-    """A run of consecutive blocks of a chain that the same pods hold, all of it each.
+    """A run of consecutive hashes of a chain that the same pods hold, all of it each.
 
-    A hash names everything before it, so a segment is found by the hash of its first block, whatever led to it.
+    A hash names everything before it, so a segment is found by its first hash, whatever led to it. `start` hashes are
+    before it, `blocks` are what its own stand for.
     Bit masks have one bit per pod. `open` are the holders on which a match may count on it: all but those where too
     many requests wait already for blocks that no answer has confirmed.
     """
 
-    __slots__ = ("hashes", "holders", "open")
+    __slots__ = ("blocks", "hashes", "holders", "open", "start")
 
-    def __init__(self, hashes: array[int], holders: int = 0, open_: int = 0) -> None:
+    def __init__(self, hashes: array[int], start: int, blocks: int, holders: int = 0, open_: int = 0) -> None:
         self.hashes = hashes
+        self.start = start
+        self.blocks = blocks
         self.holders = holders
         self.open = open_
 
@@ -76,7 +79,7 @@ class PodMemory:
         self.predicted_tokens = 0.0
         self.actual_tokens = 0.0
         self.misses = 0
-        self.ring = Holding(Segment(array("Q")))
+        self.ring = Holding(Segment(array("Q"), 0, 0))
         self.ring.older = self.ring.newer = self.ring
 
     @property
@@ -89,13 +92,13 @@ class PodMemory:
 
     def add(self, segment: Segment) -> Holding:
         holding = self.held[segment] = Holding(segment)
-        self.blocks += len(segment.hashes)
+        self.blocks += segment.blocks
         return holding
 
     def remove(self, holding: Holding) -> None:
         _unlink(holding)
         del self.held[holding.segment]
-        self.blocks -= len(holding.segment.hashes)
+        self.blocks -= holding.segment.blocks
 
     def take_any(self) -> Segment:
         """Removes some holding, for a pod that is being cleared."""

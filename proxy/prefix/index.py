@@ -1,9 +1,12 @@
 """Which pod holds which blocks: matched for all pods at once, reserved before the leg, settled after it.
 
-A chain of block hashes is kept as the few segments in which pods differ, not block by block: a segment of n blocks
-costs 8 n bytes and some constant, a match looks at each segment of its way once and bisects in the last, and inserting
-or forgetting a segment costs much the same for any length. Segments are cut where chains part, where a pod's room
-ends, and where eviction takes the end of one.
+A chain of hashes is kept as the few segments in which pods differ, not block by block: a segment of n hashes costs
+8 n bytes and some constant, a match looks at each segment of its way once and bisects in the last, and inserting or
+forgetting a segment costs much the same for any length. Segments are cut where chains part, where a pod's room ends,
+and where eviction takes the end of one.
+
+A hash stands for one block near the start of a prompt and for more further down. Places in a chain and lengths of
+segments are counted in hashes; whatever is held, matched or limited is counted in blocks, which are all of one size.
 
 The index gives a bit of its own to every pod it hears of. Forgetting a pod makes the bit void at once; its segments
 are cleared a few at a time, and only then can the bit be given to another pod. So nothing is ever inherited.
@@ -12,13 +15,14 @@ are cleared a few at a time, and only then can the bit be given to another pod. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, itemgetter
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
+from proxy.prefix.depth import DEPTHS
 from proxy.prefix.forest import Forest, shared
 from proxy.prefix.hashing import Chain
 from proxy.prefix.holdings import Holding, PodMemory
@@ -31,7 +35,7 @@ MISSES_UNTIL_FORGOTTEN = 3
 """Answers in a row, each with less than a tenth of the hits that were predicted, after which a pod counts as new."""
 
 Span = tuple[Chain, int, int, list[Holding]]
-"""A chain, how many of its blocks are pinned, how many of these an earlier answer had confirmed, and what they were
+"""A chain, how many of its hashes are pinned, how many of these an earlier answer had confirmed, and what they were
 pinned as, from the start on."""
 
 
@@ -63,14 +67,25 @@ class PrefixIndex:
     `max_siblings` requests may wait for the same provisional blocks of a pod before a match ignores these. `ttl` is in
     seconds and is enforced by the calls that change something, at most once a second. `max_bytes` bounds the sum of
     upper bounds: beyond it, what was used longest ago goes, whichever pod has it; while all there is belongs to
-    requests in flight, nothing is added. So it is exceeded by one request's blocks at most.
+    requests in flight, nothing is added. So it is exceeded by one request's blocks at most. `depths` are the blocks
+    that the first n hashes of any chain stand for.
     """
 
-    def __init__(self, clock: Clock, max_siblings: int, ttl: float = math.inf, max_bytes: float = math.inf) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        max_siblings: int,
+        ttl: float = math.inf,
+        max_bytes: float = math.inf,
+        depths: Sequence[int] = DEPTHS,
+    ) -> None:
         self._now = clock.now
         self._max_siblings = max_siblings
         self._max_bytes = max_bytes
-        self._forest = Forest()
+        self._forest = Forest(depths)
+        self._depths = depths
+        self.depth_of: Callable[[int], int] = depths.__getitem__
+        """The blocks that so many hashes from the start of a chain stand for."""
         self._pods: dict[Endpoint, PodMemory] = {}
         self._upkeep = Upkeep(self._forest, self._pods, ttl, max_bytes)
         self.version = 0
@@ -80,28 +95,28 @@ class PrefixIndex:
         """Blocks each pod holds from the start of the chain without a gap; pods that hold none are left out."""
         forest = self._forest
         segments, active, total = forest.segments, forest.living, len(chain)
-        depths: dict[Endpoint, int] = {}
-        depth = 0
-        while depth < total:
-            segment = segments.get(chain[depth])
+        found: dict[Endpoint, int] = {}
+        at = 0
+        while at < total:
+            segment = segments.get(chain[at])
             if segment is None:
                 break
             still = active & segment.open
             if still != active:
-                if depth:
-                    depths |= dict.fromkeys(forest.endpoints_of(active ^ still), depth)
+                if at:
+                    found |= dict.fromkeys(forest.endpoints_of(active ^ still), self._depths[at])
                 if not still:
-                    return depths
+                    return found
                 active = still
             hashes = segment.hashes
-            end = depth + len(hashes)
+            end = at + len(hashes)
             if end > total or hashes[-1] != chain[end - 1]:
-                depth += shared(hashes, chain, depth, total - depth)
+                at += shared(hashes, chain, at, total - at)
                 break
-            depth = end
-        if depth and active:
-            depths |= dict.fromkeys(forest.endpoints_of(active), depth)
-        return depths
+            at = end
+        if at and active:
+            found |= dict.fromkeys(forest.endpoints_of(active), self._depths[at])
+        return found
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
         """Pins what the pod holds of the chains and adds the rest provisionally, as far as `capacity` blocks go."""
@@ -137,7 +152,7 @@ class PrefixIndex:
                 if holding.used_at is None and not self._prove(pod, holding, computed, now):
                     continue
                 if not holding.pins:
-                    pod.pinned -= len(holding.segment.hashes)
+                    pod.pinned -= holding.segment.blocks
                     holding.used_at = now
                     if pod.ring.older is not holding:
                         pod.make_newest(holding)
@@ -148,7 +163,8 @@ class PrefixIndex:
         """What the engine says of a prompt whose reservation is settled. False if that proved the pod to have lost
         its memory: it is then forgotten, this prompt included."""
         pod = reservation.pod
-        known, total = sum(map(_KNOWN, reservation.spans)), sum(map(len, reservation.chains))
+        known = sum(map(self.depth_of, map(_KNOWN, reservation.spans)))
+        total = sum(map(self.depth_of, map(len, reservation.chains)))
         predicted = prompt_tokens * known / max(1, total)
         pod.predicted_tokens += predicted
         pod.actual_tokens += cached_tokens
@@ -197,43 +213,43 @@ class PrefixIndex:
         """Pins what the pod is known to hold, as far as it is whole segments, which is all of most chains."""
         segments, held, total = self._forest.segments, pod.held, len(chain)
         way: list[Holding] = []
-        depth = 0
-        while depth < total:
-            segment = segments.get(chain[depth])
+        at = 0
+        while at < total:
+            segment = segments.get(chain[at])
             if segment is None:
                 break
             holding = held.get(segment)
             if holding is None or holding.used_at is None:
                 break
             hashes = segment.hashes
-            end = depth + len(hashes)
+            end = at + len(hashes)
             if end > total or hashes[-1] != chain[end - 1]:
                 break
             if not holding.pins:
-                pinned = pod.pinned + end - depth
+                pinned = pod.pinned + segment.blocks
                 if pinned > pod.capacity:
                     break
                 pod.pinned = pinned
             holding.pins += 1
             way.append(holding)
-            depth = end
-        return (chain, depth, depth, way) if depth == total else self._extend(pod, chain, depth, way)
+            at = end
+        return (chain, at, at, way) if at == total else self._extend(pod, chain, at, way)
 
-    def _extend(self, pod: PodMemory, chain: Chain, depth: int, way: list[Holding]) -> Span:
+    def _extend(self, pod: PodMemory, chain: Chain, at: int, way: list[Holding]) -> Span:
         """Walks on down the chain, pinning what is there, cut to size, and adding what is not, while there is room."""
-        forest, total, known = self._forest, len(chain), depth
+        forest, depths, total, known = self._forest, self._depths, len(chain), at
         full = forest.bytes >= self._max_bytes
-        while depth < total:
-            segment = forest.segments.get(chain[depth])
+        while at < total:
+            segment = forest.segments.get(chain[at])
             holding = pod.held.get(segment) if segment is not None else None
-            room = total - depth
-            if holding is None or not holding.pins:
-                room = min(room, pod.capacity - pod.pinned)
+            room = total - at
+            if (holding is None or not holding.pins) and depths[total] - depths[at] > pod.capacity - pod.pinned:
+                room = forest.fitting(at, pod.capacity - pod.pinned)
             if room <= 0 or (full and holding is None):
                 break
             if segment is None:
-                segment = forest.store(chain[depth : depth + room])
-            elif (common := shared(segment.hashes, chain, depth, room)) < len(segment.hashes):
+                segment = forest.store(chain, at, at + room)
+            elif (common := shared(segment.hashes, chain, at, room)) < len(segment.hashes):
                 segment = forest.split(segment, common)
             if holding is None:
                 holding = forest.hold(pod, segment)
@@ -242,13 +258,13 @@ class PrefixIndex:
                 known += len(segment.hashes) if holding.used_at is not None else 0
             self._pin(pod, holding)
             way.append(holding)
-            depth += len(segment.hashes)
+            at += len(segment.hashes)
         self._upkeep.due_at = -math.inf
-        return chain, depth, known, way
+        return chain, at, known, way
 
     def _pin(self, pod: PodMemory, holding: Holding) -> None:
         if not holding.pins:
-            pod.pinned += len(holding.segment.hashes)
+            pod.pinned += holding.segment.blocks
         holding.pins += 1
         if holding.used_at is None and holding.pins >= self._max_siblings:
             holding.segment.open &= ~pod.bit
@@ -256,11 +272,11 @@ class PrefixIndex:
     def _way(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
         """The holdings that make up the pinned start of a chain: pinned ones stay, and are only ever cut smaller."""
         way: list[Holding] = []
-        depth = 0
-        while depth < length:
-            segment = self._forest.segments[chain[depth]]
+        at = 0
+        while at < length:
+            segment = self._forest.segments[chain[at]]
             way.append(pod.held[segment])
-            depth += len(segment.hashes)
+            at += len(segment.hashes)
         return way
 
     def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
@@ -268,7 +284,7 @@ class PrefixIndex:
         if computed:
             holding.used_at = now
         elif not holding.pins:
-            pod.pinned -= len(holding.segment.hashes)
+            pod.pinned -= holding.segment.blocks
             self._forest.drop(pod, holding)
             self.version += 1
             return False

@@ -18,7 +18,8 @@ class PrefixMatch(Protocol):
     block_size: int
     """Tokens per block."""
     total: int
-    """Blocks of the prompt (all prompts of a batch); a last partial block counts."""
+    """Blocks of the prompt (all prompts of a batch); what is hashed last counts in full, partial or not: that is one
+    block, or 1/32 of a long prompt at most."""
 
     def matched(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
         """Blocks each endpoint holds from the start on, without a gap; in the order of the endpoints."""
@@ -30,9 +31,10 @@ class PrefixMatch(Protocol):
 
     def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Sequence[int]:
         """Tokens of the blocks each endpoint lacks, and those of the prompt beyond its blocks."""
-        total, size = self.total, self.block_size
-        beyond = max(0, prompt_tokens - total * size)
-        return [max(0, total - blocks) * size + beyond for blocks in self.matched(endpoints)]
+        size = self.block_size
+        cold = max(prompt_tokens, self.total * size)
+        beyond = cold - self.total * size
+        return [max(beyond, cold - blocks * size) for blocks in self.matched(endpoints)]
 
 
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")

@@ -20,7 +20,7 @@ class ChainMatch(PrefixMatch):
     def __init__(self, index: PrefixIndex, chains: tuple[Chain, ...], block_size: int) -> None:
         self.block_size = block_size
         self.chains = chains
-        self.total = sum(map(len, chains))
+        self.total = sum(map(index.depth_of, map(len, chains)))
         self.frozen = False
         self._index = index
         self._version = -1

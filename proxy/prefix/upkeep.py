@@ -43,8 +43,10 @@ class Upkeep:
             excess, holding = pod.blocks - target, pod.oldest
             if excess <= 0 or holding is None:
                 return
-            if excess < len(holding.segment.hashes):
-                self._forest.split(holding.segment, len(holding.segment.hashes) - excess)
+            segment = holding.segment
+            kept = self._forest.fitting(segment.start, segment.blocks - excess)
+            if kept > 0:
+                self._forest.split(segment, kept)
             self._forest.drop(pod, holding)
 
     def _expire(self, now: float) -> None:

@@ -11,13 +11,14 @@ from zlib import crc32
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
+from proxy.prefix.depth import DEPTHS
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex, Reservation
 from proxy.replicas.journal import Journal
 from proxy.replicas.wire import Garbled, Kind
 
 JOURNAL_BYTES = 4 * 1024 * 1024
-"""Eight bytes are a block: 130,000 tokens of 64-token blocks take 16 KB."""
+"""Eight bytes are a hash: 130,000 tokens in blocks of 64 take 1.8 KB."""
 
 Tell = Callable[[Kind, bytes], None]
 Find = Callable[[str], Endpoint | None]
@@ -191,9 +192,9 @@ def _unpack(packed: bytes) -> list[Chain]:
     chains: list[Chain] = []
     at = 0
     while at < len(packed):
-        (blocks,) = _LENGTH.unpack_from(packed, at)
-        at += _LENGTH.size + 8 * blocks
-        if at > len(packed):
-            raise Garbled("a chain is cut off")
-        chains.append(array("Q", packed[at - 8 * blocks : at]).tolist())
+        (hashes,) = _LENGTH.unpack_from(packed, at)
+        at += _LENGTH.size + 8 * hashes
+        if at > len(packed) or hashes >= len(DEPTHS):
+            raise Garbled("a chain is cut off, or longer than any")
+        chains.append(array("Q", packed[at - 8 * hashes : at]).tolist())
     return chains

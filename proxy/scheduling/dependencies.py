@@ -16,6 +16,7 @@ DEFAULT_PRODUCERS: Mapping[str, str] = {
     "PrefixCacheMatchInfo": "approx-prefix-cache-producer",
     "TokenizedPrompt": "token-producer",
     "OutputEstimate": "inflight-load-producer",
+    "LatencyPredictionInfo": "predicted-latency-producer",
     "SessionID": "session-id-producer",
 }
 """Kind of a datum -> the type that is injected where something requires the datum and nothing provides it."""

@@ -23,7 +23,7 @@ OnShadow = Callable[[Decision, ProfileResult], None]
 
 
 class Scheduler:
-    """Runs the dialogue with the profile handler, then the shadow profiles."""
+    """Runs the dialogue with the profile handler, if it wants one, then the shadow profiles."""
 
     def __init__(
         self,
@@ -36,9 +36,20 @@ class Scheduler:
         self._profiles = profiles
         self._shadows = tuple(shadows)
         self._on_shadow = on_shadow
+        only = handler.only_profile()
+        self._only = None if only is None else profiles.get(only)
 
     def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
         """Raises what the handler lets through: a RequestError that says why there is no decision."""
+        if self._only is None:
+            decision = self._discussed(request, endpoints, attempt)
+        else:
+            decision = Decision.from_result(self._only.run(request, endpoints, attempt))
+        for shadow in self._shadows:
+            self._observe(shadow, decision, request, endpoints, attempt)
+        return decision
+
+    def _discussed(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int) -> Decision:
         plan = self._handler.plan(request)
         try:
             name = next(plan)
@@ -52,12 +63,9 @@ class Scheduler:
                     name = plan.send(result)
         except StopIteration as end:
             decision: Decision = end.value
-        else:
-            plan.close()
-            raise RequestError(f"The profile handler came to no decision in {MOST_PROFILE_RUNS} profile runs.")
-        for shadow in self._shadows:
-            self._observe(shadow, decision, request, endpoints, attempt)
-        return decision
+            return decision
+        plan.close()
+        raise RequestError(f"The profile handler came to no decision in {MOST_PROFILE_RUNS} profile runs.")
 
     @staticmethod
     def _missing(name: str) -> NoReturn:

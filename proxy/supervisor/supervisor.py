@@ -24,6 +24,7 @@ from proxy.fleet.runner import FleetRunner
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
 from proxy.http.settings import Admin
+from proxy.http.upstream.fetch import PooledFetcher
 from proxy.replicas.hub import Hub
 from proxy.replicas.loads import PeerLoads
 from proxy.replicas.wire import Kind
@@ -138,10 +139,12 @@ class Supervisor:
 
     async def _ask_the_pods(self, settings: Settings) -> None:
         """Pods of a source that the settings do not have any more leave."""
-        runner = FleetRunner(self.fleet, settings.pods, self._clock, self._random, settings.engines)
+        fetcher = PooledFetcher(settings.pods.refresh.timeout, self._clock)
+        runner = FleetRunner(self.fleet, settings.pods, fetcher, self._clock, self._random, settings.engines)
         for source in self._sources - runner.sources:
             self.fleet.reconcile(source, ())
         self._runner, self._sources = runner, runner.sources
+        await self._asking.enter_async_context(fetcher)
         await self._asking.enter_async_context(runner)
 
     async def _open_admin(self, settings: Settings) -> None:

@@ -85,6 +85,13 @@ class Catalogue:
             ("extension_point", "plugin_type", "plugin_name"),
             OVERHEAD,
         )
+        self.prediction_error = gauge(
+            "latency_prediction_error_ratio",
+            "Mean of |predicted - seen| over the mean of recent times to first token; 0 while fewer than 20 are known.",
+        )
+        self.predictions_trusted = gauge(
+            "latency_predictions_trusted", "1, or 0 while latency-scorer scores without predictions, as they are bad."
+        )
         self.scorer_faults = counter("scorer_faults", "Scores that were not usable.", ("plugin", "fault"))
         self.shadow = counter(
             "shadow_decisions", "Runs of shadow profiles, by whether they chose the same pod.", ("profile", "agrees")

@@ -30,6 +30,15 @@ class IndexView(Protocol):
     def bytes(self) -> int: ...
 
 
+class Predictor(Protocol):
+    """Predicts times to first token, and knows how well."""
+
+    @property
+    def error(self) -> float: ...
+    @property
+    def is_trusted(self) -> bool: ...
+
+
 class EndpointCounts:
     """What was counted for one pod since it was discovered."""
 
@@ -45,13 +54,20 @@ class EndpointSeries:
     """At most `limit` pods are named; the rest are added up as `other`, the largest of their shares and ages shown."""
 
     def __init__(
-        self, catalogue: Catalogue, fleet: FleetView, indexes: Sequence[IndexView], clock: Clock, limit: int = 1000
+        self,
+        catalogue: Catalogue,
+        fleet: FleetView,
+        indexes: Sequence[IndexView],
+        clock: Clock,
+        limit: int = 1000,
+        predictors: Sequence[Predictor] = (),
     ) -> None:
         self._catalogue = catalogue
         self._fleet = fleet
         self._indexes = indexes
         self._clock = clock
         self._limit = limit
+        self._predictors = predictors
         self._counts: dict[Endpoint, EndpointCounts] = {}
         self._present: frozenset[Endpoint] = frozenset()
 
@@ -73,6 +89,9 @@ class EndpointSeries:
             self._read_metrics(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
         self._read_pool([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
+        if self._predictors:
+            self._catalogue.prediction_error.cell().value = max(one.error for one in self._predictors)
+            self._catalogue.predictions_trusted.cell().value = float(all(one.is_trusted for one in self._predictors))
         self._catalogue.index_pairs.cell().value = sum(index.pairs for index in self._indexes)
         self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
 

@@ -8,8 +8,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import aiohttp
-
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.fleet.budget import Budget
@@ -17,6 +15,7 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import Engines
 from proxy.fleet.refresh import Refresher
 from proxy.fleet.settings import PodSettings, RefreshSettings
+from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod, exposition, models
 
 
@@ -61,9 +60,9 @@ async def asking(
 
     fleet, budget = Fleet(clock, on_restarted=restarted, on_missed=missed), Budget(0.01, 1.0)
     endpoint = fleet.add(settings)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
+    async with PooledFetcher(timeout, clock) as fetcher:
         refresher = Refresher(
-            endpoint, fleet, session, refresh or RefreshSettings(), Engines(), budget, clock, random.Random(1)
+            endpoint, fleet, fetcher, refresh or RefreshSettings(), Engines(), budget, clock, random.Random(1)
         )
         asked = Asked(fleet, endpoint, refresher, budget)
         task = asyncio.get_running_loop().create_task(refresher.run())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from proxy.core.clock import SystemClock
@@ -13,14 +14,21 @@ from proxy.core.units import Duration
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import DnsSettings, FleetSettings, PodSettings, RefreshSettings
+from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod
 from tests.fleet.test_refresh import until
 
 FAST = RefreshSettings(interval=Duration(0.01), timeout=Duration(0.1), max_core=1.0)
 
 
-def runner(fleet: Fleet, settings: FleetSettings) -> FleetRunner:
-    return FleetRunner(fleet, settings, SystemClock(), random.Random(1))
+@asynccontextmanager
+async def runner(fleet: Fleet, settings: FleetSettings) -> AsyncIterator[FleetRunner]:
+    clock = SystemClock()
+    async with (
+        PooledFetcher(settings.refresh.timeout, clock) as fetcher,
+        FleetRunner(fleet, settings, fetcher, clock, random.Random(1)) as running,
+    ):
+        yield running
 
 
 async def test_after_the_first_contact_the_pods_that_answer_are_ready() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -228,23 +226,6 @@ async def test_a_pod_on_ipv6_is_reached() -> None:
     endpoint = Endpoint("six", f"http://[::1]:{server.sockets[0].getsockname()[1]}")
     async with server, rig(endpoint) as port:
         assert (await port.ask(post(body=b"{}"))).status == 200
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """Of 127.0.0.1, key and all, signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    path = tmp_path / "pod.pem"
-    name = ("-subj", "/CN=pod", "-addext", "subjectAltName=IP:127.0.0.1")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    subprocess.run(
-        ["openssl", "req", "-x509", *key, *name, "-days", "2", "-keyout", str(path), "-out", str(tmp_path / "cert")],
-        check=True,
-        capture_output=True,
-    )
-    path.write_text(path.read_text() + (tmp_path / "cert").read_text())
-    return path
 
 
 @pytest.mark.parametrize(("trusted", "status"), [(True, 200), (False, 502)])

@@ -18,12 +18,21 @@ class Block:
 
 @dataclass
 class Pod:
+    depths: Sequence[int]
     capacity: int = 0
     blocks: dict[Prefix, Block] = field(default_factory=dict)
 
+    def size(self, prefix: Prefix) -> int:
+        """Of its last element, in blocks."""
+        return self.depths[len(prefix)] - self.depths[len(prefix) - 1]
+
+    @property
+    def used(self) -> int:
+        return sum(map(self.size, self.blocks))
+
     @property
     def pinned(self) -> int:
-        return sum(block.pins > 0 for block in self.blocks.values())
+        return sum(self.size(prefix) for prefix, block in self.blocks.items() if block.pins)
 
     def idle(self) -> list[Prefix]:
         """Longest unused first."""
@@ -37,9 +46,11 @@ class Claim:
 
 
 class NaiveIndex:
-    """Chains are tuples of contents, so a block is the tuple up to its end."""
+    """Chains are tuples of contents, so a block is the tuple up to its end; the n-th is as large as the difference of
+    its depths."""
 
-    def __init__(self, max_siblings: int, ttl: float) -> None:
+    def __init__(self, max_siblings: int, ttl: float, depths: Sequence[int]) -> None:
+        self.depths = depths
         self.max_siblings = max_siblings
         self.ttl = ttl
         self.now = 0.0
@@ -51,13 +62,13 @@ class NaiveIndex:
         depth = 0
         while depth < len(chain) and (block := blocks.get(chain[: depth + 1])) and self.counts(block):
             depth += 1
-        return depth
+        return self.depths[depth]
 
     def counts(self, block: Block) -> bool:
         return block.used_at is not None or block.pins < self.max_siblings
 
     def reserve(self, chains: Sequence[Prefix], name: str, capacity: int) -> Claim:
-        pod = self.pods.setdefault(name, Pod())
+        pod = self.pods.setdefault(name, Pod(self.depths))
         pod.capacity = capacity
         claim = Claim(pod, [self.claim(pod, chain) for chain in chains])
         self.tidy(pod)
@@ -67,7 +78,7 @@ class NaiveIndex:
         for depth in range(len(chain)):
             prefix = chain[: depth + 1]
             block = pod.blocks.get(prefix)
-            if (block is None or not block.pins) and pod.pinned >= pod.capacity:
+            if (block is None or not block.pins) and pod.pinned + pod.size(prefix) > pod.capacity:
                 return chain[:depth]
             pod.blocks.setdefault(prefix, Block()).pins += 1
         return chain
@@ -93,8 +104,9 @@ class NaiveIndex:
         self.pods.pop(name, None)
 
     def tidy(self, pod: Pod) -> None:
-        for prefix in pod.idle()[: max(0, len(pod.blocks) - pod.capacity)]:
-            del pod.blocks[prefix]
+        for prefix in pod.idle():
+            if pod.used > pod.capacity:
+                del pod.blocks[prefix]
         for other in self.pods.values():
             for prefix in other.idle():
                 used_at = other.blocks[prefix].used_at

@@ -180,6 +180,25 @@ async def test_the_prompts_of_a_batch_are_summed(producer: ApproxPrefixCacheProd
     assert (match.total, match.matched((pod,))) == (4, [3])
 
 
+async def test_long_prompts_have_as_many_blocks_as_short_ones_of_their_tokens(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    """Hashed deep down a few at a time, predicted and counted one by one."""
+    long = bytes(512 * BLOCK)
+    end(producer, await begin(producer, ask(long), pod))
+    match = await produced(producer, ask(long + b"!" * 8 * BLOCK))
+    assert (match.total, match.matched((pod,)), match.lengths((pod,))) == (528, [512], [512 * 64])
+    assert (producer.index.blocks(pod), producer.index.pairs) == (512, 512)
+    assert (await begin(producer, ask(long + b"!" * BLOCK), pod)).predicted_cached_tokens == 512 * 64
+
+
+async def test_a_prediction_is_never_more_than_the_prompt(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+    long = bytes(500 * BLOCK + 5)
+    end(producer, await begin(producer, ask(long), pod))
+    again = await begin(producer, ask(long), pod)
+    assert again.predicted_cached_tokens == again.request.prompt.tokens
+
+
 async def test_a_tokenized_prompt_is_hashed_instead_of_the_estimate(producer: ApproxPrefixCacheProducer) -> None:
     request = ask()
     request.state.write(TOKENIZED_PROMPT, Prompt((b"x" * BLOCK,)))

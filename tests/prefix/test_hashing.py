@@ -1,32 +1,69 @@
+from itertools import accumulate, pairwise
+from operator import eq
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from proxy.core.request import Prompt
+from proxy.core.request import BYTES_PER_TOKEN, Prompt
+from proxy.prefix.depth import DEPTHS, PER_DOUBLING, cuts
 from proxy.prefix.hashing import chain, chains, namespace
 
-WHATEVER = 1 << 20
+DEPTHS_OF_ANY_KIND = st.lists(st.integers(1, 9), max_size=20).map(lambda sizes: [0, *accumulate(sizes)])
 
 
-def link_by_link(part: bytes, seed: int, block_bytes: int) -> list[int]:
+def link_by_link(part: bytes, seed: int, depths: list[int], block_bytes: int) -> list[int]:
     hashes: list[int] = []
-    for start in range(0, len(part), block_bytes):
-        seed = xxh3_64_intdigest(part[start : start + block_bytes], seed=seed)
-        hashes.append(seed)
+    for start, end in pairwise(depths):
+        if piece := part[start * block_bytes : end * block_bytes]:
+            seed = xxh3_64_intdigest(piece, seed=seed)
+            hashes.append(seed)
     return hashes
 
 
-@given(st.binary(max_size=200), st.integers(0, 2**64 - 1), st.integers(1, 50), st.integers(0, 20))
-def test_a_chain_is_every_block_seeded_with_the_one_before(part: bytes, seed: int, size: int, limit: int) -> None:
-    assert chain(part, seed, size, limit) == link_by_link(part, seed, size)[:limit]
+@given(st.binary(max_size=200), st.integers(0, 2**64 - 1), DEPTHS_OF_ANY_KIND, st.integers(1, 9))
+def test_a_chain_is_every_piece_seeded_with_the_one_before(
+    part: bytes, seed: int, depths: list[int], size: int
+) -> None:
+    assert chain(part, seed, cuts(depths, size)) == link_by_link(part, seed, depths, size)
 
 
-@given(st.binary(max_size=100), st.binary(max_size=100), st.integers(1, 16))
-def test_two_chains_share_exactly_the_blocks_up_to_where_the_prompts_part(a: bytes, b: bytes, size: int) -> None:
-    one, other = chain(a, 1, size, WHATEVER), chain(b, 1, size, WHATEVER)
+@given(st.binary(max_size=100), st.binary(max_size=100), DEPTHS_OF_ANY_KIND, st.integers(1, 9))
+def test_two_chains_share_exactly_the_pieces_up_to_where_the_prompts_part(
+    a: bytes, b: bytes, depths: list[int], size: int
+) -> None:
+    one, other = (chain(part, 1, cuts(depths, size)) for part in (a, b))
     for at in range(max(len(one), len(other))):
-        same = a[: (at + 1) * size] == b[: (at + 1) * size]
+        same = a[: depths[at + 1] * size] == b[: depths[at + 1] * size]
         assert (one[at : at + 1] == other[at : at + 1]) == same
+
+
+def test_the_first_64_blocks_have_a_hash_each_and_further_down_none_stands_for_more_than_a_32nd_of_what_is_before() -> (
+    None
+):
+    assert list(DEPTHS[:65]) == list(range(65))
+    assert all(0 < end - start <= max(1, start // PER_DOUBLING) for start, end in pairwise(DEPTHS))
+    assert (DEPTHS[160], DEPTHS[224]) == (512, 2048)
+
+
+@pytest.mark.parametrize("blocks", [1, 63, 64, 65, 66, 67, 127, 128, 129, 1000])
+def test_prompts_that_part_deep_down_share_what_is_before(blocks: int) -> None:
+    """They part with the first byte after so many blocks."""
+    size = 64 * BYTES_PER_TOKEN
+    start = b"x" * blocks * size
+    (one,), (other,) = (chains(Prompt((start + end * 3 * size,)), "m", 64, 2048) for end in (b"a", b"b"))
+    common = sum(map(eq, one, other))
+    assert one[:common] == other[:common]
+    assert DEPTHS[common] <= blocks < DEPTHS[common + 1]
+
+
+@given(st.integers(0, 400), st.integers(1, 300))
+def test_no_more_blocks_are_hashed_than_the_limit_says(blocks: int, limit: int) -> None:
+    hashes = [len(one) for one in chains(Prompt((b"x" * blocks * 256,)), "m", 64, limit)]
+    assert sum(DEPTHS[one] for one in hashes) <= limit
+    if blocks:
+        assert DEPTHS[hashes[0] + 1] > min(blocks, limit)
 
 
 @given(st.text(max_size=5), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5))
@@ -56,6 +93,12 @@ def test_the_limit_holds_for_a_request_as_a_whole() -> None:
     assert [len(one) for one in chains(prompt, "m", 64, 4)] == [3, 1]
 
 
+def test_deep_blocks_of_a_batch_count_in_full_against_the_limit() -> None:
+    prompt = Prompt((b"x" * 100 * 256, b"y" * 100 * 256, b"z" * 256))
+    assert [DEPTHS[len(one)] for one in chains(prompt, "m", 64, 167)] == [100, 66, 1]
+    assert [DEPTHS[len(one)] for one in chains(prompt, "m", 64, 166)] == [100, 66]
+
+
 def test_empty_parts_have_no_chain() -> None:
     assert chains(Prompt((b"", b"x", b"")), "m", 64, 10) == chains(Prompt((b"x",)), "m", 64, 10)
     assert chains(Prompt(), "m", 64, 10) == ()
@@ -63,4 +106,4 @@ def test_empty_parts_have_no_chain() -> None:
 
 def test_hashes_are_the_same_in_every_process() -> None:
     assert namespace("model", "salt") == 7939720834766408479
-    assert chain(b"hello world", 0, 8, 9) == [7220761301581054836, 3351644343595789659]
+    assert chain(b"hello world", 0, cuts(range(3), 8)) == [7220761301581054836, 3351644343595789659]

@@ -123,10 +123,30 @@ def test_eviction_on_one_pod_leaves_the_others_alone(index: PrefixIndex) -> None
     assert index.match(blocks(1, 6)) == {A: 3, B: 6}
 
 
-def test_large_memories_are_evicted_somewhat_below_their_capacity(index: PrefixIndex) -> None:
+def test_large_memories_are_evicted_somewhat_below_their_capacity(clock: ManualClock) -> None:
+    index = PrefixIndex(clock, max_siblings=16, depths=range(6401))
     hold(index, blocks(1, 6400), A, 6400)
     hold(index, blocks(10_000, 1), A, 6400)
     assert index.blocks(A) == 6300
+
+
+def test_what_is_deep_counts_as_the_blocks_it_stands_for(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 160), A)
+    assert index.match(blocks(1, 160)) == {A: 512}
+    assert index.match(blocks(1, 100) + blocks(1000, 60)) == {A: 144}
+    assert (index.blocks(A), index.pairs) == (512, 512)
+
+
+def test_a_pod_holds_no_hash_of_which_it_has_room_for_a_part_only(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 160), A, 67)
+    assert (index.match(blocks(1, 160)), index.blocks(A)) == ({A: 66}, 66)
+
+
+def test_a_deep_hash_of_which_a_part_must_go_goes_as_a_whole(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 66), A, 100)
+    hold(index, blocks(1000, 33), A, 100)
+    assert (index.match(blocks(1, 66)), index.match(blocks(1000, 33))) == ({A: 66}, {A: 33})
+    assert index.blocks(A) == 99
 
 
 def test_a_prompt_larger_than_the_pod_is_held_as_far_as_it_fits_and_leaks_nothing(index: PrefixIndex) -> None:
@@ -312,6 +332,12 @@ def test_blocks_that_no_answer_had_confirmed_are_no_prediction(index: PrefixInde
         index.confirm(sibling)
         assert index.observe(sibling, 1000, 0)
     assert index.prediction(A) == Prediction(0, 0)
+
+
+def test_predictions_weigh_a_hash_by_what_it_stands_for(index: PrefixIndex) -> None:
+    hold(index, blocks(1, 96), A)
+    report(index, cached=0, length=128, prompt_tokens=256 * 64)
+    assert index.prediction(A) == Prediction(128 * 64, 0)
 
 
 def test_short_prompts_prove_nothing(index: PrefixIndex) -> None:

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
@@ -13,24 +13,30 @@ from tests.prefix.naive import Claim, NaiveIndex, Prefix
 CONTENTS = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=8).map(tuple)
 NAMES = st.sampled_from(["a", "a", "b", "c"])
 CAPACITIES = st.sampled_from([12, 9, 6, 30, 3, 0])
+ALL_ALIKE = range(9)
+EVER_LARGER = (0, 1, 2, 4, 6, 9, 12, 20, 28)
 SIBLINGS = 2
 TTL = 30.0
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever happens, in whatever order, the index answers like its naive model."""
+    """Whatever happens, in whatever order, the index answers like its naive model, however much a hash stands for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.index = PrefixIndex(self.clock, SIBLINGS, TTL)
-        self.naive = NaiveIndex(SIBLINGS, TTL)
+        self.cut(ALL_ALIKE)
         self.endpoints = {name: Endpoint(name) for name in "abc"}
         self.in_flight: list[tuple[Reservation, Claim]] = []
         self.hashes: dict[Prefix, int] = {}
         self.seen: set[Prefix] = set()
         self.found: dict[Prefix, dict[str, int]] = {}
         self.found_at = -1
+
+    @initialize(depths=st.sampled_from([ALL_ALIKE, EVER_LARGER]))
+    def cut(self, depths: Sequence[int]) -> None:
+        self.index = PrefixIndex(self.clock, SIBLINGS, TTL, depths=depths)
+        self.naive = NaiveIndex(SIBLINGS, TTL, depths)
 
     def hashed(self, chain: Prefix) -> list[int]:
         prefixes = [chain[: depth + 1] for depth in range(len(chain))]
@@ -86,9 +92,9 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left_behind(self) -> None:
         for name, endpoint in self.endpoints.items():
-            expected = len(self.naive.pods[name].blocks) if name in self.naive.pods else 0
+            expected = self.naive.pods[name].used if name in self.naive.pods else 0
             assert self.index.blocks(endpoint) == expected
-        assert self.index.pairs == sum(len(pod.blocks) for pod in self.naive.pods.values())
+        assert self.index.pairs == sum(pod.used for pod in self.naive.pods.values())
 
     @invariant()
     def bytes_are_counted_right(self) -> None:
@@ -98,6 +104,9 @@ class AnyHistory(RuleBasedStateMachine):
         hashes = sum(len(segment.hashes) for segment in segments)
         pods = len(forest._by_number)
         assert len(segments) == len(forest.segments)
+        for segment in segments:
+            depth = self.index.depth_of
+            assert segment.blocks == depth(segment.start + len(segment.hashes)) - depth(segment.start)
         assert self.index.bytes == (
             len(segments) * SEGMENT_BYTES + holdings * HOLDING_BYTES + hashes * HASH_BYTES + pods * POD_BYTES
         )
@@ -115,4 +124,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestAnyHistory.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

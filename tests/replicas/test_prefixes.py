@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.prefix.depth import DEPTHS
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import Reservation
 from proxy.replicas.prefixes import SharedIndex, index_tag
@@ -179,6 +180,28 @@ def test_a_chain_that_is_cut_off_is_refused(kind: Kind, cut: int) -> None:
     with pytest.raises(Garbled):
         there.index.take(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
+
+
+def test_a_chain_longer_than_any_prompt_is_refused() -> None:
+    here, there = Peer(1), Peer(2)
+    here.reserve([7])
+    ((kind, body),) = here.said
+    of_one, too_many = (1).to_bytes(4, "little") + (7).to_bytes(8, "little"), len(DEPTHS)
+    longer = too_many.to_bytes(4, "little") + (7).to_bytes(8, "little") * too_many
+    assert body.endswith(of_one)
+    with pytest.raises(Garbled):
+        there.index.take(1, kind, body.removesuffix(of_one) + longer)
+    assert there.match([7]) == {}
+
+
+def test_peers_count_what_is_deep_alike() -> None:
+    here, there = Peer(1), Peer(2)
+    long = list(range(1, 161))
+    here.index.confirm(here.reserve(long))
+    here.index.confirm(here.reserve([*long[:100], 1000]))
+    exchange(here, there)
+    assert there.match(long) == here.match(long) == {"a": 512}
+    assert there.index.blocks(there.pods["a"]) == here.index.blocks(here.pods["a"])
 
 
 CHAINS = [[1, 2, 3], [1, 2, 4, 5], [1, 6], [7, 8, 9, 10], [7, 8, 11]]

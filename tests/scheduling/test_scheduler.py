@@ -1,13 +1,14 @@
 """The dialogue with the profile handler, and the shadows after it."""
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError
-from proxy.core.plugin import Filter, Scorer
+from proxy.core.plugin import Filter, ProfileHandler, Scorer
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.profile import FilterStep, Profile
 from proxy.scheduling.scheduler import Scheduler
@@ -21,7 +22,7 @@ def keeps(name: str, *kept: str, shadow: bool = False) -> Profile:
     return profile(name, FilterStep(f"{name}-filter", Keep(kept)), shadow=shadow)
 
 
-def scheduler(talk: Dialogue, *profiles: Profile, **options: object) -> Scheduler:
+def scheduler(talk: ProfileHandler, *profiles: Profile, **options: object) -> Scheduler:
     return Scheduler(talk, {profile.name: profile for profile in profiles}, **options)  # type: ignore[arg-type]
 
 
@@ -30,6 +31,17 @@ def decides_by(name: str) -> Dialogue:
         return Decision.from_result((yield name))
 
     return Dialogue(talk)
+
+
+@dataclass(frozen=True)
+class Silent(ProfileHandler):
+    only: str
+
+    def only_profile(self) -> str:
+        return self.only
+
+    def plan(self, request: InferenceRequest) -> Talk:
+        raise AssertionError("there is nothing to discuss")
 
 
 def test_the_decision_is_the_target_with_the_other_survivors_as_fallbacks() -> None:
@@ -58,6 +70,31 @@ def test_a_failed_profile_is_an_exception_at_that_line() -> None:
 
     profiles = keeps("first"), keeps("second", "b")
     assert ranking(scheduler(Dialogue(talk), *profiles).schedule(request(), [A, B])) == ["b"]
+
+
+def test_a_handler_that_leaves_nothing_to_discuss_is_not_asked() -> None:
+    only = scheduler(Silent("all"), keeps("all", "a", "b"), keeps("other", "b"))
+    discussed = scheduler(decides_by("all"), keeps("all", "a", "b"), keeps("other", "b"))
+    assert only.schedule(request(), [A, B]) == discussed.schedule(request(), [A, B])
+    with pytest.raises(NoEndpoints, match="all-filter"):
+        only.schedule(request(), [pod("c")])
+
+
+def test_a_handler_that_leaves_nothing_to_discuss_has_shadows_too() -> None:
+    seen: list[tuple[Decision, ProfileResult]] = []
+    observed = scheduler(
+        Silent("all"),
+        keeps("all", "a"),
+        shadows=[keeps("shadow", "b", shadow=True)],
+        on_shadow=lambda decision, result: seen.append((decision, result)),
+    )
+    decision = observed.schedule(request(), [A, B])
+    assert [(told is decision, result.best) for told, result in seen] == [(True, B)]
+
+
+def test_a_handler_is_asked_if_the_only_profile_does_not_exist() -> None:
+    with pytest.raises(AssertionError, match="nothing to discuss"):
+        scheduler(Silent("nowhere"), keeps("all", "a")).schedule(request(), [A])
 
 
 def test_an_error_that_the_handler_lets_through_is_the_clients_answer() -> None:

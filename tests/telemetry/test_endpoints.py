@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.exposition import Exposition
 from tests.telemetry.fakes import World
 
 
@@ -131,3 +134,20 @@ def test_the_prefix_index_is_read_when_it_is_exposed() -> None:
     seen = world.scrape()
     assert seen["kvlane_prefix_index_blocks"] == {(): 1000}
     assert seen["kvlane_prefix_index_bytes"] == {(): 140_000}
+
+
+def test_the_worst_of_several_predictors_is_shown_and_nothing_without_any() -> None:
+    world = World()
+    assert world.scrape()["kvlane_latency_predictions_trusted"] == {}
+    predictors = [FakePredictor(0.1, True), FakePredictor(1.5, False)]
+    world.series = EndpointSeries(world.catalogue, world.fleet, [], world.clock, predictors=predictors)
+    world.exposition = Exposition(world.catalogue, world.series, world.observer)
+    seen = world.scrape()
+    assert seen["kvlane_latency_prediction_error_ratio"] == {(): 1.5}
+    assert seen["kvlane_latency_predictions_trusted"] == {(): 0.0}
+
+
+@dataclass
+class FakePredictor:
+    error: float
+    is_trusted: bool

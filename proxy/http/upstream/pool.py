@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConnectFailed
+from proxy.core.errors import ConnectFailed, ConnectRefused
 from proxy.core.ports import Clock
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.dial import Resolve, dial, look_up
@@ -50,9 +50,9 @@ class Address:
 class Pod:
     """The pool's side of one URL, until it is forgotten."""
 
-    __slots__ = ("_now", "_room", "address", "idle", "quiet")
+    __slots__ = ("_idle_limit", "_now", "_room", "address", "idle", "quiet")
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    def __init__(self, url: str, clock: Clock, idle_limit: float) -> None:
         """Raises ValueError for a URL that is none."""
         self.address = Address.of(url)
         self.idle: list[Connection] = []
@@ -60,11 +60,12 @@ class Pod:
         self.quiet = 0
         """How often in a row `reap` found nothing here."""
         self._room = IDLE_PER_POD
+        self._idle_limit = idle_limit
         self._now = clock.now
 
     def take(self) -> Connection | None:
         """A connection that was used before: the pod may be closing it at this moment."""
-        idle, oldest = self.idle, self._now() - IDLE_LIMIT
+        idle, oldest = self.idle, self._now() - self._idle_limit
         while idle:
             connection = idle.pop()
             if connection.idle_since > oldest and not connection.transport.is_closing():
@@ -85,7 +86,7 @@ class Pod:
             self.idle.remove(connection)
 
     def reap(self) -> None:
-        oldest = self._now() - IDLE_LIMIT
+        oldest = self._now() - self._idle_limit
         stale = [connection for connection in self.idle if connection.idle_since <= oldest]
         if stale:
             del self.idle[: len(stale)]
@@ -102,13 +103,14 @@ class Pod:
 class Pods(dict[str, Pod]):
     """By URL, made when they are asked for: an endpoint that moves has a pod of its own where it goes."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, idle_limit: float) -> None:
         self._clock = clock
+        self._idle_limit = idle_limit
 
     def __missing__(self, url: str) -> Pod:
         """Raises ConnectFailed if the URL is none."""
         try:
-            pod = self[url] = Pod(url, self._clock)
+            pod = self[url] = Pod(url, self._clock, self._idle_limit)
         except ValueError as error:
             raise ConnectFailed(str(error)) from error
         return pod
@@ -117,14 +119,17 @@ class Pods(dict[str, Pod]):
 class UpstreamPool:
     """Hands out connections; they come back by themselves when an answer ended well."""
 
-    def __init__(self, connect_timeout: float, clock: Clock, resolve: Resolve = look_up) -> None:
-        self.pods = Pods(clock)
+    def __init__(
+        self, connect_timeout: float, clock: Clock, resolve: Resolve = look_up, idle_limit: float = IDLE_LIMIT
+    ) -> None:
+        """Connections that were idle for `idle_limit` seconds are not used again."""
+        self.pods = Pods(clock, idle_limit)
         self._connect_timeout = connect_timeout
         self._resolve = resolve
         self._tls: ssl.SSLContext | None = None
 
     async def connect(self, pod: Pod) -> Connection:
-        """A fresh connection. Raises ConnectFailed."""
+        """A fresh connection. Raises ConnectFailed, ConnectRefused if that is why."""
         address = pod.address
         tls = self._context() if address.tls else None
         try:
@@ -134,7 +139,9 @@ class UpstreamPool:
                 )
         except TimeoutError as error:
             raise ConnectFailed(f"no connection within {self._connect_timeout:g} s") from error
-        except OSError as error:
+        except ConnectionRefusedError as error:
+            raise ConnectRefused(f"no connection: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up, or is none for TLS
             raise ConnectFailed(f"no connection: {error}") from error
 
     def forget(self, endpoint: Endpoint) -> None:

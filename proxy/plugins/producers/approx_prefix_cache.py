@@ -33,6 +33,9 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     """Hashes the prompt once and reserves its blocks on the pod that is chosen. A good answer confirms them, a failure
     takes them back, and a pod that repeatedly reports no hits where some were due is taken to have restarted.
 
+    The first 64 blocks of a prompt have a hash each; further down a hash stands for as many as are 1/32 of what is
+    before it, or fewer. All that is counted in blocks is counted in those of `blockSizeTokens`.
+
     All pods share one block size; `autoTune` asks them for their KV capacity only.
     """
 
@@ -41,7 +44,11 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     name: InstanceName
     clock: Clock
     auto_tune: bool = param(True, "Remember as many tokens per pod as its KV cache holds, where the pod says so.")
-    block_size_tokens: int = param(64, "Tokens per block; at least 64 in effect.", aliases=("blockSize",))
+    block_size_tokens: int = param(
+        64,
+        "Tokens per block; at least 64 in effect. Deep in long prompts several blocks have one hash.",
+        aliases=("blockSize",),
+    )
     max_prefix_tokens_to_match: int = param(131072, "Tokens of a prompt that are hashed; 0: no limit.", at_least=0)
     max_prefix_blocks_to_match: int = param(
         2048, "Blocks of a prompt that are hashed, if maxPrefixTokensToMatch is 0; 0: no limit.", at_least=0

@@ -22,6 +22,9 @@ class SingleProfileHandler(ProfileHandler):
         if len(self.profiles) > 1:
             raise ValueError(f"runs exactly one profile, and there are {', '.join(self.profiles)}")
 
+    def only_profile(self) -> str:
+        return self.profiles[0]
+
     def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:
         result = yield self.profiles[0]
         return Decision.from_result(result)

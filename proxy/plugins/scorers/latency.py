@@ -1,30 +1,137 @@
-"""Prefer the pod where the request costs the fewest seconds."""
+"""Prefer the pod where the request costs the fewest seconds: its own, and those of whom it delays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY
+from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.prefix.keys import PREFIX_MATCH
+
+TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+
+ALIKE, ALIKE_SHARE = 0.005, 0.05
+"""Costs that differ by less, in seconds and as a share, are equal: what there is of chance in them must not send all
+to the same pod."""
+
+BROKEN = 0.5
+"""Pods that are expected to break an objective score below this, the others above."""
+
+Slo = tuple[float | None, float | None]
+"""Seconds to the first token and per token; None: no objective."""
 
 
 @plugin("latency-scorer")
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LatencyScorer(Scorer):
+    """1 / (1 + excess / `scaleSeconds`), where excess is what the pod costs more than the cheapest one: seconds to the
+    first token, and a share of those by which answers that run are delayed; see predicted-latency-producer.
+
+    With objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or without `llm-d-`), pods that are expected to keep
+    them come before those that are not; these are ordered by how much they break them, those by the strategy. While
+    predictions cannot be trusted, the score is the mean of KV room, of the shorter queue and of the cached share,
+    by the composite weights.
+    """
+
+    scale_seconds: float = param(1.0, "excess that halves the score", more_than=0)
+    ttft_weight: float = param(0.8, "of the time to first token in a broken objective, or in the headroom", at_least=0)
+    tpot_weight: float = param(0.2, "of the time per token in it", at_least=0)
+    headroom_selection_strategy: Literal["cheapest", "least", "most"] = param(
+        "cheapest", "which of the pods that keep the objectives: the cheapest, or that with the least or most headroom"
+    )
+    composite_kv_weight: float = param(
+        1.0, "of KV room while predictions are not trusted", key="compositeKVWeight", at_least=0
+    )
+    composite_queue_weight: float = param(1.0, "of a shorter queue then", at_least=0)
+    composite_prefix_weight: float = param(1.0, "of the cached share of the prompt then", at_least=0)
+    latency_prediction_info_producer_name: str = param(
+        "", "whose predictions to read; empty: those of the only producer"
+    )
+    _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._key = LATENCY.of(self.latency_prediction_info_producer_name)
+
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
-        return (LATENCY,)
+        return (self._key,)
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        forecast = request.state.read(LATENCY)
-        if forecast is None:
-            return [0.0] * len(endpoints)
-        costs = forecast.costs(endpoints)
-        best = min(costs)
-        return [1.0 / (1.0 + (cost - best)) for cost in costs]
+        forecast = request.state.read(self._key)
+        if forecast is None or not forecast.is_trusted:
+            return self._composite(request, endpoints)
+        slo = objectives(request.headers)
+        if slo is not None:
+            return self._keeping(slo, forecast, endpoints)
+        return self._by_cost(forecast.costs(endpoints))
+
+    def _by_cost(self, costs: Sequence[float]) -> list[float]:
+        scale, least = self.scale_seconds, min(costs)
+        equal = least + ALIKE + ALIKE_SHARE * least
+        return [1.0 if cost <= equal else scale / (scale + cost - least) for cost in costs]
+
+    def _keeping(self, slo: Slo, forecast: LatencyForecast, endpoints: Sequence[Endpoint]) -> list[float]:
+        rooms = self._headrooms(slo, forecast, endpoints)
+        if self.headroom_selection_strategy == "cheapest":
+            kept = self._by_cost(forecast.costs(endpoints))
+        else:
+            sign = 1.0 if self.headroom_selection_strategy == "least" else -1.0
+            kept = [1.0 / (1.0 + max(0.0, 1.0 + sign * sum(room))) for room in rooms]
+        return [
+            BROKEN + (1.0 - BROKEN) * score if min(room) >= 0.0 else BROKEN / (1.0 - sum(min(0.0, one) for one in room))
+            for score, room in zip(kept, rooms, strict=True)
+        ]
+
+    def _headrooms(
+        self, slo: Slo, forecast: LatencyForecast, endpoints: Sequence[Endpoint]
+    ) -> list[tuple[float, float]]:
+        """(of the first token, of those that follow), weighted shares of the objective; negative where it is broken."""
+        ttft, tpot = slo
+        return [
+            (
+                self.ttft_weight * (1.0 - first / ttft) if ttft else 0.0,
+                self.tpot_weight * (1.0 - each / tpot) if tpot else 0.0,
+            )
+            for first, each in zip(forecast.ttfts(endpoints), forecast.tpots(endpoints), strict=True)
+        ]
+
+    def _composite(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        kv, queue, prefix = self.composite_kv_weight, self.composite_queue_weight, self.composite_prefix_weight
+        total = kv + queue + prefix or 1.0
+        match = request.state.read(PREFIX_MATCH)
+        held = match.matched(endpoints) if match is not None else [0] * len(endpoints)
+        blocks = match.total if match is not None and match.total else 1
+        views = [endpoint.view for endpoint in endpoints]
+        most = max(view.waiting for view in views) or 1
+        return [
+            (kv * (1.0 - min(1.0, view.kv_usage)) + queue * (most - view.waiting) / most + prefix * matched / blocks)
+            / total
+            for view, matched in zip(views, held, strict=True)
+        ]
+
+
+def objectives(headers: Mapping[str, str]) -> Slo | None:
+    """None without any; what is no positive number of milliseconds is none."""
+    ttft, tpot = _seconds(headers, TTFT_HEADERS), _seconds(headers, TPOT_HEADERS)
+    return None if ttft is None and tpot is None else (ttft, tpot)
+
+
+def _seconds(headers: Mapping[str, str], names: Sequence[str]) -> float | None:
+    for name in names:
+        text = headers.get(name)
+        if text is not None:
+            try:
+                milliseconds = float(text)
+            except ValueError:
+                continue
+            if 0.0 < milliseconds < float("inf"):
+                return milliseconds / 1000
+    return None

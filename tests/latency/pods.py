@@ -1,0 +1,63 @@
+"""A pod that answers prompts in turn, at a speed that the tests choose, and the proxy's model of it."""
+
+import random
+from collections.abc import Sequence
+
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.latency.fleet import FleetModel
+from proxy.latency.pod import PodModel, Prices
+
+
+class Pod:
+    """Prompts are computed one after the other, `fixed` + `per_token` each, times chance; answers have one token."""
+
+    def __init__(self, fleet: FleetModel | None = None, fixed: float = 0.02, per_token: float = 100e-6) -> None:
+        self.endpoint = Endpoint("pod")
+        self.model = PodModel(self.endpoint, fleet or FleetModel(), Prices(0.0, 0.0), 0.0)
+        self.fixed = fixed
+        self.per_token = per_token
+        self.noise = 0.0
+        self.now = 0.0
+        self._random = random.Random(1)
+
+    def send(self, tokens: int, stream: bool = True) -> Exchange:
+        request = InferenceRequest("r", "/v1/completions", "m", Prompt((b"x" * 4 * tokens,)), stream=stream)
+        exchange = Exchange(request, Decision(self.endpoint), self.endpoint, 0, self.now)
+        self.endpoint.charge(1, tokens)
+        return exchange
+
+    def takes(self, tokens: int) -> float:
+        chance = self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
+        return (self.fixed + tokens * self.per_token) * chance
+
+    def serve(self, sizes: Sequence[int], gap: float = 0.0) -> None:
+        """Prompts of these sizes, sent at once; the last is over before this returns."""
+        sent = []
+        for tokens in sizes:
+            exchange = self.send(tokens)
+            sent.append((exchange, self.model.dispatch(exchange, tokens, tokens, self.now)))
+        for (exchange, leg), tokens in zip(sent, sizes, strict=True):
+            self.now += self.takes(tokens)
+            answer(exchange, self.now)
+            self.endpoint.charge(-1, -tokens)
+            self.model.end(leg, self.now)
+        self.now += gap + 0.01
+        self.model.catch_up(self.now)
+
+    def work(self, times: int) -> None:
+        for _ in range(times):
+            self.serve([self._random.randrange(100, 8000) for _ in range(self._random.randrange(1, 4))], gap=0.5)
+
+    def error(self, tokens: int = 4000) -> float:
+        """Relative, of the time to first token on the idle pod."""
+        seconds = self.fixed + tokens * self.per_token
+        return abs(self.model.ttft(tokens, tokens, self.now) - seconds) / seconds
+
+
+def answer(exchange: Exchange, now: float, tokens: int = 1) -> None:
+    exchange.status, exchange.first_byte_at, exchange.last_byte_at = 200, now, now
+    exchange.ending, exchange.chunks = Ending.COMPLETE, tokens
+    exchange.usage = Usage(exchange.request.prompt.tokens, tokens)
