@@ -26,10 +26,11 @@ class Prompt:
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
 
-    def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "") -> None:
+    def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0) -> None:
+        """`tokens` are to be given if `parts` are only a beginning."""
         self.parts = parts  # type: ignore[misc]
         self.salt = salt  # type: ignore[misc]
-        self.tokens = sum([-(-len(part) // BYTES_PER_TOKEN) for part in parts])  # type: ignore[misc]
+        self.tokens = tokens or sum([-(-len(part) // BYTES_PER_TOKEN) for part in parts])  # type: ignore[misc]
 
 
 EMPTY_PROMPT = Prompt()

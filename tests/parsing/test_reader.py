@@ -11,6 +11,7 @@ import pytest
 from proxy.core.errors import BadRequest, InvalidJson
 from proxy.openai.parse import parse
 from proxy.parsing.reader import BodyParser
+from proxy.parsing.wire import MOST
 
 CHAT = "/v1/chat/completions"
 
@@ -27,13 +28,26 @@ async def parser() -> AsyncIterator[BodyParser]:
 
 @pytest.mark.parametrize(
     "body",
-    [chat(), chat(3_000_000, stream=True, max_tokens=7), chat(kv_transfer_params={"host": "x"}), b'{"prompt": "x"}'],
+    [chat(), chat(1_500_000, stream=True, max_tokens=7), chat(kv_transfer_params={"host": "x"}), b'{"prompt": "x"}'],
     ids=["small", "large", "with an engine's internals", "without a model"],
 )
 async def test_what_comes_back_is_what_the_parser_gives(parser: BodyParser, body: bytes) -> None:
     path = CHAT if b"messages" in body else "/v1/completions"
 
     assert await parser.parse_apart(path, body, "application/json") == parse(path, body)
+
+
+async def test_of_a_prompt_that_is_longer_than_anything_hashed_the_beginning_comes_back(parser: BodyParser) -> None:
+    for path, body in (
+        (CHAT, chat(3_000_000)),
+        ("/v1/completions", orjson.dumps({"model": "m", "prompt": ["x" * 1_500_000] * 3})),
+    ):
+        here, apart = parse(path, body), await parser.parse_apart(path, body, "application/json")
+
+        assert (apart.model, apart.body, apart.prompt.tokens) == (here.model, here.body, here.prompt.tokens)
+        assert len(apart.prompt.parts) == len(here.prompt.parts)
+        assert sum(map(len, apart.prompt.parts)) == MOST
+        assert all(map(bytes.startswith, here.prompt.parts, apart.prompt.parts))
 
 
 async def test_what_the_parser_refuses_is_refused_with_the_same_words(parser: BodyParser) -> None:
