@@ -14,6 +14,7 @@ from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.client import ClientConnection
 from proxy.http.settings import Listen
+from proxy.http.sweep import look_at
 
 Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
 """Runs as a task of its own, and ends with `ClientConnection.answered`."""
@@ -50,8 +51,7 @@ class Clients:
 
     def check(self, now: float) -> None:
         """For the sweep: one look at all of them costs less than a timer for each."""
-        for connection in tuple(self.connections):
-            connection.check(now)
+        look_at(self.connections, now)
 
     def close_idle(self) -> None:
         """Closes the connections that are between requests."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from proxy.core.ports import Clock
@@ -33,9 +34,13 @@ class Sweep:
             self.look()
 
     def look(self) -> None:
-        now = self._clock.now()
-        for each in tuple(self.watched):
-            try:
-                each.check(now)
-            except Exception:
-                log.exception("%r could not be checked", each)
+        look_at(self.watched, self._clock.now())
+
+
+def look_at(watched: Iterable[Watched], now: float) -> None:
+    """Whoever cannot be checked spares nobody else."""
+    for each in tuple(watched):
+        try:
+            each.check(now)
+        except Exception:
+            log.exception("%r could not be checked", each)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.http.sweep import Sweep, Watched, look_at
+
+
+@dataclass(eq=False)
+class Stalling:
+    seen: list[float] = field(default_factory=list)
+
+    def check(self, now: float) -> None:
+        self.seen.append(now)
+
+
+@dataclass(eq=False)
+class Broken:
+    def check(self, now: float) -> None:
+        raise RuntimeError("no look at me")
+
+
+def test_who_cannot_be_checked_spares_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    stalling = [Stalling(), Stalling()]
+
+    look_at([stalling[0], Broken(), stalling[1]], 3.0)
+
+    assert [one.seen for one in stalling] == [[3.0], [3.0]]
+    assert "could not be checked" in caplog.text
+
+
+def test_who_leaves_during_a_look_is_no_trouble() -> None:
+    clock = ManualClock(now=5.0)
+    sweep = Sweep(clock, 4.0)
+    stalling = Stalling()
+
+    class Leaving:
+        def check(self, now: float) -> None:
+            sweep.watched.discard(self)
+
+    everyone: list[Watched] = [Leaving(), stalling, Leaving()]
+    sweep.watched.update(everyone)
+    sweep.look()
+
+    assert sweep.watched == {stalling}
+    assert stalling.seen == [5.0]
