@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
 import sys
@@ -67,7 +68,8 @@ class BodyParser:
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to hear of it
+                    process.kill()
             await process.wait()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -73,4 +74,5 @@ class Child:
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:
-            os.kill(self._process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to hear of it
+                os.kill(self._process.pid, number)
