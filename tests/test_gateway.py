@@ -180,6 +180,12 @@ class World:
         await self.gateway.serve(call or FakeCall(), relay)
         return relay.legs
 
+    async def removed_meanwhile(self, exchange: Exchange) -> None:
+        """A script: a stored response, of a pod that goes while it answers."""
+        self.fleet.remove(exchange.endpoint.name)
+        exchange.response_id = "resp_1"
+        await good(exchange)
+
     def assert_that_nothing_is_left(self) -> None:
         loads = [endpoint.load for endpoint in self.fleet.endpoints]
         assert self.ledger.in_flight == 0
@@ -278,13 +284,7 @@ async def test_a_plugin_that_fails_in_the_decision_costs_the_request_and_nothing
 
 async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -> None:
     world = World()
-
-    async def removed_meanwhile(exchange: Exchange) -> None:
-        world.fleet.remove(exchange.endpoint.name)
-        exchange.response_id = "resp_1"
-        await good(exchange)
-
-    await world.serve(removed_meanwhile)
+    await world.serve(world.removed_meanwhile)
     assert len(world.fleet.endpoints) == 2
     assert world.pairs() == 0
     world.assert_that_nothing_is_left()
@@ -292,13 +292,7 @@ async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -
 
 async def test_a_response_of_a_pod_that_is_gone_is_not_asked_of_it() -> None:
     world = World()
-
-    async def removed_meanwhile(exchange: Exchange) -> None:
-        world.fleet.remove(exchange.endpoint.name)
-        exchange.response_id = "resp_1"
-        await good(exchange)
-
-    await world.serve(removed_meanwhile)
+    await world.serve(world.removed_meanwhile)
     with pytest.raises(UnknownResponse):
         await world.serve(good, call=FakeCall(path="/v1/responses/resp_1", method="GET", body=b""))
     assert len(world.bindings) == 0

@@ -79,13 +79,13 @@ class Rechunked:
     in_step = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
-        return _chunk(b"".join(bodies))
+        return chunk(b"".join(bodies))
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
-        return _chunk(b"".join(bodies)) + LAST_CHUNK
+        return chunk(b"".join(bodies)) + LAST_CHUNK
 
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
-        return _chunk(_after_blank_line(tail) + event) + LAST_CHUNK
+        return chunk(_after_blank_line(tail) + event) + LAST_CHUNK
 
 
 class WholeChunks:
@@ -113,7 +113,7 @@ class WholeChunks:
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
         """Trailers are dropped."""
         if self._splitting:
-            return _chunk(b"".join(bodies)) + LAST_CHUNK
+            return chunk(b"".join(bodies)) + LAST_CHUNK
         raw = self._join(raw)
         if exact and (raw.endswith(b"\r\n0\r\n\r\n") or raw == LAST_CHUNK):
             return raw
@@ -122,12 +122,12 @@ class WholeChunks:
     def cut(self, event: bytes, tail: bytes) -> bytes | None:
         unsent = len(_body_of_part(self._join(b"")))
         sent = tail[: len(tail) - unsent] if unsent < len(tail) or not unsent else b"?"
-        return _chunk(_after_blank_line(sent) + event) + LAST_CHUNK
+        return chunk(_after_blank_line(sent) + event) + LAST_CHUNK
 
     def _feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         if self._splitting:
             self._splitting = not (marks and marks[-1] and raw.endswith(b"\r\n"))
-            return _chunk(b"".join(bodies))
+            return chunk(b"".join(bodies))
         if self._held and CLOSED not in marks:
             self._hold(raw)
             return self._split() if self._held_size > HELD_LIMIT else b""
@@ -151,10 +151,11 @@ class WholeChunks:
 
     def _split(self) -> bytes:
         self._splitting = True
-        return _chunk(_body_of_part(self._join(b"")))
+        return chunk(_body_of_part(self._join(b"")))
 
 
-def _chunk(body: bytes) -> bytes:
+def chunk(body: bytes) -> bytes:
+    """A body as one chunk; nothing of an empty one, which would end the message."""
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
 
 

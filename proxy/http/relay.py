@@ -10,6 +10,7 @@ from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
 from proxy.http.body import Upload
 from proxy.http.call import HttpCall
+from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import encode_pairs, first_lines, header_line, upstream_head
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
@@ -72,7 +73,7 @@ class ClientRelay:
         chunked = self._call.chunked
         body = self._call.body
         connection.request_sent = False
-        connection.send(answer, head, _chunk(body) if chunked else body)
+        connection.send(answer, head, chunk(body) if chunked else body)
         async with Tasks() as tasks:
             tasks.start(_pump(upload, connection, answer, chunked), "upload")
             return await answer.done
@@ -105,16 +106,12 @@ class ClientRelay:
 async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked: bool) -> None:
     try:
         while piece := await upload.next():
-            connection.write(_chunk(piece) if chunked else piece)
+            connection.write(chunk(piece) if chunked else piece)
             if answer.upload_room is not None:
                 await answer.upload_room
         if chunked:
-            connection.write(b"0\r\n\r\n")
+            connection.write(LAST_CHUNK)
         connection.request_sent = True
     except RequestError as error:
         connection.abort()
         answer.failed(error)
-
-
-def _chunk(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)

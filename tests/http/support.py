@@ -260,6 +260,14 @@ class Rig:
         await eventually(lambda: len(self.ended) >= count)
         return self.ended[-1]
 
+    async def standstill(self) -> int:
+        """Waits until no more requests end; how many have."""
+        served = -1
+        while served != len(self.ended):
+            served = len(self.ended)
+            await asyncio.sleep(0.2)
+        return served
+
 
 @asynccontextmanager
 async def rig(

@@ -285,10 +285,7 @@ async def test_answers_of_our_own_do_not_pile_up_for_a_client_that_does_not_read
         for _ in range(200):
             client.send(request)
             await asyncio.sleep(gap)
-        served = -1
-        while served != len(port.ended):
-            served = len(port.ended)
-            await asyncio.sleep(0.2)
+        served = await port.standstill()
         (connection,) = port.server._clients.connections
         assert served < 200
         assert connection.socket.get_write_buffer_size() < 2**19

@@ -216,10 +216,7 @@ async def test_pipelined_answers_do_not_pile_up_for_a_client_that_does_not_read(
     async with Pod(answering(plain(b"x" * 100_000))) as pod, rig(pod) as port, port.client(ROOM) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(close=False) * 150)
-        served = -1
-        while served != len(port.ended):
-            served = len(port.ended)
-            await asyncio.sleep(0.2)
+        served = await port.standstill()
         (connection,) = port.server._clients.connections
         assert served < 150
         assert connection.socket.get_write_buffer_size() < 2**19

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 from operator import attrgetter, itemgetter
 
 from proxy.core.decision import ProfileRun, ScoredEndpoint
@@ -12,7 +11,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Picker, plugin
 from proxy.core.ports import Random
 from proxy.core.request import InferenceRequest
-from proxy.plugins.weighted_order import SMALLEST
+from proxy.plugins.weighted_order import weighted_draw
 
 _score = itemgetter(1)
 _recent = attrgetter("endpoint.load.recent")
@@ -35,9 +34,8 @@ class MaxScorePicker(Picker):
             return sorted(scored, key=_score, reverse=True)
         if len(set(map(_recent, scored))) == len(scored):  # nothing to draw: 1.2 us for four pods, not 2.1
             return sorted(sorted(scored, key=_recent), key=_score, reverse=True)
-        draw = self.random.random
-        ranks = [  # the third is `weighted_draw`, without a call for every pod
-            (-one.score, one.endpoint.load.recent, -log(draw() or SMALLEST) / one.endpoint.weight, at, one)
+        ranks = [
+            (-one.score, one.endpoint.load.recent, weighted_draw(one.endpoint.weight, self.random), at, one)
             for at, one in enumerate(scored)
         ]
         return list(map(_last, sorted(ranks)))
