@@ -4,6 +4,9 @@ COPY pyproject.toml requirements.lock README.md LICENSE ./
 RUN python -m venv /opt/kvlane && /opt/kvlane/bin/pip install --no-cache-dir -r requirements.lock
 COPY proxy proxy
 RUN /opt/kvlane/bin/pip install --no-cache-dir --no-deps .
+# docker build --build-arg EXTRAS=redis,jwt .
+ARG EXTRAS=
+RUN if [ -n "$EXTRAS" ]; then /opt/kvlane/bin/pip install --no-cache-dir ".[$EXTRAS]"; fi
 
 FROM python:3.13-slim
 COPY --from=build /opt/kvlane /opt/kvlane

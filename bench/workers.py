@@ -119,10 +119,20 @@ def simulated() -> Iterator[list[str]]:
         process.wait()
 
 
+async def _healthy(urls: list[str]) -> None:
+    async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.timeout(30):
+        for url in urls:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{url}/health"):
+                        break
+                await asyncio.sleep(0.1)
+
+
 async def _round(
     urls: list[str], workers: int, shares: bool, seed: int, options: argparse.Namespace, outcome: Outcome
 ) -> None:
-    await demo._healthy(urls)
+    await _healthy(urls)
     settings = from_mapping(
         {
             "listen": {"host": "127.0.0.1", "port": 0},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import random
 import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -16,90 +17,102 @@ from typing import Any
 import aiohttp
 
 from proxy import __version__
+from proxy.composition.asking import Asking
+from proxy.composition.autoscaling import Autoscaling
+from proxy.composition.data_path import DataPath
+from proxy.composition.decisions import Decisions
+from proxy.composition.doors import Doors
+from proxy.composition.gates import Gates
+from proxy.composition.indexes import index_bytes, prefix_producers
+from proxy.composition.model_names import ModelNames
+from proxy.composition.observation import Observation
+from proxy.composition.reliability import Reliability
+from proxy.composition.senses import OwnSenses
+from proxy.composition.warming import Warming
+from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
-from proxy.core.decision import Decision, ProfileResult
-from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
-from proxy.core.ports import Clock, Random
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint
+from proxy.core.errors import ConfigError
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
+from proxy.differences import servable
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.runner import FleetRunner
-from proxy.gateway import Gateway
+from proxy.fleet.slow_start import SlowStart
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
-from proxy.http.server import DataServer
-from proxy.http.upstream.fetch import PooledFetcher
-from proxy.parsing.reader import BodyParser
-from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+from proxy.http.upstream.trust import Trust
+from proxy.pool_settings import PoolSettings
 from proxy.prefix.index import PrefixIndex
-from proxy.scheduling.build import Scheduling, Watch, build
+from proxy.scheduling.build import Scheduling
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag
-from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
-from proxy.telemetry.observer import Observer
-from proxy.telemetry.timing import EVERY, Timing
-
-FIRST_CONTACT = 5.0
-"""Seconds that the listening ports wait for the pods to be tried once, so that the first requests find them."""
 
 
 class App:
     """`async with App(settings) as app`: inside of it the proxy serves. Raises ConfigError when constructed with
     settings whose scheduling cannot be built."""
 
-    def __init__(self, settings: Settings, registry: Registry | None = None) -> None:
-        self._settings = settings
-        self._clock = SystemClock()
-        self._random = random.Random()
+    _workers = 1
+    """That serve together."""
+
+    def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
+        """`reader` makes settings of what the admin port is sent."""
+        clock, rng, catalogue = SystemClock(), random.Random(), Catalogue(__version__)
+        self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
-        self._catalogue = Catalogue(__version__)
-        self.scheduling = self._build(registry or Registry.discover())
+        self.configurations = Configurations(settings, self, reader or Reader(environ=os.environ), clock, catalogue)
         self.fleet = self._make_fleet()
+        self.fleet.form(tuple(settings.all_pools))
         self.ledger = self._make_ledger()
         self._bindings = self._make_bindings()
-        self._endpoint_series = EndpointSeries(
-            self._catalogue, self.fleet, self._indexes(), self._clock, predictors=self._predictors()
+        self._trust = trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
+        self.reliability = Reliability(settings.reliability, self.fleet, trust, clock, rng, self._breaker_turned)
+        breakers = self.reliability.breakers
+        self._observation = Observation(settings.telemetry, catalogue, self.fleet, clock, breakers.state)
+        self._decisions = Decisions(settings, registry, clock, rng, self._observation)
+        self._observation.follow(self.schedulings.values(), self._indexes())
+        self._doors = Doors(settings.security, clock)
+        self._asking = Asking(self.fleet, trust, clock, rng, self._observation.endpoints.check_failed)
+        self._gates = Gates(settings, self._doors.door, self._workers, self.fleet, clock, rng, self._observation)
+        self._names = ModelNames(self.fleet, trust, clock, rng, catalogue)
+        self._warming = Warming(settings.pods.warmup, clock, rng)
+        self._senses = OwnSenses(settings, self.fleet, catalogue, clock, self._gates, lambda: self.schedulings)
+        self.autoscaling = Autoscaling(settings, self.fleet, self._senses, catalogue, clock, rng, self._cached_blocks)
+        self._observation.readers.extend((self._senses.read, self.autoscaling.read))
+        self._path = DataPath(
+            self.fleet,
+            self.ledger,
+            self._bindings,
+            trust,
+            self.reliability,
+            self._observation,
+            self._decisions,
+            self._doors,
+            self._gates,
+            self._warming,
+            self._senses,
+            clock,
+            rng,
         )
 
     async def __aenter__(self) -> App:
-        settings, clock = self._settings, self._clock
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(Tasks())
-            await self._observe(stack, tasks)
+            self.observer = await self._observation.begin(stack, tasks, self._log_writer)
+            await self.reliability.begin(stack)
+            await self._doors.begin(stack)
             known = await self._know_the_fleet(stack)
-            self._gateway = Gateway(
-                self.fleet,
-                self.scheduling,
-                self.ledger,
-                self._bindings,
-                self.observer,
-                clock,
-                attempts=settings.reliability.retries.attempts,
-                expose_endpoint=settings.security.expose_endpoint,
-                parser=await stack.enter_async_context(BodyParser()),
-            )
-            self._data = DataServer(
-                settings.listen,
-                settings.security,
-                settings.reliability.timeouts,
-                self._gateway,
-                clock,
-                on_first_byte=self._first_byte,
-                on_end=self.observer.request_ended,
-            )
+            await self._decisions.begin(stack, self.fleet)
+            names = await self._names.resolver(stack, self._settings, bool(self._gates))
+            await self._path.begin(stack, self._settings, names)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), clock), "event loop lag")
+            tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
             await self._open_admin(stack, session)
-            await known()
-            await self._data.start(self._sockets())
-            stack.push_async_callback(self._data.stop, settings.reliability.drain.grace)
+            await self._listen(stack, known)
+            await self._begin_scaling(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -107,40 +120,79 @@ class App:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Streams that run are given the drain's grace; then everything stops, last started first."""
-        self._gateway.stopping = True
+        self._path.gateway.stopping = True
         await self._stack.aclose()
+
+    async def reload(self, wanted: Settings) -> Sequence[str]:
+        """Serves with other settings, keeping what is known and in flight; gives the paths of what can only be had by
+        a restart, and stays as it was. Raises ConfigError, and nothing has changed then."""
+        before, (settings, left) = self._settings, servable(self._settings, wanted)
+        try:
+            door = self._doors.door if settings.security == before.security else self._doors.make(settings.security)
+            schedulings = self._decisions.build(settings, self.schedulings)  # last: plugins hand over what they know
+        except ConfigError:
+            await self._decisions.keep_what_is_used()
+            raise
+        self._settings, self._decisions.schedulings, self._doors.door = settings, schedulings, door
+        await self._change_rooms()
+        self._share()
+        await self._doors.follow()
+        await self._decisions.keep_what_is_used()
+        await self._know_differently(before)
+        if before.telemetry.log_level is not settings.telemetry.log_level:
+            logging.getLogger().setLevel(settings.telemetry.log_level.name)
+        return left
+
+    def check(self, wanted: Settings) -> Sequence[str]:
+        """What `reload` would give. Raises ConfigError."""
+        settings, left = servable(self._settings, wanted)
+        self._doors.make(settings.security)
+        return left
+
+    async def settle(self) -> None:
+        """Says that new requests are not wanted, and serves those that come all the same until balancers have heard."""
+        self._path.turn_away()
+        await asyncio.sleep(self._settings.reliability.drain.settle)
 
     @property
     def port(self) -> int:
-        return self._data.port
+        return self._path.server.port
 
     @property
     def admin_port(self) -> int:
         return self._admin.port
 
     @property
+    def schedulings(self) -> Mapping[str, Scheduling]:
+        """By pool."""
+        return self._decisions.schedulings
+
+    @property
     def index_bytes(self) -> int:
         """Upper bound of the memory of the prefix indexes."""
-        return sum(producer.index.bytes for producer in self._prefix_producers())
+        return sum(map(index_bytes, self.schedulings.values()))
 
     def effective(self) -> dict[str, Any]:
         """The configuration in effect, every value with its origin."""
-        return {**effective(self._settings), "scheduling": self.scheduling.effective.as_dict()}
+        pools = {name: self._effective(name, pool) for name, pool in self._settings.pools.items()}
+        return {**self._effective(DEFAULT_POOL, self._settings), "pools": pools}
 
-    def _build(self, registry: Registry) -> Scheduling:
-        ports = {Clock: self._clock, Random: self._random}
-        watch = Watch(Timing(self._catalogue, time.perf_counter).wrap, EVERY)
-        return build(self._settings.scheduling, registry, ports, watch, self._scorer_fault, self._shadow)
+    def _effective(self, pool: str, settings: Settings | PoolSettings) -> dict[str, Any]:
+        return {**effective(settings), "scheduling": self.schedulings[pool].effective.as_dict()}
 
-    async def _observe(self, stack: AsyncExitStack, tasks: Tasks) -> None:
-        catalogue, series, access_log = self._catalogue, self._endpoint_series, None
-        if self._settings.telemetry.access_log:
-            access_log = AccessLog(self._log_writer(), self._clock, catalogue.log_lines_lost.cell())
-            await stack.enter_async_context(access_log)
-        self.observer = Observer(catalogue, series, self._clock, access_log)
-        stack.callback(self.observer.flush)
-        tasks.start(self.observer.run(), "metrics and access log")
-        self._exposition = Exposition(catalogue, series, self.observer)
+    async def _change_rooms(self) -> None:
+        """Nothing in it really waits: no request runs in between."""
+        settings, breaker = self._settings, self._settings.reliability.breaker
+        self.fleet.form(tuple(settings.all_pools))
+        self._trust.change(settings.pods.tls, settings.pools_tls)
+        self.fleet.change(breaker.panic_percent, breaker.slow_start)
+        self.reliability.change(settings.reliability)
+        self._observation.follow(self.schedulings.values(), self._indexes())
+        self._gates.change(settings, self._doors.door)
+        self._senses.change(settings)
+        self.autoscaling.change(settings)
+        names = await self._names.resolver(self._stack, settings, bool(self._gates))
+        self._path.change(settings, names)
 
     # What a process has of its own, and a worker among several has from its supervisor.
 
@@ -148,10 +200,19 @@ class App:
         return Fleet(
             self._clock,
             on_ready=self._ready,
-            on_restarted=self._forget,
+            on_restarted=self._restarted,
             on_removed=self._removed,
             on_missed=self._missed,
+            on_changed=self._roomier,
+            on_moved=self._moved,
+            on_doubts=self._doubting,
+            on_drained=self._drained,
+            panic_percent=self._settings.reliability.breaker.panic_percent,
+            slow_start=self._make_slow_start(),
         )
+
+    def _make_slow_start(self) -> SlowStart:
+        return SlowStart(self._settings.reliability.breaker.slow_start, self._clock, self._random)
 
     def _make_ledger(self) -> Ledger:
         return Ledger(self._clock)
@@ -160,27 +221,46 @@ class App:
         return Bindings(self._clock)
 
     def _indexes(self) -> Sequence[PrefixIndex]:
-        return [producer.index for producer in self._prefix_producers()]
+        return [producer.index for scheduling in self.schedulings.values() for producer in prefix_producers(scheduling)]
 
-    def _prefix_producers(self) -> list[ApproxPrefixCacheProducer]:
-        plugins = self.scheduling.instances.values()
-        return [plugin for plugin in plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
-
-    def _predictors(self) -> list[PredictedLatencyProducer]:
-        plugins = self.scheduling.instances.values()
-        return [plugin for plugin in plugins if isinstance(plugin, PredictedLatencyProducer)]
+    def _share(self) -> None:
+        """Tells nobody."""
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """Begins to; what it returns waits until as much is known as requests need."""
-        settings = self._settings
-        fetcher = await stack.enter_async_context(PooledFetcher(settings.pods.refresh.timeout, self._clock))
-        runner = FleetRunner(self.fleet, settings.pods, fetcher, self._clock, self._random, settings.engines)
-        await stack.enter_async_context(runner)
-        return partial(runner.first_contact, FIRST_CONTACT)
+        await self._asking.begin(stack, self._settings)
+        return self._asking.first_contact
+
+    async def _know_differently(self, before: Settings) -> None:
+        await self._asking.change(before, self._settings)
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
-        self._admin = AdminServer(self._settings.admin, self._admin_application(session))
-        await stack.enter_async_context(self._admin)
+        application = admin_application(
+            fleet=self.fleet,
+            exposition=self._observation.exposition,
+            config=self.effective,
+            session=session,
+            trust=self._trust,
+            stopping=lambda: self._path.gateway.stopping,
+            breaker=self.reliability.breakers.state,
+            keys=lambda: (self._settings.admin.api_key, self._doors.door),
+            configurations=self.configurations,
+            replicas=self._replicas,
+            scaled=lambda: self.autoscaling.pools,
+        )
+        self._admin = await stack.enter_async_context(AdminServer(self._settings.admin, application))
+
+    async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
+        """At once: while no pod is known, requests are told to come again, and connections are not refused."""
+        await self._path.server.start(self._sockets())
+        stack.push_async_callback(self._stop_serving)
+        await known()
+
+    async def _begin_scaling(self, stack: AsyncExitStack) -> None:
+        await self.autoscaling.begin(stack)
+
+    async def _stop_serving(self) -> None:
+        await self._path.server.stop(self._settings.reliability.drain.grace)
 
     def _sockets(self) -> Sequence[socket.socket]:
         return ()
@@ -188,40 +268,50 @@ class App:
     def _log_writer(self) -> Callable[[bytes], int]:
         return partial(os.write, sys.stdout.fileno())
 
-    def _admin_application(self, session: aiohttp.ClientSession) -> Any:
-        return admin_application(
-            fleet=self.fleet,
-            exposition=self._exposition,
-            config=self.effective,
-            session=session,
-            stopping=lambda: self._gateway.stopping,
-            api_key=self._settings.admin.api_key,
-        )
+    def _breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+        """Nobody else has to know; nor below."""
+
+    def _doubting(self, endpoint: Endpoint) -> None:
+        pass
+
+    def _drained(self, endpoint: Endpoint) -> None:
+        pass
+
+    def _replicas(self) -> Mapping[str, Any]:
+        """What is known of the other proxies of the deployment."""
+        return {}
 
     # What happens in one room and is known in another.
 
-    def _first_byte(self, exchange: Exchange) -> None:
-        self.ledger.first_byte(exchange)
-        self.observer.first_byte(exchange)
+    def _cached_blocks(self, endpoint: Endpoint) -> int:
+        return sum(index.blocks(endpoint) for index in self._indexes())
 
     def _ready(self, endpoint: Endpoint) -> None:
-        self.ledger.level(endpoint, self.fleet.ready)
+        self.ledger.level(endpoint, self.fleet.within(endpoint.pool).ready)
+        self._warming.warm(endpoint)
+
+    def _restarted(self, endpoint: Endpoint) -> None:
+        self._forget(endpoint)
+        self._warming.warm(endpoint)
+
+    def _roomier(self, endpoint: Endpoint) -> None:
+        """There may be room on the pod that was not there."""
+        self._gates.look(endpoint.pool)
 
     def _removed(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)
-        self._data.pool.forget(endpoint)
+        self._path.server.pool.forget(endpoint)
 
     def _missed(self, endpoint: Endpoint) -> None:
         self.observer.scrape_failed(endpoint)
 
+    def _moved(self, endpoint: Endpoint) -> None:
+        self._observation.endpoints.moved(endpoint)
+
     def _forget(self, endpoint: Endpoint) -> None:
         """What was in the pod's memory: cached prefixes, stored responses."""
         self._bindings.forget(endpoint)
-        for plugin in self.scheduling.endpoint_removed:
+        self.reliability.forget(endpoint)
+        scheduling = self.schedulings.get(endpoint.pool)
+        for plugin in scheduling.endpoint_removed if scheduling is not None else ():
             plugin.endpoint_removed(endpoint)
-
-    def _scorer_fault(self, plugin: str, fault: str) -> None:
-        self.observer.scorer_fault(plugin, fault)
-
-    def _shadow(self, decision: Decision, result: ProfileResult) -> None:
-        self.observer.shadow(decision, result)

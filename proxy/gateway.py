@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import (
-    BadGateway,
-    BadRequest,
-    GatewayTimeout,
-    NoEndpoints,
-    UnknownModel,
-    UnknownResponse,
-    UpstreamFailed,
-    UpstreamTimedOut,
-)
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NO_POD, NoEndpoints, RequestError, UnknownModel, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
-from proxy.core.ports import Call, Clock, Relay
+from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
+from proxy.fleet.handover import steer
 from proxy.fleet.ledger import Ledger
-from proxy.openai.parse import Parsed, parse
-from proxy.openai.paths import model_in, response_id
-from proxy.parsing.reader import LARGE, BodyParser
-from proxy.production import Production
+from proxy.handoff.hand_off import HandOffs
+from proxy.openai.asked_usage import asking
+from proxy.openai.parse import Parsed
+from proxy.openai.paths import response_id
+from proxy.parsing.reader import LARGE, BodyParser, parsed_at_once, question, request_of
+from proxy.pool import Pool, Pools
+from proxy.reliability.breaker import Breakers
+from proxy.reliability.failover import Failover
+from proxy.reliability.hedging import Hedging
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.observer import Observer
 
@@ -42,124 +40,113 @@ class Gateway:
     """Where the rooms meet. `serve` is called once per request by the rim."""
 
     fleet: Fleet
-    scheduling: Scheduling
+    all_pools: Sequence[Pool]
     ledger: Ledger
     bindings: Bindings
     observer: Observer
     clock: Clock
-    attempts: int = 3
+    failover: Failover
+    breakers: Breakers
+    request_timeout: float = math.inf
+    """Seconds that a request has, unless its client gives it less."""
+    handoffs: HandOffs | None = None
+    hedging: Hedging | None = None
+    resolver: Resolver | None = None
+    names: Names | None = None
     expose_endpoint: bool = True
+    ask_for_usage: bool = False
     stopping: bool = False
     parser: BodyParser = field(default_factory=BodyParser)
-    _production: Production = field(init=False)
+    pools: Pools = field(init=False)
 
     def __post_init__(self) -> None:
-        self._production = Production(self.scheduling.producers, self.scheduling.producer_rounds)
+        self.follow(self.all_pools)
+
+    def follow(self, pools: Sequence[Pool]) -> None:
+        """Requests go to these from here on."""
+        place = self._place if self.hedging is None else self.hedging.around(self._place, self._leg)
+        self.all_pools, self.pools = pools, Pools(pools, self.bindings, place)
 
     async def serve(self, call: Call, relay: Relay) -> None:
         """Raises RequestError if nothing was sent to the client; what fails later has been ended by the relay."""
         pinned = response_id(call.path)
         if pinned:
-            request = _request(call, Parsed("", call.body), model="")
-            await self._send(request, self._to_the_pod_of(pinned), relay)
+            parsed = Parsed("", call.body, previous_response_id=pinned)
+            request, pool = request_of(call, parsed, "", self.request_timeout), self.pools.holding(pinned)
+            await self._place(pool, request, parsed, relay, produces=False)
             return
-        parsed = _parsed(call) if len(call.body) < LARGE else await self._parsed_apart(call)
-        model = self._only_model() if parsed.model is None else parsed.model
-        request = _request(call, parsed, model)
-        await self._production.run(request, self.fleet.serving(model))
-        await self._send(request, self._decide(request, parsed), relay)
+        parsed = parsed_at_once(call) if len(call.body) < LARGE else await self.parser.parse_apart(*question(call))
+        model = self.fleet.only_model() if parsed.model is None else parsed.model
+        request = request_of(call, parsed, model, self.request_timeout)
+        if self.failover.poison.suspects:
+            self.failover.poison.check(request)
+        if self.resolver is not None:
+            request = self.resolver.resolve(request, call.identity)
+        if self.ask_for_usage:
+            request = asking(request)
+        if request.naming is None or self.names is None or parsed.previous_response_id:
+            await self.pools.send(request, parsed, relay)
+        else:
+            await self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
 
     def health(self) -> bool:
         """Whether new requests are wanted."""
-        return not self.stopping and bool(self.fleet.ready)
+        return not self.stopping and self.fleet.serves
 
     def models(self) -> list[dict[str, Any]]:
         """The cards of /v1/models of all live pods, one per id."""
-        return self.fleet.models()
+        cards = self.fleet.models()
+        return cards if self.names is None else self.names.listed(cards)
 
-    async def _parsed_apart(self, call: Call) -> Parsed:
-        return await self.parser.parse_apart(call.path, call.body, call.headers.get("content-type", ""))
+    async def _place(
+        self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay, produces: bool = True, by: Way = None
+    ) -> None:
+        """On the pod that is chosen; while nothing has reached the client, on others after it."""
+        endpoints, production = pool.pods.serving(request.model), pool.production
+        if produces:
+            await production.run(request, endpoints)
+            if production.waits:
+                endpoints = pool.pods.serving(request.model)
+        decision = self._decide(pool, request, parsed, endpoints)
+        exchange = Exchange(request, decision, decision.target, 0, self.clock.now())
+        if decision.why and self.handoffs is not None:
+            by = self.handoffs.of(request, decision, relay, self._leg) or by
+        while True:
+            try:
+                if by is not None:
+                    await by.run(exchange)
+                else:
+                    with Leg(self, pool, exchange):
+                        await relay.relay(exchange)
+                return
+            except UpstreamFailed as error:
+                failure = error.with_traceback(None)  # it would keep this frame, with the body, which keeps it
+            exchange = await self.failover.following(exchange, failure)
 
-    def _only_model(self) -> str:
-        """What a body gets that names none."""
-        only = self.fleet.only_model()
-        if only is None and self.fleet.models():
-            names = ", ".join(card["id"] for card in self.fleet.models())
-            raise BadRequest(f"'model' is missing, and there are several: {names}.", param="model")
-        return only or ""
+    def _leg(self, exchange: Exchange) -> Leg:
+        return Leg(self, self.pools.having(exchange.endpoint), exchange)
 
-    def _decide(self, request: InferenceRequest, parsed: Parsed) -> Decision:
+    def _decide(
+        self, pool: Pool, request: InferenceRequest, parsed: Parsed, candidates: Sequence[Endpoint]
+    ) -> Decision:
         """From here to the PreRequest hooks nothing waits, so the decision and its reservation are one step."""
-        if parsed.previous_response_id:
-            return self._to_the_pod_of(parsed.previous_response_id)
+        if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
+            return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
         started = self.clock.now()
-        decision = self.scheduling.scheduler.schedule(request, self._candidates(request.model))
+        if not candidates:
+            raise self._nobody_serves(request.model)
+        for gate in pool.gates:
+            candidates = gate.narrow(request, candidates)
+        decision = pool.scheduling.scheduler.schedule(request, candidates)
+        if self.fleet.draining:
+            decision = steer(request, decision, self.fleet.draining)
         self.observer.decided(decision, self.clock.now() - started)
         return decision
 
-    def _candidates(self, model: str) -> Sequence[Endpoint]:
-        endpoints = self.fleet.serving(model)
-        if endpoints:
-            return endpoints
+    def _nobody_serves(self, model: str) -> RequestError:
         if self.fleet.ready and not self.fleet.knows(model):
-            raise UnknownModel(model)
-        raise NoEndpoints(f"No pod that serves the model `{model}` is ready; try again shortly." if model else _NO_POD)
-
-    def _to_the_pod_of(self, stored: str) -> Decision:
-        """Stored responses live in the memory of the pod that made them."""
-        endpoint = self.bindings.find(stored)
-        ready = self.fleet.ready
-        if endpoint is None and len(ready) == 1:
-            endpoint = ready[0]
-        if endpoint is None:
-            raise UnknownResponse(stored) if ready else NoEndpoints(_NO_POD)
-        return Decision(endpoint)
-
-    async def _send(self, request: InferenceRequest, decision: Decision, relay: Relay) -> None:
-        """The target, then the fallbacks in rank order while nothing has reached the client."""
-        failure: UpstreamFailed | None = None
-        attempt = 0
-        for endpoint in decision.candidates():
-            if attempt and endpoint.state is not EndpointState.READY:
-                continue
-            if attempt == self.attempts:
-                break
-            try:
-                with Leg(self, Exchange(request, decision, endpoint, attempt, self.clock.now())) as exchange:
-                    await relay.relay(exchange)
-            except UpstreamTimedOut as error:
-                raise GatewayTimeout("The pod that took the request did not answer in time.") from error
-            except UpstreamFailed as error:
-                log.warning("request %s, attempt %d: %s failed: %s", request.id, attempt + 1, endpoint.name, error)
-                failure = error
-                attempt += 1
-            else:
-                return
-        raise BadGateway(f"No pod answered; tried {attempt}. Try again shortly.") from failure
-
-
-def _parsed(call: Call) -> Parsed:
-    """What has no body may name no model: any pod will do then."""
-    if call.method in ("GET", "HEAD", "DELETE"):
-        return Parsed(model_in(call.query) or "", call.body)
-    return parse(call.path, call.body, call.headers.get("content-type", ""))
-
-
-def _request(call: Call, parsed: Parsed, model: str) -> InferenceRequest:
-    return InferenceRequest(
-        id=call.id,
-        path=call.path,
-        model=model,
-        prompt=parsed.prompt,
-        body=parsed.body,
-        headers=call.headers,
-        stream=parsed.stream,
-        max_tokens=parsed.max_tokens,
-        received_at=call.received_at,
-    )
-
-
-_NO_POD = "No pod is ready; try again shortly."
+            return UnknownModel(model)
+        return NoEndpoints(f"No pod that serves the model `{model}` is ready; try again shortly." if model else NO_POD)
 
 
 @dataclass(slots=True)
@@ -167,32 +154,43 @@ class Leg:
     """One exchange between PreRequest and PostResponse: whatever entered, leaves."""
 
     gateway: Gateway
+    pool: Pool
     exchange: Exchange
+    scheduling: Scheduling = field(init=False)
 
-    def __enter__(self) -> Exchange:
-        gateway, exchange = self.gateway, self.exchange
+    def __enter__(self) -> None:
+        gateway, pool, exchange = self.gateway, self.pool, self.exchange
+        endpoint, self.scheduling = exchange.endpoint, pool.scheduling
         if gateway.expose_endpoint:
-            exchange.response_headers.append(("x-kvlane-endpoint", exchange.endpoint.name))
+            exchange.response_headers.append(("x-kvlane-endpoint", endpoint.name))
+            if (naming := exchange.request.naming) is not None and naming.asked != exchange.request.model:
+                exchange.response_headers.append(("x-kvlane-model", exchange.request.model))
         gateway.ledger.enter(exchange)
-        for hook in next(gateway.scheduling.pre_request_rounds):
+        for gate in pool.gates:
+            if exchange.answers:
+                gate.sent(exchange)
+        if endpoint.is_watched:
+            gateway.breakers.began(exchange)
+        for hook in next(self.scheduling.pre_request_rounds):
             try:
-                hook.pre_request(exchange, exchange.endpoint)
+                hook.pre_request(exchange, endpoint)
             except Exception:
                 log.exception("request %s: PreRequest of %s failed", exchange.request.id, hook.plugin_type)
-        return exchange
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gateway, exchange = self.gateway, self.exchange
+        gateway, exchange, endpoint = self.gateway, self.exchange, self.exchange.endpoint
         if exchange.ending is None:
             exchange.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
         gateway.ledger.leave(exchange)
-        if exchange.response_id and gateway.fleet.get(exchange.endpoint.name) is exchange.endpoint:
-            gateway.bindings.bind(exchange.response_id, exchange.endpoint)
-        for hook in next(gateway.scheduling.post_response_rounds):
+        if exchange.status != 200 or exchange.ending is not Ending.COMPLETE or endpoint.is_watched:
+            gateway.breakers.ended(exchange, error)
+        if exchange.response_id and gateway.fleet.get(endpoint.name) is endpoint:
+            gateway.bindings.bind(exchange.response_id, endpoint)
+        for hook in next(self.scheduling.post_response_rounds):
             try:
-                hook.post_response(exchange, exchange.endpoint)
+                hook.post_response(exchange, endpoint)
             except Exception:
                 log.exception("request %s: PostResponse of %s failed", exchange.request.id, hook.plugin_type)
         gateway.observer.leg_ended(exchange)

@@ -1,4 +1,4 @@
-"""What an EndpointPickerConfig says of scraping, engines and discovery, as settings of the fleet."""
+"""What an EndpointPickerConfig says of scraping, engines, discovery and waiting, as settings of other rooms."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
             faults.append(_twice("pods.file"))
         merged["file"] = layer.discovery.path
     return merged
+
+
+def flow_control_section(own: Any, said: Mapping[str, Any], faults: Faults) -> Any:
+    """The `flowControl` section with what the document adds to it. A limit that both set is a fault."""
+    if not (own is None or isinstance(own, Mapping)):
+        return own
+    own = own or {}
+    faults.extend(_twice(f"flowControl.{key}") for key in said if key in own)
+    return {**said, **own}
 
 
 def engines(core: CoreMetrics | None, faults: Faults) -> Engines:

@@ -24,17 +24,19 @@ class Production:
 
     def __init__(self, producers: Sequence[DataProducer], rounds: Iterator[Sequence[DataProducer]]) -> None:
         self._prompt = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
+        self.waits = self._prompt < len(producers)
+        """Whether the world may change in a `run`."""
         self._rounds = rounds
 
     async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         """Never fails: what is missing afterwards, scorers do without."""
         producers = next(self._rounds)
-        for producer in producers[: self._prompt]:
+        for producer in producers[: self._prompt] if self.waits else producers:
             try:
                 await producer.produce(request, endpoints)
             except Exception:
                 log.exception(FAILED, request.id, producer.plugin_type)
-        if self._prompt == len(producers):
+        if not self.waits:
             return
         try:
             async with asyncio.timeout(PRODUCE_DEADLINE):

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxy import picker_config, yaml_source
+from proxy import pool_settings, yaml_source
+from proxy.autoscale import settings as policies
+from proxy.autoscale.settings import AutoscaleSettings
 from proxy.core import params
-from proxy.core.clock import SystemClock
+from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, plain, suggestion, yaml_key
-from proxy.core.ports import Clock, Random
-from proxy.core.registry import Registry
+from proxy.core.tls import PodTls
+from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.dialects import Engines
-from proxy.fleet.settings import FleetSettings
+from proxy.fleet.settings import FleetSettings, PodSources
+from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.http.settings import Admin, Listen, Security
+from proxy.models.settings import ModelSettings
+from proxy.pool_settings import PoolSettings
 from proxy.reliability.settings import ReliabilitySettings
-from proxy.scheduling import document
-from proxy.scheduling.build import faults
+from proxy.replicas.settings import ReplicaSettings
 from proxy.scheduling.document import KIND, Document
 from proxy.telemetry.settings import Telemetry
 
-NOT_YET = ("models", "flowControl", "disaggregation", "autoscale", "replicas", "pools")
-"""Sections that nothing stands behind so far."""
-
-DERIVED = ("scheduling", "engines", "given")
+DERIVED = ("scheduling", "pools", "engines", "given", "source")
 """Fields that are no sections of plain values."""
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
@@ -36,71 +36,128 @@ _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration. `scheduling` is the document of that section, `engines` the dialects it knows; `given`
-    is what was written, to tell it from defaults."""
+    """The whole configuration. `scheduling` is the document of that section, `engines` the dialects it knows; `pools`
+    are those beside the one of the top level; `given` is what was written, to tell it from defaults, and `source` all
+    that `from_mapping` made this of."""
 
     listen: Listen = field(default_factory=Listen)
     admin: Admin = field(default_factory=Admin)
     pods: FleetSettings = field(default_factory=FleetSettings)
     scheduling: Document = field(default_factory=lambda: Document(given=False))
+    flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
+    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
+    models: ModelSettings = field(default_factory=ModelSettings)
     reliability: ReliabilitySettings = field(default_factory=ReliabilitySettings)
+    autoscale: AutoscaleSettings = field(default_factory=AutoscaleSettings)
     security: Security = field(default_factory=Security)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     telemetry: Telemetry = field(default_factory=Telemetry)
     engines: Engines = field(default_factory=Engines)
     given: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_pools(self) -> dict[str, PoolSettings]:
+        """By name; that of the top level is the first."""
+        return {
+            DEFAULT_POOL: PoolSettings(self.pods, self.flow_control, self.scheduling, self.engines),
+            **self.pools,
+        }
+
+    def alone(self, pool: str) -> Settings:
+        """As if this pool were that of the top level, and the only one. Raises KeyError if there is none."""
+        own = self.all_pools[pool]
+        pods = FleetSettings(**{item.name: getattr(own.pods, item.name) for item in dataclasses.fields(PodSources)})
+        kept = dataclasses.replace(pods, warmup=self.pods.warmup)
+        return dataclasses.replace(
+            self, pods=kept, flow_control=own.flow_control, scheduling=own.scheduling, engines=own.engines, pools={}
+        )
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether any pod can come of it."""
+        return any(pool.pods.has_source for pool in self.all_pools.values())
+
+    @property
+    def pools_tls(self) -> dict[str, PodTls]:
+        """How pods of the pools that say so are spoken to."""
+        return {name: pool.pods.tls for name, pool in self.pools.items() if pool.pods.tls != PodTls()}
 
 
 def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
     """Kvlane's own file, or an EndpointPickerConfig; `overrides` are values of sections that win over the file's.
     Raises ConfigError."""
-    data = _read(path, environ)
+    return from_text(_text(path), path, environ, overrides)
+
+
+def from_text(
+    text: str, path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> Settings:
+    """As `load`, from what stands in the file, or would. Raises ConfigError."""
+    data = yaml_source.read(text, str(path), environ)
     if not isinstance(data, Mapping):
-        raise ConfigError([Problem(str(path), "the file must hold a mapping")])
+        raise ConfigError([Problem(str(path), "must hold a mapping")])
     if data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS):
         data = {"scheduling": data}
-    return from_mapping(_with_scheduling_file(data, path, environ), overrides)
+    return from_mapping(_with_scheduling_files(data, path, environ), overrides)
 
 
 def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
     """As `load`, from what the file would hold. Raises ConfigError with every fault."""
     data = _merged(data, overrides or {})
-    problems = [Problem(name, "is not yet supported; take this section out") for name in NOT_YET if name in data]
-    scheduling = document.read(data.get("scheduling"), "scheduling")
-    problems.extend(faults(scheduling, Registry.discover(), {Clock: SystemClock(), Random: random.Random()}))
-    rest = {key: value for key, value in data.items() if key not in (*NOT_YET, "scheduling")}
-    pods, layer = rest.get("pods") or {}, scheduling.data_layer
-    if isinstance(pods, Mapping):
-        rest["pods"] = picker_config.pods_section(pods, layer, problems)
-    apart = {"scheduling": scheduling, "engines": picker_config.engines(layer.core, problems), "given": rest}
+    problems: list[Problem] = []
+    sections = {key: value for key, value in data.items() if key != "pools"}
+    rest, own = pool_settings.parts(sections, "", problems)
+    pools = pool_settings.read(data.get("pools"), problems)
+    own["autoscale"] = _policies(data.get(policies.PATH), problems)
+    plain_ones = {key: value for key, value in rest.items() if key != policies.PATH}
     try:
-        settings = params.build(Settings, rest, "", apart)
+        settings = params.build(Settings, plain_ones, "", {**own, "pools": pools, "given": rest, "source": data})
     except Invalid as invalid:
-        raise ConfigError([*_with_scheduling_known(invalid.problems), *problems]) from None
+        raise ConfigError([*_with_all_known(invalid.problems), *problems]) from None
+    problems.extend(pool_settings.taken(settings.all_pools))
+    problems.extend(settings.models.astray(settings.all_pools))
+    problems.extend(_unscaled(settings))
     if problems:
         raise ConfigError(problems)
     return settings
 
 
-def effective(settings: Settings) -> dict[str, Any]:
-    """Every value of every section but `scheduling` as `{"value": …, "origin": "file" | "default"}`."""
-    sections = [item for item in dataclasses.fields(settings) if item.name not in DERIVED]
-    return {item.name: _described(getattr(settings, item.name), settings.given.get(item.name)) for item in sections}
+def effective(settings: Settings | PoolSettings) -> dict[str, Any]:
+    """Every value of every section but `scheduling` and `pools` as `{"value": …, "origin": "file" | "default"}`."""
+    sections = {yaml_key(item): item for item in dataclasses.fields(settings) if item.name not in DERIVED}
+    return {key: _described(getattr(settings, item.name), settings.given.get(key)) for key, item in sections.items()}
 
 
 def _read(path: Path, environ: Mapping[str, str]) -> Any:
+    return yaml_source.read(_text(path), str(path), environ)
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text()
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
-    return yaml_source.read(text, str(path), environ)
 
 
-def _with_scheduling_file(data: Mapping[str, Any], path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
-    section = data.get("scheduling")
+def _with_scheduling_files(data: Mapping[str, Any], path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """That of the top level, and those of the pools."""
+    pools = data.get("pools")
+    if isinstance(pools, Mapping):
+        named = {
+            name: _with_scheduling_file(pool, path, environ, f"pools.{name}.scheduling") for name, pool in pools.items()
+        }
+        data = {**data, "pools": named}
+    return _with_scheduling_file(data, path, environ, "scheduling")  # type: ignore[no-any-return]
+
+
+def _with_scheduling_file(data: Any, path: Path, environ: Mapping[str, str], where: str) -> Any:
+    section = data.get("scheduling") if isinstance(data, Mapping) else None
     if not isinstance(section, Mapping) or "file" not in section:
         return data
     if len(section) > 1:
-        raise ConfigError([Problem("scheduling", "has a file and keys of its own; keep one of them")])
+        raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
     return {**data, "scheduling": _read(path.parent / str(section["file"]), environ)}
 
 
@@ -112,9 +169,28 @@ def _merged(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]])
     return merged
 
 
-def _with_scheduling_known(problems: Sequence[Problem]) -> list[Problem]:
-    """`scheduling` is read apart, so the loader of the rest does not know that it exists."""
-    known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in ("engines", "given")]
+def _policies(section: Any, problems: list[Problem]) -> AutoscaleSettings:
+    """Faults that no single value shows are found beside those of single values."""
+    try:
+        return policies.load(section)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return AutoscaleSettings()
+
+
+def _unscaled(settings: Settings) -> list[Problem]:
+    """A problem for every policy of a pool that is none."""
+    pools = settings.all_pools
+    return [
+        Problem(f"{policies.PATH}.pools.{name}", f"there is no such pool{suggestion(name, list(pools))}")
+        for name in settings.autoscale.pools
+        if name not in pools
+    ]
+
+
+def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:
+    """`scheduling` and `pools` are read apart, so the loader of the rest does not know that they exist."""
+    known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in ("engines", "given", "source")]
     fixed = []
     for problem in problems:
         if not problem.path and problem.message.startswith("unknown field '"):

@@ -11,6 +11,9 @@ import yaml
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import FromEnvironment, join
 
+LONGEST = 1_000_000
+"""Values of one file."""
+
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
 
 
@@ -18,12 +21,18 @@ def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
     """Raises ConfigError, for a syntax error with its line and column."""
     try:
         values = yaml.load(text, Loader=_StrictLoader)
+        return _expanded(values, environ)
+    except RecursionError:
+        raise ConfigError([Problem(source, "is nested too deeply, or in itself")]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         raise ConfigError([Problem(where, str(error.problem or error.context or error))]) from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([Problem(source, str(error))]) from None
+
+
+def _expanded(values: Any, environ: Mapping[str, str]) -> Any:
     problems: list[Problem] = []
     expanded = _expand(values, "", environ, problems)
     if problems:
@@ -32,7 +41,21 @@ def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A key that stands twice in one mapping is an error; YAML would let the last win."""
+    """A key that stands twice in one mapping is an error; YAML would let the last win. So is a text that anchors make
+    longer than LONGEST: a few lines of anchors in anchors can stand for more values than there is memory."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _values(node, {}) > LONGEST:
+            raise yaml.YAMLError(f"its anchors stand for more than {LONGEST} values")
+        return node
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        """YAML can spell what no text can hold, and no answer, log or file could show."""
+        value = super().construct_scalar(node)
+        if any("\ud800" <= sign <= "\udfff" for sign in value):
+            raise yaml.constructor.ConstructorError(None, None, "half a surrogate pair is no text", node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -42,8 +65,20 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, f"key '{key.value}' stands twice", key.start_mark)
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"  # YAML 1.1 reads a key that is called `on` as true
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many there are in a node once its aliases are written out. RecursionError if it holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        children = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_values(child, known) for child in children)
+    return known[id(node)]
 
 
 def _expand(value: Any, path: str, environ: Mapping[str, str], problems: list[Problem]) -> Any:

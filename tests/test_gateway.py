@@ -13,8 +13,9 @@ import pytest
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, UnknownResponse, UpstreamTimedOut
+from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
+from proxy.core.identity import Identity
 from proxy.core.plugin import (
     DataProducer,
     EndpointRemoved,
@@ -34,6 +35,11 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.gateway import Gateway
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.pool import Pool
+from proxy.reliability.breaker import Breakers
+from proxy.reliability.budget import RetryBudget
+from proxy.reliability.failover import Failover
+from proxy.reliability.settings import BreakerSettings, Retries
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
 from proxy.telemetry.catalogue import Catalogue
@@ -55,6 +61,7 @@ class FakeCall:
     id: str = "id-1"
     headers: Mapping[str, str] = field(default_factory=dict)
     received_at: float = 0.0
+    identity: Identity | None = None
 
 
 @dataclass
@@ -68,6 +75,13 @@ class ScriptedRelay:
         script = self.scripts[min(len(self.legs), len(self.scripts) - 1)]
         self.legs.append(exchange)
         await script(exchange)
+
+    def race(self, begins: Callable[[Exchange], None]) -> None:
+        """One leg at a time."""
+
+    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+        await self.relay(exchange)
+        return b"{}"
 
 
 async def good(exchange: Exchange) -> None:
@@ -159,7 +173,7 @@ class World:
     """A gateway over pods `a`, `b` and `c`, all of them ready."""
 
     def __init__(self, *extra: str, names: str = "abc", attempts: int = 3) -> None:
-        clock = ManualClock(now=1000.0)
+        self.clock = clock = ManualClock(now=1000.0)
         self.scheduling = build(
             read({"plugins": [{"type": name} for name in (*PLUGINS, *extra)]}),
             Registry([*Registry.discover(), *BAD]),
@@ -173,7 +187,20 @@ class World:
         self.bindings = Bindings(clock)
         catalogue = Catalogue("test")
         observer = Observer(catalogue, EndpointSeries(catalogue, self.fleet, [], clock), clock)
-        self.gateway = Gateway(self.fleet, self.scheduling, self.ledger, self.bindings, observer, clock, attempts)
+        budget = RetryBudget(20, clock, lambda: self.ledger.entered)
+        failover = Failover(Retries(attempts), clock, random.Random(2), budget, self._alive, self._sleep)
+        self.later: list[Callable[[], None]] = []
+        breakers = Breakers(BreakerSettings(), clock, self.fleet, lambda seconds, call: self.later.append(call))
+        self.gateway = Gateway(
+            self.fleet,
+            [Pool(self.fleet, self.scheduling)],
+            self.ledger,
+            self.bindings,
+            observer,
+            clock,
+            failover,
+            breakers,
+        )
 
     async def serve(self, *scripts: Script, call: FakeCall | None = None) -> list[Exchange]:
         relay = ScriptedRelay(scripts)
@@ -197,6 +224,12 @@ class World:
         indexes = [one for one in self.scheduling.instances.values() if isinstance(one, ApproxPrefixCacheProducer)]
         return sum(one.index.pairs for one in indexes)
 
+    async def _alive(self, endpoint: Endpoint) -> bool:
+        return True
+
+    async def _sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
     def _removed(self, endpoint: Endpoint) -> None:
         for hook in self.scheduling.endpoint_removed:
             hook.endpoint_removed(endpoint)
@@ -211,15 +244,13 @@ async def test_a_good_answer_leaves_its_blocks_and_nothing_else() -> None:
     world.assert_that_nothing_is_left()
 
 
-async def test_pods_that_refuse_are_each_tried_once_as_far_as_the_attempts_go() -> None:
+async def test_pods_that_take_no_connection_are_all_tried_before_any_is_tried_again() -> None:
     world = World(names="abcde")
-    with pytest.raises(BadGateway, match="tried 3"):
-        await world.serve(refused)
     relay = ScriptedRelay([refused])
-    with pytest.raises(BadGateway):
+    with pytest.raises(BadGateway, match="tried 7"):
         await world.gateway.serve(FakeCall(), relay)
-    assert [leg.attempt for leg in relay.legs] == [0, 1, 2]
-    assert len({leg.endpoint for leg in relay.legs}) == 3
+    assert [leg.attempt for leg in relay.legs] == list(range(7))
+    assert {leg.endpoint.name for leg in relay.legs[:5]} == set("abcde")
     assert world.pairs() == 0
     world.assert_that_nothing_is_left()
 
@@ -266,6 +297,26 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing(extra: str, tur
     world.assert_that_nothing_is_left()
 
 
+@pytest.mark.parametrize("leaves", ["a", "b"])
+async def test_a_pod_that_leaves_while_producers_wait_is_not_chosen(leaves: str) -> None:
+    world = World("hung-producer", names="ab")
+    serving = asyncio.ensure_future(world.serve(good))
+    await asyncio.sleep(0)
+    world.fleet.remove(leaves)
+    (leg,) = await serving
+    assert leg.endpoint.name != leaves
+
+
+async def test_a_request_that_nobody_can_serve_any_more_when_producers_have_waited_is_refused() -> None:
+    world = World("hung-producer", names="a")
+    serving = asyncio.ensure_future(world.serve(good))
+    await asyncio.sleep(0)
+    world.fleet.remove("a")
+    with pytest.raises(NoEndpoints):
+        await serving
+    world.assert_that_nothing_is_left()
+
+
 @pytest.mark.parametrize("extra", ["bad-hooks", "bad-producer", "bad-scorer", "hung-producer"])
 async def test_a_plugin_that_fails_beside_the_decision_does_not_cost_the_request(extra: str) -> None:
     world = World(extra)
@@ -288,6 +339,20 @@ async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -
     assert len(world.fleet.endpoints) == 2
     assert world.pairs() == 0
     world.assert_that_nothing_is_left()
+
+
+async def test_what_is_about_a_stored_response_goes_to_its_pod_at_once() -> None:
+    world = World()
+
+    async def stored(exchange: Exchange) -> None:
+        exchange.response_id = "resp_1"
+        await good(exchange)
+
+    (first,) = await world.serve(stored)
+    for _ in world.fleet.endpoints:
+        (leg,) = await world.serve(good, call=FakeCall(path="/v1/responses/resp_1", method="GET", body=b""))
+        assert leg.endpoint is first.endpoint
+        assert not leg.request.state  # No producer was asked.
 
 
 async def test_a_response_of_a_pod_that_is_gone_is_not_asked_of_it() -> None:

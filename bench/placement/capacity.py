@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from bench.placement.pods import VirtualPod
-from bench.placement.workload import Job
-from proxy.sim import SimConfig
+from proxy.replay.workload import Job
 
 MIDDLE = (0.2, 0.8)
 """The share of requests whose ends are counted: before, caches are cold; after, pods run out of work."""
 
 
-def capacity(jobs: Sequence[Job], configs: Sequence[SimConfig]) -> float:
-    """Requests per second of a fleet that always has work, in perfect balance.
+def capacity(jobs: Sequence[Job], pods: Sequence[VirtualPod]) -> float:
+    """Requests per second of a fleet that always has work, in perfect balance. The pods are new, and used up.
 
     All requests stand in one queue, in order, and a pod takes the next one whenever its own queue is empty. So no pod
     idles and none is behind another, and prefixes are found as chance has it. A router that finds more of them may
     carry loads above 1.
     """
-    ends = _drain(deque(jobs), [VirtualPod(index, config) for index, config in enumerate(configs)])
+    ends = _drain(deque(jobs), pods)
     first, last = (ends[int(share * (len(ends) - 1))] for share in MIDDLE)
     return (MIDDLE[1] - MIDDLE[0]) * len(ends) / (last - first)
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from bench.placement.cache import Parts, first
-from bench.placement.engine import Counted, CountingEngine
+from proxy.replay.cache import Parts, first
+from proxy.replay.engine import Counted, CountingEngine
 
 
 class Forecast:
@@ -160,8 +160,10 @@ class Forecast:
 
     def _give_back(self, sequence: Counted, computed: int) -> None:
         """Of the blocks it held, what nobody else holds is idle from here on."""
-        parts = first(sequence.parts, sequence.named) if sequence.decoding else sequence.parts
         whole = computed // self._size
+        parts = first(sequence.parts, sequence.named) if sequence.decoding else sequence.parts
+        if sequence.grown:
+            parts = first(sequence.grown, whole)
         self._used -= -(-computed // self._size) - whole
         freed = whole - sum(blocks for _, blocks in parts)
         self._given_back.append((-1, 0, freed))

@@ -9,7 +9,7 @@ from itertools import count
 from random import Random
 from types import MappingProxyType
 
-from bench.placement.workload import CHUNK, Job, Workload, named
+from proxy.replay.workload import CHUNK, Job, Workload, named
 
 Jobs = list[Job]
 
@@ -23,8 +23,10 @@ BEFORE = 300.0
 
 
 def generate(name: str, requests: int, rate: float, rng: Random) -> Workload:
-    """Requests per second; within a conversation people and tools take their time, whatever the rate."""
-    return Workload(name, named(GENERATORS[name](requests, rate, rng))[:requests])
+    """Requests per second; within a conversation people and tools take their time, whatever the rate. A name like
+    8000+100 has prompts and answers of about so many tokens."""
+    make = GENERATORS[name] if name in GENERATORS else _lengths(*map(int, name.split("+")))
+    return Workload(name, named(make(requests, rate, rng))[:requests])
 
 
 class _Text:
@@ -80,6 +82,25 @@ def documents(requests: int, rate: float, rng: Random) -> Jobs:
     return jobs
 
 
+def tenants(requests: int, rate: float, rng: Random) -> Jobs:
+    """Batches of five questions by 80 tenants, popular ones more often, each under 8,192 tokens of its own: 655,360 in
+    all. Eight pods of 100,000 tokens (`--kv-tokens 100000`) have room for all of them once and not twice, so that
+    whoever sends a tenant to another pod because that is idle takes the room of somebody else's prefix."""
+    text = _Text()
+    prefixes = [text.chunks(8_192) for _ in range(80)]
+    weights = [rank**-0.5 for rank in range(1, len(prefixes) + 1)]
+    jobs, now = [], 0.0
+    while len(jobs) < requests:
+        now += rng.expovariate(rate / 5)
+        (tenant,) = rng.choices(range(len(prefixes)), weights)
+        for _ in range(5):
+            added = rng.randint(500, 1_500)
+            ids = prefixes[tenant] + text.chunks(added)
+            start, name = now + rng.random() * 0.2, f"tenant {tenant}"
+            jobs.append(Job(start, 8_192 + added, rng.randint(20, 100), ids, session=name))
+    return jobs
+
+
 def burst(requests: int, rate: float, rng: Random) -> Jobs:
     """After every 500 requests of other business, 64 within a tenth of a second about 8,192 tokens nobody has seen."""
     text = _Text()
@@ -110,12 +131,28 @@ def bimodal(requests: int, rate: float, rng: Random) -> Jobs:
     return jobs
 
 
+def _lengths(prompt: int, answer: int) -> Callable[[int, float, Random], Jobs]:
+    """By half more or less, and nobody shares anything."""
+
+    def make(requests: int, rate: float, rng: Random) -> Jobs:
+        text = _Text()
+        jobs, now = [], 0.0
+        for _ in range(requests):
+            now += rng.expovariate(rate)
+            tokens = rng.randint(prompt // 2, prompt + prompt // 2)
+            jobs.append(Job(now, tokens, rng.randint(answer // 2, answer + answer // 2), text.chunks(tokens)))
+        return jobs
+
+    return make
+
+
 GENERATORS: Mapping[str, Callable[[int, float, Random], Jobs]] = MappingProxyType(
     {
         "shared-prompt": shared_prompt,
         "conversations": conversations,
         "agents": agents,
         "documents": documents,
+        "tenants": tenants,
         "burst": burst,
         "bimodal": bimodal,
     }
@@ -136,12 +173,15 @@ class _Sessions:
 
     def session(self, start: float, system: Chunks, text: _Text, rng: Random) -> Jobs:
         ids, tokens, now = system, self.system_tokens, start
+        name = f"session at {start}"
         jobs = []
         for _ in range(rng.randint(*self.turns)):
             tokens += rng.randint(*self.added)
             ids += text.chunks(tokens - len(ids) * CHUNK)
             answer = rng.randint(*self.answer)
-            jobs.append(Job(now, tokens, answer, ids))
+            said = ids + text.chunks(tokens + answer - len(ids) * CHUNK)
+            jobs.append(Job(now, tokens, answer, ids, continued=said, session=name))
+            ids = said
             tokens += answer
             now += answer * SECONDS_PER_TOKEN + rng.expovariate(1 / self.pause)
         return jobs

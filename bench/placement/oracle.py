@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from bench.placement.engine import Counted
-from bench.placement.forecast import Forecast
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.prompts import parts
-from bench.placement.workload import Job
+from proxy.replay.engine import Counted
+from proxy.replay.workload import Job
 
 
 class Oracle(SimplePolicy):
@@ -33,10 +32,9 @@ class Oracle(SimplePolicy):
         best, chosen, cached = math.inf, candidates[0], 0
         shuffled = sorted(candidates, key=lambda at: (len(self.pods[at].engine.waiting), self.rng.random()))
         for at in shuffled:
-            forecast = Forecast(self.pods[at].engine, newcomer, now)
-            first_token = forecast.first_token(before=best)
+            first_token, found = self.pods[at].foresee(newcomer, now, best)
             if first_token < best:
-                best, chosen, cached = first_token, at, forecast.cached
+                best, chosen, cached = first_token, at, found
         self._cached[self._placing], self.expected[self._placing] = cached, best
         return chosen
 

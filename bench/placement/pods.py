@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from bench.placement.engine import Counted, CountingEngine
-from bench.placement.prompts import parts
-from bench.placement.workload import Job
+from bench.placement.engines import VLLM, Model
+from proxy.core.exchange import Stage
+from proxy.replay.engine import Counted
+from proxy.replay.pods import Kept, Reading
+from proxy.replay.workload import Job
 from proxy.sim import SimConfig
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a scrape of the pod says."""
-
-    waiting: int
-    running: int
-    kv_usage: float
-    block_size: int
-    blocks: int
-    queried_tokens: int
-    hit_tokens: int
-    started_at: float
+__all__ = ["Reading", "VirtualPod"]
 
 
 class VirtualPod:
     """An engine that may die, and come back with nothing in its memory."""
 
-    def __init__(self, index: int, config: SimConfig) -> None:
+    def __init__(self, index: int, config: SimConfig, model: Model = VLLM) -> None:
         self.index = index
         self.config = config
-        self.engine = CountingEngine(config)
+        self.engine = model.make(config)
         self.started_at = 0.0
         self.up = True
+        self._model = model
+        self._kept = Kept()
 
     @property
     def in_flight(self) -> int:
-        return len(self.engine.running) + len(self.engine.waiting)
+        return len(self.engine.running) + len(self.engine.waiting) + self.engine.fetching
 
-    def submit(self, index: int, job: Job, now: float) -> Counted:
-        sequence = Counted(index, job.prompt_tokens, job.output_tokens, parts(job, self.config.block_size))
+    def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Counted:
+        sequence = self._kept.sequence(index, job, self.config.block_size, stage)
         self.engine.submit(sequence, now)
         return sequence
 
+    def let_go(self, index: int, now: float) -> None:
+        if sequence := self._kept.taken(index):
+            self.engine.let_go(sequence, now)
+
+    def foresee(self, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
+        """When a request that came now would have its first token, infinite if not `before` some time; and how many of
+        its tokens it would find."""
+        return self._model.foresee(self.engine, newcomer, now, before)
+
     def go_down(self) -> None:
         """What ran is lost."""
-        self.engine = CountingEngine(self.config)
+        self.engine = self._model.make(self.config)
+        self._kept = Kept()
         self.up = False
 
     def come_up(self, now: float) -> None:
@@ -55,7 +55,7 @@ class VirtualPod:
     def read(self, now: float) -> Reading:
         engine = self.engine
         return Reading(
-            len(engine.waiting),
+            len(engine.waiting) + engine.fetching,
             len(engine.running),
             engine.kv_usage(now),
             self.config.block_size,

@@ -8,12 +8,12 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
-from bench.placement.kvlane import Kvlane
 from bench.placement.oracle import Oracle
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import LeastRequests, Policy, PowerOfTwo, RandomChoice, RoundRobin
-from bench.placement.rivals import CacheAware, EndpointPicker
+from bench.placement.rivals import RIVALS
 from proxy.core.clock import ManualClock
+from proxy.replay.kvlane import Kvlane
 from proxy.settings import Settings, load
 
 DEFAULT = "default"
@@ -24,8 +24,7 @@ NAMED: Mapping[str, Callable[[Sequence[VirtualPod], Random], Policy]] = MappingP
         "random": RandomChoice,
         "least-requests": LeastRequests,
         "power-of-two": PowerOfTwo,
-        "cache-aware": CacheAware,
-        "llm-d": EndpointPicker,
+        **RIVALS,
         "oracle": Oracle,
     }
 )

@@ -1,39 +1,16 @@
-"""What the simulation asks of a router, and the routers that need no knowledge of prompts."""
+"""The routers that need no knowledge of prompts. What the simulation asks of a router: see `proxy.replay.policy`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from bench.placement.pods import Reading, VirtualPod
-from bench.placement.workload import Job
+from proxy.replay.policy import Policy
+from proxy.replay.workload import Job
 
-
-class Policy(Protocol):
-    """Told everything a router sees, in the order in which it sees it. `index` numbers requests."""
-
-    scrapes: float
-    """Seconds between two scrapes of a pod; 0: it looks at no metrics."""
-
-    def place(self, index: int, job: Job, now: float) -> int | None:
-        """The pod that gets the request; None refuses it."""
-
-    def first_byte(self, index: int, now: float) -> None: ...
-
-    def ended(self, index: int, now: float, cached_tokens: int) -> None: ...
-
-    def failed(self, index: int, now: float) -> int | None:
-        """The pod broke off: where the request goes now, if its answer had not begun; None: nowhere."""
-
-    def predicted(self, index: int) -> int | None:
-        """Prompt tokens it expected in the cache of the pod it chose."""
-
-    def scrape_sent(self, pod: int) -> Any:
-        """What is to be remembered until the answer comes."""
-
-    def scraped(self, pod: int, reading: Reading | None, sent: Any, sent_at: float) -> None:
-        """None: the pod refused the connection."""
+__all__ = ["LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]
 
 
 class SimplePolicy(Policy):

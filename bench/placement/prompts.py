@@ -1,42 +1,22 @@
-"""The text of a prompt, for routers that read it, and the blocks an engine makes of it."""
+"""The text of a prompt, and the blocks an engine makes of it: see `proxy.replay.prompts`; and what pods answer."""
 
 from __future__ import annotations
 
-import orjson
-from xxhash import xxh3_128_hexdigest
+from collections.abc import Iterable
+from dataclasses import replace
 
-from bench.placement.workload import CHUNK, Job
+from proxy.replay.prompts import BYTES_PER_TOKEN, body, parts, parts_with_answer, text
+from proxy.replay.workload import Job
+from proxy.sim.prompt import text_hash
 
-BYTES_PER_TOKEN = 4
-
-
-def text(job: Job) -> bytes:
-    """Four characters to the token; the same id is the same text everywhere."""
-    return b"".join(map(_chunk, job.ids))[: job.prompt_tokens * BYTES_PER_TOKEN]
+__all__ = ["BYTES_PER_TOKEN", "answers", "body", "parts", "parts_with_answer", "text"]
 
 
-def body(job: Job, model: str) -> bytes:
-    """A streamed completion: no chat template stands between the text and the engine's blocks."""
-    return (
-        b'{"model":%b,"stream":true,"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true},"prompt":"%b"}'
-        % (
-            orjson.dumps(model),
-            job.output_tokens,
-            text(job),
-        )
-    )
+def answers(jobs: Iterable[Job]) -> dict[int, bytes]:
+    """What simulated pods have to answer, so that prompts that go on from an answer go on from this one."""
+    return {text_hash(text(job)): _answer(job) for job in jobs if job.continued}
 
 
-def parts(job: Job, block_size: int) -> tuple[tuple[int, int], ...]:
-    """The whole blocks of the prompt, by chunk; `block_size` divides 512."""
-    per_chunk = CHUNK // block_size
-    whole = job.prompt_tokens // block_size
-    full, rest = divmod(whole, per_chunk)
-    found = [(node, per_chunk) for node in job.nodes[:full]]
-    if rest:
-        found.append((job.nodes[full], rest))
-    return tuple(found)
-
-
-def _chunk(identity: int) -> bytes:
-    return xxh3_128_hexdigest(identity.to_bytes(8, "little", signed=True)).encode() * (CHUNK * BYTES_PER_TOKEN // 32)
+def _answer(job: Job) -> bytes:
+    whole = replace(job, ids=job.continued, prompt_tokens=job.prompt_tokens + job.output_tokens)
+    return text(whole)[job.prompt_tokens * BYTES_PER_TOKEN :]

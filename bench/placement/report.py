@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from bench.placement.simulation import Gauges, Outcome, Restart
+from proxy.replay.simulation import Gauges, Outcome, Restart
 
 Figures = dict[str, float]
+
+Measured = dict[str, Any]
+"""A policy at a load: `policy`, `load`, `figures` (see `summary`) and the `runs` they come from; after a comparison
+also `virtual`, the summary of the same runs on the virtual clock, and `differences`, that of the ratios less 1."""
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided 95 % of Student's t for 1, 2, … degrees of freedom."""
@@ -60,6 +67,7 @@ def figures(
         "kv_mean": gauges.kv_mean,
         "kv_max": gauges.kv_max,
         "preemptions": sum(one.preemptions for one in counted),
+        "split": sum(one.prefill_pod >= 0 for one in done) / (len(done) or 1),
         "imbalance": gauges.imbalance,
         "retries": sum(one.retries for one in counted),
         "hit_error_after_restart": _hit_error(
@@ -78,6 +86,59 @@ def per_token(one: Outcome) -> float:
 def summary(runs: Sequence[Figures]) -> dict[str, tuple[float, float]]:
     """Mean, and half the width of its 95 % interval (Student's t; nan for a single run), by name."""
     return {name: (mean([run[name] for run in runs]), _half_width([run[name] for run in runs])) for name in runs[0]}
+
+
+def of_policy(results: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """By policy, in order of load."""
+    found: dict[str, list[Measured]] = {one["policy"]: [] for one in results}
+    for one in sorted(results, key=lambda one: float(one["load"])):
+        found[one["policy"]].append(one)
+    return found
+
+
+def knees(results: Sequence[Measured], ttft: float, good: float) -> dict[str, tuple[str, str]]:
+    """For each policy the load at which the p90 of the times to first token passes `ttft`, and that at which the share
+    of good requests falls below `good`."""
+    found: dict[str, tuple[str, str]] = {}
+    for policy, ones in of_policy(results).items():
+        late = [(one["load"], one["figures"]["ttft_p90"][0] - ttft) for one in ones]
+        bad = [(one["load"], good - one["figures"]["goodput"][0]) for one in ones]
+        found[policy] = _turn(late), _turn(bad)
+    return found
+
+
+def _turn(points: Sequence[tuple[float, float]]) -> str:
+    """Where the value turns positive, on a straight line between two points."""
+    if points[0][1] > 0:
+        return f"below {points[0][0]:g}"
+    for (load, value), (next_load, next_value) in itertools.pairwise(points):
+        if next_value > 0:
+            return f"{load - value * (next_load - load) / (next_value - value):.2f}"
+    return f"above {points[-1][0]:g}"
+
+
+COMPARED = ("ttft_mean", "ttft_p90", "tpot_mean", "e2e_mean", "goodput", "hit", "imbalance")
+
+
+def differences(virtual: Sequence[Figures], sockets: Sequence[Figures]) -> dict[str, tuple[float, float]]:
+    """How much more the second of each pair is, as a share of the first."""
+    pairs = list(zip(virtual, sockets, strict=True))
+    return summary(
+        [{name: real[name] / model[name] - 1 if model[name] else 0.0 for name in COMPARED} for model, real in pairs]
+    )
+
+
+def compared(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """Heads, and a row for each figure that was measured in both modes."""
+    rows = []
+    for one in results:
+        for name in COMPARED if "differences" in one else ():
+            _, form, unit = COLUMNS[name]
+            model, real = (format(one[mode][name][0] * unit, form) for mode in ("virtual", "figures"))
+            off, half = one["differences"][name]
+            sure = "" if math.isnan(half) else f" ±{half:.1%}"
+            rows.append([one["policy"], f"{one['load']:g}", heading(name), model, real, f"{off:+.1%}{sure}"])
+    return ["policy", "load", "figure", "virtual", "sockets", "difference"], rows
 
 
 def mean(values: Sequence[float]) -> float:
@@ -106,6 +167,12 @@ COLUMNS: Mapping[str, tuple[str, str, float]] = {
     "failed": ("failed", ".0f", 1),
 }
 """Figure -> heading, format, unit."""
+
+
+def heading(name: str) -> str:
+    """For a column that stands alone: of what it is a percentile."""
+    head = COLUMNS[name][0]
+    return f"{name.partition('_')[0].upper()} {head}" if re.fullmatch(r"p\d+", head) else head
 
 
 def row(found: Mapping[str, tuple[float, float]]) -> list[str]:

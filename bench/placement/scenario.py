@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.placement.simulation import Restart
+from bench.placement.engines import ENGINES
+from bench.placement.pods import VirtualPod
+from proxy.replay.simulation import Restart
 from proxy.sim import SimConfig
-from proxy.sim.hardware import HARDWARE
+from proxy.sim.hardware import HARDWARE, Hardware
 
 BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Pod 0 is the one that is slow, and the one that restarts. `kv_tokens` 0: what the hardware has."""
+    """Pod 0 is the one that is slow, and the one that restarts. `kv_tokens` 0: what the hardware has. Several pairs of
+    hardware, divided by "+", take turns. `engine` is one of ENGINES; `llm-d-sim` has a timing of its own, and of the
+    hardware only the memory."""
 
     pods: int = 8
+    engine: str = "vllm"
     hardware: str = "generic-8b"
     kv_tokens: int = 0
     slow_pod: float = 1.0
@@ -24,18 +29,29 @@ class Scenario:
     restart_seconds: float = 5.0
 
     def configs(self, seed: int = 0) -> list[SimConfig]:
-        hardware = HARDWARE[self.hardware]
-        config = SimConfig(
-            timing=hardware.timing,
-            max_num_batched_tokens=hardware.max_num_batched_tokens,
-            num_gpu_blocks=(self.kv_tokens or hardware.kv_tokens) // BLOCK,
-            block_size=BLOCK,
-            noise=self.noise,
-        )
+        kinds = [self._config(HARDWARE[name]) for name in self.hardware.split("+")]
         return [
-            replace(config, slowdown=1.0 if index else self.slow_pod, noise_seed=seed * 1_000 + index)
+            replace(
+                kinds[index % len(kinds)],
+                slowdown=1.0 if index else self.slow_pod,
+                noise_seed=seed * 1_000 + index,
+            )
             for index in range(self.pods)
         ]
+
+    def fleet(self, seed: int = 0) -> list[VirtualPod]:
+        """New pods, with nothing in their memory."""
+        model = ENGINES[self.engine]
+        return [VirtualPod(index, config, model) for index, config in enumerate(self.configs(seed))]
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of prompt and answer that every pod takes."""
+        return min(config.context_length for config in self.configs())
+
+    def _config(self, hardware: Hardware) -> SimConfig:
+        config = hardware.equip(SimConfig(block_size=BLOCK, noise=self.noise))
+        return replace(config, num_gpu_blocks=self.kv_tokens // BLOCK) if self.kv_tokens else config
 
     @property
     def restarts(self) -> list[Restart]:

@@ -13,9 +13,20 @@ COMMANDS = {
     "sim": "Run simulated vLLM pods.",
     "demo": "See prefix-aware routing beat round robin on this machine.",
     "check": "Check a configuration and show what it amounts to.",
+    "doctor": "Examine running pods, and recommend a configuration for them.",
+    "import": "Make a configuration of that of another router or gateway.",
+    "key": "Make an API key.",
     "plugins": "Describe the plugin types.",
     "explain": "Run the scheduler on a state from a file and show why it decides as it does.",
+    "replay": "Run recorded requests through other configurations, on a virtual clock.",
+    "tune": "Search weights that would have served recorded requests better.",
+    "autoscale": "Check, ask and replay what recommends the number of replicas.",
+    "schema": "Print the JSON Schema of the configuration, for editors.",
+    "completion": "Print the script that has a shell complete commands and options.",
 }
+
+NAMES = {"import": "import_"}
+"""Of files and functions whose commands have names that Python keeps for itself."""
 
 
 class Commands(click.Group):
@@ -27,7 +38,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{name}"), name)
+        spelt = NAMES.get(name, name)
+        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{spelt}"), spelt)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -38,4 +50,16 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvlane")
 def main() -> None:
-    """One OpenAI endpoint for a fleet of vLLM pods."""
+    """One OpenAI endpoint for a fleet of vLLM pods.
+
+    \b
+    kvlane demo                                        what it does, shown on this machine
+    kvlane doctor http://vllm-0:8000 > kvlane.yaml     a look at your pods, and a configuration to begin with
+    kvlane check -c kvlane.yaml                        every value in effect, or every fault
+    kvlane serve -c kvlane.yaml                        OpenAI's API on port 8000, the operator's on 9190
+
+    Each command has more to say: kvlane serve --help.
+
+    Exit code 0 if all is well, 2 if the command or a file cannot be used. 1 is an answer where a command says so, and
+    else a failure, such as a port that is taken.
+    """

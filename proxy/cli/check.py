@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ import yaml
 from proxy.app import App
 from proxy.cli.configuration import NO_PODS, Misconfigured, config_option, loaded, pod_option
 from proxy.cli.settings_reference import markdown
+from proxy.core.endpoint import ROLE_LABEL
 from proxy.core.errors import ConfigError
+from proxy.disagg import cautions as disagg
 from proxy.http.admin_config import redacted
+from proxy.reliability import cautions as reliability
+from proxy.settings import Settings
 
 
 @click.command()
@@ -24,7 +29,15 @@ from proxy.http.admin_config import redacted
 @click.option("--reference", is_flag=True, help="Print all settings there are: the page docs/configuration.md.")
 def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: bool) -> None:
     """Check a configuration; if it is good, print every value in effect and whether the file says so, it is a
-    default, or it was injected. Exit code 2 and all faults if it is not."""
+    default, or it was injected. What is allowed and hardly meant is a warning.
+
+    \b
+    kvlane check -c kvlane.yaml
+    kvlane check -c kvlane.yaml --json | jq .listen
+    kvlane check --reference
+
+    Exit code 0 if it is good, 2 and all faults if it is not.
+    """
     if reference:
         click.echo(markdown(), nl=False)
         return
@@ -38,8 +51,19 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     else:
         _print(described, "")
         click.secho("The configuration is good.", fg="green", err=True)
-    if not settings.pods.has_source:
+    for caution in _cautions(settings):
+        click.secho(f"Warning: {caution}", fg="yellow", err=True)
+    if not settings.has_pods:
         click.secho(f"Warning: {NO_PODS}", fg="yellow", err=True)
+
+
+def _cautions(settings: Settings) -> Iterator[str]:
+    pools = settings.all_pools
+    yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
+    for name, pool in pools.items():
+        types = {entry.type for entry in pool.scheduling.plugins}
+        roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
+        yield from disagg.cautions(settings.disaggregation.connector, name, types, roles)
 
 
 def _print(value: Any, indent: str, lead: str | None = None) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from proxy.configurations import Reader
 from proxy.core.errors import ConfigError, KvlaneError
-from proxy.settings import Settings, from_mapping, load
+from proxy.settings import Settings
 
 config_option = click.option(
     "-c", "--config", type=click.Path(path_type=Path), help="YAML file: kvlane's own, or an EndpointPickerConfig."
@@ -38,13 +39,28 @@ def loaded(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
     """Raises Misconfigured. `pods` stand in place of the file's static ones."""
+    return settings_of(reader(config, pods, environ, overrides))
+
+
+def reader(
+    config: Path | None,
+    pods: tuple[str, ...],
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Reader:
+    """As `loaded`, to read it again."""
     if config is None and not pods:
         raise click.UsageError("there is nothing to serve: give -c FILE, or --pod URL for each pod")
     overrides = dict(overrides or {})
     if pods:
         overrides["pods"] = {"static": [{"url": url} for url in pods]}
+    return Reader(config, overrides, environ)
+
+
+def settings_of(source: Reader) -> Settings:
+    """Raises Misconfigured."""
     try:
-        return load(config, environ, overrides) if config else from_mapping({}, overrides)
+        return source.again()
     except ConfigError as error:
         raise Misconfigured(error) from None
     except KvlaneError as error:

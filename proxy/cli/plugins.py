@@ -16,7 +16,16 @@ from proxy.scheduling.reference import PluginReference, markdown, reference, ref
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the reference page docs/plugins.md.")
 def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:
-    """List the plugin types, or describe one of them."""
+    """List the plugin types, or describe one of them.
+
+    \b
+    kvlane plugins
+    kvlane plugins prefix-cache-scorer
+
+    Plugins that are installed beside kvlane are among them.
+
+    Exit code 0, 1 if an installed package cannot be loaded, 2 if there is no such type.
+    """
     described = _described(type_name)
     if as_json:
         found = [one.as_dict() for one in described]

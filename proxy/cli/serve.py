@@ -7,25 +7,29 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 
-from proxy.app import App
-from proxy.cli.configuration import NO_PODS, Misconfigured, config_option, loaded, pod_option
+from proxy.cli.configuration import NO_PODS, config_option, pod_option, reader, settings_of
+from proxy.cli.watch import digest, watch
 from proxy.collector import Collector, resident
-from proxy.core.errors import ConfigError
+from proxy.configurations import Configurations, Reader
 from proxy.core.tasks import Tasks
+from proxy.replicated import app_of
 from proxy.settings import Settings
 from proxy.supervisor.crew import StartFailed
 from proxy.supervisor.supervisor import Supervisor
 from proxy.telemetry import logs
 
 log = logging.getLogger("kvlane")
+
+Watched = tuple[Path, bytes | None] | None
+"""The file, and the digest of what was read of it."""
 
 
 @click.command()
@@ -34,6 +38,7 @@ log = logging.getLogger("kvlane")
 @click.option("--host", help="Address of the data port.  [default: 0.0.0.0]")
 @click.option("--port", type=int, help="Data port.  [default: 8000]")
 @click.option("--admin-port", type=int, help="Admin port, on loopback unless configured.  [default: 9190]")
+@click.option("--watch", "watches", is_flag=True, help="Reload the file when it changes, as SIGHUP does.")
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that serve.")
 def serve(
     config: Path | None,
@@ -41,44 +46,55 @@ def serve(
     host: str | None,
     port: int | None,
     admin_port: int | None,
+    watches: bool,
     workers: int,
 ) -> None:
-    """Run the proxy: with a YAML file, or with nothing but the URLs of some pods."""
+    """Run the proxy: with a YAML file, or with nothing but the URLs of some pods.
+
+    \b
+    kvlane serve --pod http://vllm-0:8000 --pod http://vllm-1:8000
+    kvlane serve -c kvlane.yaml --watch --workers 4
+
+    SIGTERM stops: new requests are served until balancers have noticed, running ones may end. A second one ends at
+    once. SIGHUP reads the file again: all of it is taken, or nothing.
+
+    Exit code 0 if it was told to stop, 1 if it cannot listen, 2 if the configuration has faults.
+    """
     overrides: dict[str, dict[str, Any]] = {}
     if host is not None or port is not None:
         overrides["listen"] = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     if admin_port is not None:
         overrides["admin"] = {"port": admin_port}
-    read = partial(loaded, config, pods, os.environ, overrides)
-    settings = read()
+    source = reader(config, pods, os.environ, overrides)
+    watched = None if config is None or not watches else (config, digest(config))
+    settings = settings_of(source)
     logs.set_up(settings.telemetry, sys.stderr)
-    if not settings.pods.has_source:
+    if not settings.has_pods:
         log.warning(NO_PODS)
-    uvloop.run(_serve(settings) if workers == 1 else _supervise(settings, workers, read))
+    uvloop.run(_serve(settings, source, watched) if workers == 1 else _supervise(settings, source, watched, workers))
 
 
-async def _serve(settings: Settings) -> None:
-    stop = _told_to_stop()
+async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
+    signals = _Signals()
     try:
-        app = App(settings)
-        async with Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes), app:
+        app = app_of(settings, source)
+        app.autoscaling.on_first_pool = lambda: signals.on_halt(app.autoscaling.pause_all)
+        idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
+        async with idle, app, _reloading(app.configurations, signals.again, watched):
             log.info(
                 "serving on %s:%d, admin on %s:%d", settings.listen.host, app.port, settings.admin.host, app.admin_port
             )
-            await stop.wait()
-            log.info("stopping: requests that run may end")
+            await signals.stop(app.settle)
     except OSError as error:
         raise _cannot_listen(error) from None
 
 
-async def _supervise(settings: Settings, workers: int, read: Callable[[], Settings]) -> None:
-    stop = _told_to_stop()
+async def _supervise(settings: Settings, source: Reader, watched: Watched, workers: int) -> None:
+    signals = _Signals()
     try:
-        supervisor = Supervisor(settings, workers)
-        async with Collector(), supervisor, Tasks() as tasks:
-            asyncio.get_running_loop().add_signal_handler(
-                signal.SIGHUP, lambda: tasks.start(_reload(supervisor, read), "reload")
-            )
+        supervisor = Supervisor(settings, workers, reader=source)
+        supervisor.autoscaling.on_first_pool = lambda: signals.on_halt(supervisor.autoscaling.pause_all)
+        async with Collector(), supervisor, _reloading(supervisor.configurations, signals.again, watched):
             log.info(
                 "serving on %s:%d with %d workers, admin on %s:%d",
                 settings.listen.host,
@@ -87,38 +103,66 @@ async def _supervise(settings: Settings, workers: int, read: Callable[[], Settin
                 settings.admin.host,
                 supervisor.admin_port,
             )
-            await stop.wait()
-            log.info("stopping: requests that run may end")
+            await signals.stop(supervisor.settle, supervisor.kill)
     except OSError as error:
         raise _cannot_listen(error) from None
     except StartFailed as error:
         raise click.ClickException(str(error)) from None
 
 
-async def _reload(supervisor: Supervisor, read: Callable[[], Settings]) -> None:
-    """A configuration with faults is not for serving: what serves goes on."""
-    try:
-        await supervisor.reload(await asyncio.to_thread(read))
-    except ConfigError as error:
-        log.error("not reloaded: %s", Misconfigured(error).format_message())
-    except click.ClickException as error:
-        log.error("not reloaded: %s", error.format_message())
+@asynccontextmanager
+async def _reloading(configurations: Configurations, again: asyncio.Event, watched: Watched) -> AsyncIterator[None]:
+    """Inside of it the file is read again when somebody says so, and when one that is watched has changed."""
+
+    async def told() -> None:
+        while True:
+            await again.wait()
+            again.clear()
+            await configurations.read_again("SIGHUP")
+
+    async with Tasks() as tasks:
+        tasks.start(told(), "reloads")
+        if watched is not None:
+            tasks.start(watch(*watched, lambda: configurations.read_again("watch")), f"watch of {watched[0]}")
+        yield
 
 
-def _told_to_stop() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT. A person who presses Ctrl-C again means at once; a supervisor that repeats
-    its SIGTERM does not."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+class _Signals:
+    """Of SIGTERM and SIGINT the first one stops, the second one of a kind ends the process at once; SIGHUP sets
+    `again`."""
 
-    def told() -> None:
-        stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    def __init__(self) -> None:
+        self._cut: Callable[[], None] = lambda: None
+        self._told = asyncio.Event()
+        self._by_person = False
+        self.again = asyncio.Event()
+        self._seen: set[signal.Signals] = set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.again.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
-    return stop
+    async def stop(self, settle: Callable[[], Awaitable[None]], cut: Callable[[], None] = lambda: None) -> None:
+        """Returns when it is time to stop; `cut` is called before the process is ended. Somebody at a terminal has no
+        balancers that would have to notice."""
+        self._cut = cut
+        await self._told.wait()
+        log.info("stopping: requests that run may end")
+        if not self._by_person:
+            await settle()
+
+    def on_halt(self, halt: Callable[[], None]) -> None:
+        """`halt` is called upon SIGUSR1."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, halt)
+
+    def _hear(self, number: signal.Signals) -> None:
+        if number in self._seen:
+            self._cut()
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._seen.add(number)
+        self._by_person |= number is signal.SIGINT and not self._told.is_set()
+        self._told.set()
 
 
 def _cannot_listen(error: OSError) -> click.ClickException:

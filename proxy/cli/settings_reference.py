@@ -11,8 +11,8 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from proxy.core import params
 from proxy.core.params import yaml_key
-from proxy.core.units import Duration, Size
-from proxy.settings import DERIVED, NOT_YET, Settings
+from proxy.core.units import Duration, Moment, Size
+from proxy.settings import DERIVED, Settings
 
 _HEAD = """\
 # Settings
@@ -22,6 +22,19 @@ Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`
 value stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an `EndpointPickerConfig`:
 see [the plugins](plugins.md)."""
 
+_POOLS = [
+    "",
+    "## pools",
+    "",
+    "Name -> a pool of pods beside that of the top level, which is called `default`. Each has sections of its own:",
+    "",
+    "| key | type | default | meaning |",
+    "|---|---|---|---|",
+    "| `pods` | mapping | | as `pods` at the top level, but for `warmup`, which is of all pools |",
+    "| `scheduling` | mapping | | as `scheduling` at the top level |",
+    "| `flowControl` | mapping | | as `flowControl` at the top level; all caps are of the pool |",
+]
+
 _TYPES: Mapping[Any, str] = {
     bool: "boolean",
     int: "integer",
@@ -29,6 +42,7 @@ _TYPES: Mapping[Any, str] = {
     str: "text",
     Duration: "duration",
     Size: "size",
+    Moment: "date or time",
 }
 _DURATIONS = ((3600, "h"), (60, "m"), (1, "s"))
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -40,7 +54,8 @@ def markdown() -> str:
     for item in dataclasses.fields(Settings):
         if item.name not in DERIVED:
             lines += _section(yaml_key(item), kinds[item.name])
-    lines += ["", "## Not yet", "", f"Known, and refused until something stands behind them: {', '.join(NOT_YET)}.", ""]
+    lines += _POOLS
+    lines += [""]
     return "\n".join(lines)
 
 

@@ -3,33 +3,79 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
 
 import click
 import uvloop
 
 from proxy.sim import SimConfig
 from proxy.sim import serve as serve_pods
+from proxy.sim.config import ConnectorName, Role
+from proxy.sim.hardware import HARDWARE
 
 DEFAULT = SimConfig()
+ROLES: dict[str, Role] = {"P": "prefill", "D": "decode", "E": "encode", "B": "both"}
+
+
+def _roles(context: click.Context, parameter: click.Parameter, value: str | None) -> list[Role] | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"(\d*[PDEB])+", value):
+        raise click.BadParameter(f"{value!r} is not of the form 2P2D: numbers of P, D, E and B")
+    return [ROLES[letter] for count, letter in re.findall(r"(\d*)([PDEB])", value) for _ in range(int(count or 1))]
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port of the first pod; the others follow.")
 @click.option("--pods", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--roles",
+    callback=_roles,
+    metavar="2P2D",
+    help="In place of --pods: so many prefill (P), decode (D) and encode pods (E), and pods for everything (B).",
+)
+@click.option(
+    "--connector",
+    type=click.Choice([name for name in get_args(ConnectorName) if name]),
+    default="nixl",
+    show_default=True,
+    help="How KV cache gets from pod to pod, if they have roles.",
+)
 @click.option("--model", default="sim", show_default=True)
 @click.option("--lora", multiple=True, help="Name of a LoRA adapter that every pod serves too; repeatable.")
 @click.option(
+    "--gpu",
+    multiple=True,
+    type=click.Choice(list(HARDWARE)),
+    help="GPU and model that pods are like, in speed, memory and token budget; several take turns.",
+)
+@click.option(
     "--gpu-blocks",
     type=click.IntRange(1),
-    default=DEFAULT.num_gpu_blocks,
-    show_default=True,
-    help="KV cache, in blocks.",
+    help=f"KV cache, in blocks.  [default: what the GPU has, or {DEFAULT.num_gpu_blocks}]",
 )
 @click.option(
     "--block-size", type=click.IntRange(1), default=DEFAULT.block_size, show_default=True, help="Tokens per block."
 )
 @click.option("--max-num-seqs", type=click.IntRange(1), default=DEFAULT.max_num_seqs, show_default=True)
+@click.option(
+    "--slow-pod",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How many times longer the first pod takes.",
+)
+@click.option(
+    "--noise",
+    type=click.FloatRange(min=0),
+    default=DEFAULT.noise,
+    show_default=True,
+    help="Standard deviation of a factor on the time of every step.",
+)
 @click.option(
     "--time-scale",
     type=click.FloatRange(min=0, min_open=True),
@@ -42,11 +88,16 @@ def sim(
     host: str,
     port: int,
     pods: int,
+    roles: list[Role] | None,
+    connector: ConnectorName,
     model: str,
     lora: tuple[str, ...],
-    gpu_blocks: int,
+    gpu: tuple[str, ...],
+    gpu_blocks: int | None,
     block_size: int,
     max_num_seqs: int,
+    slow_pod: float,
+    noise: float,
     time_scale: float,
     old_metric_names: bool,
 ) -> None:
@@ -54,16 +105,30 @@ def sim(
     config = SimConfig(
         model=model,
         lora_adapters=lora,
-        num_gpu_blocks=gpu_blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
+        noise=noise,
         time_scale=time_scale,
         old_metric_names=old_metric_names,
     )
-    last = f" to {port + pods - 1}" if pods > 1 else ""
-    click.echo(f"{pods} simulated pod{'s' * (pods > 1)} of model {model!r} on {host}, port {port}{last}")
+    if roles:
+        config = replace(config, connector=connector)
+    kinds = [HARDWARE[name].equip(config) for name in gpu] or [config]
+    each: list[Role] = roles or ["both"] * pods
+    configs = [replace(kinds[at % len(kinds)], noise_seed=at, role=role) for at, role in enumerate(each)]
+    if gpu_blocks is not None:
+        configs = [replace(one, num_gpu_blocks=gpu_blocks) for one in configs]
+    configs[0] = replace(configs[0], slowdown=slow_pod)
+    click.echo(_said(configs, host, port))
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(serve_pods(config, pods=pods, host=host, port=port))
+            uvloop.run(serve_pods(configs, host=host, port=port))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from None
+
+
+def _said(configs: Sequence[SimConfig], host: str, port: int) -> str:
+    count = len(configs)
+    last = f" to {port + count - 1}" if count > 1 else ""
+    roles = f": {', '.join(config.role for config in configs)}" if configs[0].connector else ""
+    return f"{count} simulated pod{'s' * (count > 1)} of model {configs[0].model!r} on {host}, port {port}{last}{roles}"

@@ -36,19 +36,35 @@ class ProfileResult(NamedTuple):
     def best(self) -> Endpoint:
         return self.ranked[0].endpoint
 
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Best first."""
+        return tuple(map(_endpoint, self.ranked))
+
+
+SPLIT = "split"
+
 
 class Decision(NamedTuple):
-    """Where a request goes. `fallbacks` are the other survivors of the target's profile, in rank order."""
+    """Where a request goes. `fallbacks` are the other survivors of the target's profile, in rank order.
+
+    `prefill` are pods, best first, one of which computes the prompt before the target answers, `encode` those that
+    compute the embeddings of its media before that; empty: the target does it itself. `why` is SPLIT, or says why a
+    stage that is configured was left out; empty where there are no stages.
+    """
 
     target: Endpoint
     fallbacks: tuple[Endpoint, ...] = ()
     profile: str = ""
+    prefill: tuple[Endpoint, ...] = ()
+    encode: tuple[Endpoint, ...] = ()
+    why: str = ""
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
         profile, ranked = result
         target, *fallbacks = map(_endpoint, ranked)
-        return decision((target, tuple(fallbacks), profile))
+        return decision((target, tuple(fallbacks), profile, (), (), ""))
 
     def candidates(self) -> Sequence[Endpoint]:
         """Target first, then the fallbacks."""

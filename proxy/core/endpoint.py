@@ -9,7 +9,15 @@ from enum import Enum
 from functools import partial
 from typing import Final, NamedTuple
 
+from proxy.core.tls import PodTls
+
 ROLE_LABEL = "llm-d.ai/role"
+
+DEFAULT_POOL = "default"
+"""The pool whose pods stand in no other one."""
+
+LIGHT_SLEEP = 1
+"""The level that ends when a pod is told so: its weights are still in memory."""
 
 
 class EndpointState(Enum):
@@ -29,7 +37,9 @@ class Freshness(Enum):
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """One scrape of a pod, swapped whole. `kv_usage` is a share in [0, 1], `blocks` the pod's KV capacity in engine
-    blocks of `block_size` tokens (0: unknown), `scraped_at` monotonic seconds of the moment the scrape was sent."""
+    blocks of `block_size` tokens (0: unknown), `progress` the tokens it has ever taken in and given out (-1: unknown),
+    `sleep_level` 0 while it is awake, 1 asleep, 2 asleep without its weights, `scraped_at` monotonic seconds of the
+    moment the scrape was sent."""
 
     waiting: int = 0
     running: int = 0
@@ -42,6 +52,8 @@ class Metrics:
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     process_started: float = 0.0
+    progress: float = -1.0
+    sleep_level: int = 0
     attributes: Mapping[str, float] = field(default_factory=dict)
     scraped_at: float = -math.inf
     freshness: Freshness = Freshness.STALE
@@ -54,13 +66,14 @@ NEVER_SCRAPED = Metrics()
 class Load:
     """What is in flight on one pod, by this process and its siblings; `fleet.ledger` is its only writer.
 
-    `requests` changes by `Endpoint.charge` alone, so that the view follows. `tokens` are uncached prompt tokens whose
-    prefill has not answered yet. `recent` is the log of the pod's work per unit of weight, decayed exponentially: only
-    comparisons mean something, the least loaded pod has the least. `remote_requests` and `remote_tokens` are the
-    siblings' part of `requests` and `tokens`.
+    `requests` changes by `Endpoint.charge` alone, so that the view follows; `crowding` are they per unit of the pod's
+    weight. `tokens` are uncached prompt tokens whose prefill has not answered yet. `recent` is the log of the pod's
+    work per unit of weight, decayed exponentially: only comparisons mean something, the least loaded pod has the
+    least. `remote_requests` and `remote_tokens` are the siblings' part of `requests` and `tokens`.
     """
 
     requests: Final[int] = 0
+    crowding: Final[float] = 0.0
     tokens: int = 0
     recent: float = -math.inf
     remote_requests: int = 0
@@ -85,14 +98,20 @@ class Endpoint:
 
     name: str
     url: str = ""
+    pool: str = DEFAULT_POOL
+    """Never another one: a pod that is put into another pool is a new endpoint."""
     role: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     weight: float = 1.0
     engine: str = "vllm"
     api_key: str | None = None
     """Sent to the pod as its bearer token, in place of the client's."""
+    tls: PodTls | None = None
+    """How its `https` URL is spoken to; None: as all pods are."""
     models: frozenset[str] | None = None
     """The models it serves; None while the pod has not said, and for pods that cannot say: they serve any."""
+    adapters: frozenset[str] = frozenset()
+    """Those of them that are LoRA adapters of another."""
     state: EndpointState = EndpointState.STARTING
     metrics: Final[Metrics] = NEVER_SCRAPED
     load: Final[Load] = field(default_factory=Load)
@@ -101,6 +120,8 @@ class Endpoint:
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
     view: LoadView = field(init=False, repr=False)
     """Read by scorers for every pod of every request, so it is made where `metrics` and `load.requests` change."""
+    is_watched: bool = field(init=False, repr=False, default=False)
+    """Requests failed there of late: `reliability.breaker`, which sets it, wants to know of every one."""
 
     def __post_init__(self) -> None:
         """A pod that is made with metrics and load counts as scraped under this load."""
@@ -126,6 +147,7 @@ class Endpoint:
         waiting."""
         load = self.load
         load.requests = in_flight = load.requests + requests  # type: ignore[misc]  # nobody else writes it
+        load.crowding = in_flight / self.weight if in_flight else 0.0  # type: ignore[misc]
         load.tokens += tokens
         waiting, running, kv_usage = self._scraped
         if not waiting:

@@ -3,7 +3,8 @@
     KvlaneError
     ├── RequestError                       a client is answered; class = status = type and code
     │   ├── BadRequest                400  invalid_request_error
-    │   │   └── InvalidJson
+    │   │   ├── InvalidJson
+    │   │   └── NoHttp                     it cannot be read, or not in one way only
     │   ├── Unauthorized              401  authentication_error
     │   ├── Forbidden                 403  permission_error
     │   ├── NotFound                  404  invalid_request_error
@@ -12,15 +13,26 @@
     │   │   └── UnknownPod
     │   ├── MethodNotAllowed          405
     │   ├── BodyTimeout               408
+    │   │   └── HeadTimeout
+    │   ├── Conflict                  409  it cannot be done as things are
     │   ├── BodyTooLarge              413
     │   ├── Saturated                 429  rate_limit_error: a filter that knows says that all are exhausted
+    │   │   ├── QueueFull                  flow control has no room, now or in time
+    │   │   │   ├── WaitedTooLong
+    │   │   │   ├── TooLate
+    │   │   │   ├── MadeRoom
+    │   │   │   └── Evicted
+    │   │   └── RateLimited                a key or a tenant has had its share
     │   ├── BadGateway                502  the pods did not answer
+    │   │   └── AllFailed                  each that could be asked: none has begun
     │   ├── NoEndpoints               503  nobody can serve this
     │   │   └── ShuttingDown               kvlane is being stopped
+    │   ├── SuspectedPoison           503  pods have died under this request
     │   └── GatewayTimeout            504
     ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
     │   ├── ConnectFailed
     │   │   └── ConnectRefused
+    │   ├── Declined                           it answered that it cannot
     │   └── UpstreamTimedOut
     └── ConfigError                        all faults of a configuration, each with its path
 
@@ -33,7 +45,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from proxy.core.request import InferenceRequest
 
 LONGEST_NAME = 200
 """Characters of what a client made up that its error repeats."""
@@ -51,10 +66,17 @@ class Reason(Enum):
     UNKNOWN_POD = "unknown-pod"
     METHOD_NOT_ALLOWED = "method-not-allowed"
     BODY_TIMEOUT = "body-timeout"
+    CONFLICT = "conflict"
     BODY_TOO_LARGE = "body-too-large"
     NO_ENDPOINTS = "rejected-no-endpoints"
     SATURATED = "rejected-saturated"
+    TTL_EXPIRED = "rejected-ttl-expired"
+    DEADLINE = "rejected-deadline"
+    EVICTED = "evicted-priority"
+    DISPLACED = "evicted-queue-pressure"
+    RATE_LIMITED = "rate-limited"
     SHUTTING_DOWN = "rejected-shutting-down"
+    SUSPECTED_POISON = "suspected-poison"
     UPSTREAM_FAILED = "upstream-failed"
     UPSTREAM_TIMED_OUT = "upstream-timed-out"
     INTERNAL = "internal-error"
@@ -62,7 +84,7 @@ class Reason(Enum):
     @property
     def dropped_reason(self) -> str | None:
         """llm-d's x-llm-d-request-dropped-reason, for refusals that it names too."""
-        return self.value if self.value.startswith("rejected-") else None
+        return self.value if self.value.startswith(("rejected-", "evicted-")) else None
 
 
 class KvlaneError(Exception):
@@ -75,6 +97,8 @@ class RequestError(KvlaneError):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_server_error"
     code: ClassVar[str | None] = None
+    should_retry: ClassVar[bool | None] = None
+    """What x-should-retry tells clients that would decide by the status; None: that is right."""
     reason: Reason = Reason.INTERNAL
 
     def __init__(self, message: str, *, param: str | None = None, reason: Reason | None = None) -> None:
@@ -93,6 +117,10 @@ class BadRequest(RequestError):
 
 class InvalidJson(BadRequest):
     code = "invalid_json"
+
+
+class NoHttp(BadRequest):
+    """Where the next request begins nobody knows, so its connection ends."""
 
 
 class Unauthorized(RequestError):
@@ -158,6 +186,17 @@ class BodyTimeout(RequestError):
     reason = Reason.BODY_TIMEOUT
 
 
+class HeadTimeout(BodyTimeout):
+    """Of a request that has hardly begun."""
+
+
+class Conflict(RequestError):
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+    reason = Reason.CONFLICT
+
+
 class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
@@ -171,6 +210,50 @@ class Saturated(RequestError):
     code = "saturated"
     reason = Reason.SATURATED
     retry_after: float = 1.0
+
+
+class QueueFull(Saturated):
+    """Flow control lets it neither go on nor wait. `retry_after` is when there should be room."""
+
+    code = "queue_full"
+
+
+class WaitedTooLong(QueueFull):
+    code = "queue_timeout"
+    reason = Reason.TTL_EXPIRED
+
+
+class TooLate(QueueFull):
+    """It will not be served, or was not, by its deadline."""
+
+    code = "deadline"
+    reason = Reason.DEADLINE
+
+
+class MadeRoom(QueueFull):
+    """It waited, and another one has its place now."""
+
+    code = "queue_full"
+    reason = Reason.DISPLACED
+
+
+class Evicted(QueueFull):
+    """It was with a pod, which another one needed."""
+
+    code = "evicted"
+    reason = Reason.EVICTED
+
+
+class RateLimited(Saturated):
+    """A key or tenant has had what it may have. `retry_after` is when it may have more; `headers` say what is left."""
+
+    code = "rate_limit_exceeded"
+    reason = Reason.RATE_LIMITED
+
+    def __init__(self, message: str, retry_after: float, headers: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.headers = tuple(headers)
 
 
 class BadGateway(RequestError):
@@ -188,12 +271,32 @@ class NoEndpoints(RequestError):
     retry_after: float = 1.0
 
 
+class AllFailed(BadGateway):
+    """The request can be sent again: none of it has been lost, nothing of an answer has come."""
+
+
+NO_POD = "No pod is ready; try again shortly."
+
+
 class ShuttingDown(NoEndpoints):
     code = "shutting_down"
     reason = Reason.SHUTTING_DOWN
 
     def __init__(self) -> None:
         super().__init__("The proxy is being stopped; try again shortly.")
+
+
+class SuspectedPoison(RequestError):
+    """Clients try a 503 again by themselves; this one says that they should not."""
+
+    status = 503
+    type = "server_error"
+    code = "suspected_poison"
+    reason = Reason.SUSPECTED_POISON
+    should_retry = False
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"Pods have died under this request; it is not tried again for {seconds:.0f} s.")
 
 
 class GatewayTimeout(RequestError):
@@ -206,6 +309,9 @@ class GatewayTimeout(RequestError):
 class UpstreamFailed(KvlaneError):
     """A pod failed before the first byte of its answer. The message is for the log, not for the client."""
 
+    broke_off: ClassVar[bool] = False
+    """The pod had the request, and closed its connection without an answer."""
+
 
 class ConnectFailed(UpstreamFailed):
     """No connection to the pod came about: nothing of the request was sent."""
@@ -213,6 +319,27 @@ class ConnectFailed(UpstreamFailed):
 
 class ConnectRefused(ConnectFailed):
     """Nobody listens there."""
+
+
+class CutShort(UpstreamFailed):
+    """A part of its answer has reached the client; whoever is asked for the `rest` can go on with it."""
+
+    broke_off = True
+
+    def __init__(self, message: str, rest: InferenceRequest) -> None:
+        super().__init__(message)
+        self.rest = rest
+
+
+class Declined(UpstreamFailed):
+    """It answered, that it cannot or does not want to. `retry_after` are seconds, where it says so, `text` what it says
+    of why."""
+
+    def __init__(self, status: int, retry_after: float | None = None, text: str = "") -> None:
+        super().__init__(f"it answered {status} {text[:200]}".rstrip())
+        self.status = status
+        self.retry_after = retry_after
+        self.text = text
 
 
 class UpstreamTimedOut(UpstreamFailed):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+from typing import Any, NamedTuple
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.frozen import frozen
 from proxy.core.request import InferenceRequest
 
 
@@ -20,8 +21,17 @@ class Ending(Enum):
     EVICTED = "evicted"
 
 
-@frozen
-class Usage:
+class Stage(Enum):
+    """What of a request a leg is for."""
+
+    WHOLE = "whole"
+    ENCODE = "encode"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    """The prompt is computed elsewhere."""
+
+
+class Usage(NamedTuple):
     """Tokens as the engine counted them; `cached_tokens` is None where it does not say."""
 
     prompt_tokens: int
@@ -37,6 +47,13 @@ class Exchange:
     `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`.
     """
 
+    stage: Stage = Stage.WHOLE
+    answers: bool = True
+    """Whether what the pod answers is for the client, and not for the next stage."""
+    on_begun: Callable[[], None] | None = None
+    """Called at the first byte of the answer."""
+    told_cached: int | None = None
+    """What the client is told of cached tokens, where the pod that answers cannot know: another computed the prompt."""
     status: int | None = None
     last_byte_at: float | None = None
     chunks: int = 0
@@ -44,6 +61,10 @@ class Exchange:
     usage: Usage | None = None
     response_id: str | None = None
     """The id that `/v1/responses` gave its answer: later requests about it must reach the same pod."""
+    journey: Any = None
+    """Of a request that failed before; `reliability.failover`, its only reader, keeps it here."""
+    continued: bool = False
+    """Whether it goes on with an answer that another leg has begun."""
     predicted_cached_tokens: int | None = None
     """Prompt tokens the prefix index expects in the pod's KV cache, set when the leg begins; None: no prediction."""
 

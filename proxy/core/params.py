@@ -7,12 +7,13 @@ import difflib
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.units import Duration, Size, parse_duration, parse_size
+from proxy.core.units import Duration, Moment, Size, moment, parse_duration, parse_size
 
 T = TypeVar("T")
 
@@ -283,6 +284,13 @@ def _size(value: Any) -> Size:
     return size
 
 
+def _moment(value: Any) -> Moment:
+    """YAML reads what looks like a date as one."""
+    if not isinstance(value, str | date):
+        raise ValueError(f"must be a date or time, not {_spell(value)}")
+    return moment(value)
+
+
 _SCALARS: dict[Any, Callable[[Any], Any]] = {
     bool: _bool,
     int: _int,
@@ -290,6 +298,7 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
     str: _str,
     Duration: _duration,
     Size: _size,
+    Moment: _moment,
 }
 
 

@@ -45,6 +45,12 @@ class Plugin(Protocol):
         the default provider injected where there is one."""
         return ()
 
+    def adopt(self, predecessor: Any) -> None:
+        """Called when the configuration is reloaded, of one that stands in the place of another of its type and name
+        with other parameters: takes over what that one knows. Legs that were begun end at the predecessor, so both
+        share what they go on changing. A plugin whose parameters stay the same stays itself."""
+        return
+
 
 class DataProducer(Plugin, Protocol):
     """Writes what it `provides` into `request.state`; the only plugin that may wait."""
@@ -98,6 +104,19 @@ class ProfileHandler(Plugin, Protocol):
     def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]: ...
 
 
+class Decider(Plugin, Protocol):
+    """Whether a stage of a request runs on a pod of its own. A profile handler asks; changes nothing observable."""
+
+    __slots__ = ()
+
+    def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
+        """Before anybody looks for such a pod; `decode` is the one that would do without it."""
+
+    def confirms(self, request: InferenceRequest, decode: Endpoint, prefill: Sequence[Endpoint]) -> bool:
+        """Once it is known who would do it, best first."""
+        return True
+
+
 class PreRequest(Plugin, Protocol):
     """Runs in the tick of the decision, before the leg is sent."""
 
@@ -124,6 +143,7 @@ class EndpointRemoved(Plugin, Protocol):
 
 EXTENSION_POINTS: tuple[type[Plugin], ...] = (
     ProfileHandler,
+    Decider,
     DataProducer,
     Filter,
     Scorer,

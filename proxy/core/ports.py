@@ -5,16 +5,28 @@ A plugin field that is annotated with one of these types is filled in by `core.w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NewType, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, NewType, Protocol
 
+from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange
+from proxy.core.identity import Identity
+from proxy.core.kv import KvEvent, KvSources
+from proxy.core.plugin import Decider
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.tokens import LocalModel, RemoteTokenizer
 
 InstanceName = NewType("InstanceName", str)
 """The name under which a plugin was configured; it defaults to the plugin's type."""
 
 ProfileNames = NewType("ProfileNames", tuple[str, ...])
 """The profiles of the scheduler that may decide, in the order of the file (shadow profiles are not among them)."""
+
+Deciders = NewType("Deciders", Mapping[str, Decider])
+"""The deciders there are, by the names under which they were configured; asked for by profile handlers, which are made
+after them."""
 
 
 class Clock(Protocol):
@@ -61,6 +73,62 @@ class Call(Protocol):
 
     @property
     def received_at(self) -> float: ...
+    @property
+    def identity(self) -> Identity | None:
+        """None where no keys are asked for."""
+
+
+class Resolver(Protocol):
+    """What clients call models, and how urgent they are."""
+
+    def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
+        """The request with the model that pods know, its body rewritten if need be, its priority and its tenant. Raises
+        RequestError."""
+
+
+class Names(Resolver, Protocol):
+    """What stands behind the names of models, once a request has been resolved."""
+
+    async def try_each(self, request: InferenceRequest, send: Callable[[InferenceRequest], Awaitable[None]]) -> None:
+        """Sends it; and while nobody has room for that, and nothing of it is lost, one for a model in its place. Raises
+        RequestError."""
+
+    def listed(self, cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The cards of /v1/models, with those of further names."""
+
+
+class Gate(Protocol):
+    """Where a request may have to wait, or is refused, before a pod is chosen."""
+
+    def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
+        """Around all that is done for the request; raises RequestError when it is entered."""
+
+    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Those of the candidates that it may be sent to; never none."""
+
+    def sent(self, exchange: Exchange) -> None:
+        """It goes to this pod; called again if that fails and another one gets it."""
+
+    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+        """Whether the pod has room for it that nobody waits for, beside the one that it was sent to."""
+
+
+class Race(Protocol):
+    """The way to one client for several legs. It gets the answer that begins first; then the others end at once, as
+    EVICTED or cancelled. A refusal is none while there is another leg."""
+
+    @property
+    def winner(self) -> Exchange | None:
+        """The leg that has begun to answer."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def relay(self, exchange: Exchange) -> None:
+        """As `Relay.relay`, but in a task of its own."""
 
 
 class Relay(Protocol):
@@ -70,6 +138,85 @@ class Relay(Protocol):
         """Send `exchange.request` to `exchange.endpoint` and its answer to the client, until one of them ends it.
 
         Sets what `Exchange` says the relay sets; `ending` in every case. Raises UpstreamFailed only while nothing of
-        the answer has reached the client and the request can be sent again; otherwise it has ended the client's
-        response itself: cut short, it never looks whole. Cancelled, it aborts the pod's request at once.
+        the answer has reached the client and the request can be sent again, or CutShort if another pod can go on with
+        it; otherwise it has ended the client's response itself: cut short, it never looks whole. Cancelled, it aborts
+        the pod's request at once.
         """
+
+    def race(self, begins: Callable[[Exchange], None]) -> Race | None:
+        """For legs at the same time; None if there can be only one. `begins` is told of the one that answers, before
+        its head goes out."""
+
+    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+        """Send it with the client's headers, and return the body of the pod's answer, of which the client sees nothing.
+
+        Sets what `relay` sets; the body is empty if the pod found fault with the request. Raises UpstreamFailed:
+        Declined for 429 and 5xx, UpstreamTimedOut after so many seconds. Cancelled, it aborts the pod's request.
+        """
+
+
+class Conductor(Protocol):
+    """Sends one request to pods where that is not done by one leg after the other."""
+
+    async def run(self, exchange: Exchange) -> None:
+        """Raises what `Relay.relay` raises."""
+
+
+Way = Conductor | None
+
+
+class KvListener(Protocol):
+    """Told what pods say of their KV caches, in their order. A pod has a cache for each of its data-parallel ranks."""
+
+    def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None: ...
+    def lost(self, endpoint: Endpoint, rank: int) -> None:
+        """What was told of it is void: it restarted, or something was missed that nobody can tell any more."""
+
+    def complete(self, endpoint: Endpoint, rank: int, known: bool) -> None:
+        """Whether what was told is all there is; nothing is known of a rank that was never heard of."""
+
+    def gone(self, endpoint: Endpoint) -> None:
+        """The pod has left for good."""
+
+
+class KvEvents(Protocol):
+    """What pods publish of their KV caches."""
+
+    def follow(self, sources: KvSources, listener: KvListener) -> None:
+        """Asked for when a plugin is made; the listener, which is the plugin or one of its fields, is told while the
+        proxy serves with that plugin. Raises ValueError if that cannot be."""
+
+
+class Tokens(Protocol):
+    """Makes token ids of prompts."""
+
+    async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
+        """The parts of its prompt as packed token ids, exactly those that an engine would make; None where that is not
+        certain: media, an API that is not known, a faulty body."""
+
+
+class Tokenizers(Protocol):
+    """Where Tokens come from. Asked for when a plugin is made, which keeps them as a field; raise ValueError if they
+    cannot be had."""
+
+    def local(self, model: LocalModel) -> Tokens: ...
+    def remote(self, tokenizer: RemoteTokenizer) -> Tokens: ...
+
+
+class Unconnected(KvEvents, Tokenizers):
+    """Stands in for both where nothing is served: a check of a file, a replay, an explanation. Nobody tells anything,
+    and no prompt can be tokenised."""
+
+    def follow(self, sources: KvSources, listener: KvListener) -> None:
+        pass
+
+    def local(self, model: LocalModel) -> Tokens:
+        return _NoTokens()
+
+    def remote(self, tokenizer: RemoteTokenizer) -> Tokens:
+        return _NoTokens()
+
+
+class _NoTokens(Tokens):
+    async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
+        return None

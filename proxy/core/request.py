@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields
+from operator import attrgetter
+from typing import Any
 
 from proxy.core.cycle_state import CycleState, DataKey
 from proxy.core.frozen import frozen
@@ -21,8 +24,8 @@ class Prompt:
     `salt` is the request's cache_salt.
     """
 
-    parts: tuple[bytes, ...] = ()
-    salt: str = ""
+    parts: tuple[bytes, ...] = field(default=(), repr=False)
+    salt: str = field(default="", repr=False)
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
 
@@ -30,10 +33,27 @@ class Prompt:
         """`tokens` are to be given if `parts` are only a beginning."""
         self.parts = parts  # type: ignore[misc]
         self.salt = salt  # type: ignore[misc]
-        self.tokens = tokens or sum([-(-len(part) // BYTES_PER_TOKEN) for part in parts])  # type: ignore[misc]
+        self.tokens = tokens or sum(map(_tokens, parts))  # type: ignore[misc]
+
+
+def _tokens(part: bytes) -> int:
+    return -(-len(part) // BYTES_PER_TOKEN)
 
 
 EMPTY_PROMPT = Prompt()
+
+
+@frozen
+class Naming:
+    """Of a request whose model is not, or need not be, the one that was asked for: `asked` is what its client calls it,
+    `fallbacks` are models that are tried in its place, one after the other, where nobody has room for it; `model@pool`
+    means the pods of that pool alone. `may_wait`: for a pod that is woken up. `pool`: the only one it may go to; empty:
+    any."""
+
+    asked: str
+    fallbacks: tuple[str, ...] = ()
+    may_wait: bool = False
+    pool: str = ""
 
 
 @frozen
@@ -41,22 +61,35 @@ class InferenceRequest:
     """The client's intention, as long as it lives; a rewritten model is a `dataclasses.replace()`.
 
     `body` are the client's bytes (empty for a streamed upload), `headers` have lower-case keys, `max_tokens` is the
-    limit the client set on the answer (0: none), `received_at` is monotonic seconds.
+    limit the client set on the answer (0: none), `received_at` is monotonic seconds, and so is `deadline`, by which the
+    answer has to be whole. `asks_usage`: the body asks for usage that its client did not ask for, so the relay takes it
+    out of the stream. `naming`: None where nothing stands behind the model's name but itself.
     """
 
     id: str
     path: str
     model: str
-    prompt: Prompt = EMPTY_PROMPT
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    prompt: Prompt = field(default=EMPTY_PROMPT, repr=False)
+    body: bytes = field(default=b"", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     stream: bool = False
     max_tokens: int = 0
     priority: int = 0
     tenant: str = ""
     received_at: float = 0.0
+    deadline: float = math.inf
+    asks_usage: bool = False
+    naming: Naming | None = None
     state: CycleState = field(default_factory=CycleState)
 
+
+def changed(request: InferenceRequest, **changes: Any) -> InferenceRequest:
+    """A `dataclasses.replace` that takes its steps in C: 100 bytecodes, not 450."""
+    return InferenceRequest(**dict(zip(_NAMES, _VALUES(request), strict=True), **changes))
+
+
+_NAMES = tuple(each.name for each in fields(InferenceRequest))
+_VALUES = attrgetter(*_NAMES)
 
 OUTPUT_ESTIMATE: DataKey[int] = DataKey("OutputEstimate")
 """Tokens the answer is expected to have; the load ledger counts them until the leg ends. Absent: not counted."""

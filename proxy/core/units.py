@@ -1,8 +1,9 @@
-"""Durations and sizes as people write them."""
+"""Durations, sizes and points in time as people write them."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, date, datetime
 from typing import NewType
 
 Duration = NewType("Duration", float)
@@ -10,6 +11,10 @@ Duration = NewType("Duration", float)
 
 Size = NewType("Size", int)
 """Bytes or a count. Written `64MiB`, `10Gi`, `1k` (Kubernetes' notation), or a whole number."""
+
+Moment = NewType("Moment", float)
+"""Seconds since the Unix epoch. Written `2027-01-31`, which begins that day, or `2027-01-31T18:00:00Z`; UTC unless it
+says otherwise."""
 
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
@@ -36,3 +41,12 @@ def parse_size(text: str) -> Size:
         raise ValueError(f"{text!r} is not a size; write 64MiB, 10Gi, 1k or a whole number")
     number, unit = match.groups()
     return Size(int(float(number) * _SIZE_UNITS["k" if unit == "K" else unit]))
+
+
+def moment(value: str | date) -> Moment:
+    """Raises ValueError, saying what a point in time looks like."""
+    try:
+        read = datetime.fromisoformat(value if isinstance(value, str) else value.isoformat())
+        return Moment((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise ValueError(f"{str(value)!r} is no date or time; write 2027-01-31 or 2027-01-31T18:00:00Z") from None

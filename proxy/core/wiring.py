@@ -21,10 +21,18 @@ def parameters_of(cls: type[Plugin], ports: Ports) -> list[dataclasses.Field[Any
 
 def make(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> Plugin:
     """Raises params.Invalid with every fault of the parameters."""
+    return params.build(cls, parameters, path, _injected(cls, ports))
+
+
+def has(instance: Plugin, ports: Ports) -> bool:
+    """Whether it was made with these."""
+    return all(getattr(instance, name) == port for name, port in _injected(type(instance), ports).items())
+
+
+def _injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:
     kinds = params.hints(cls)
-    injected = {
+    return {
         field.name: ports[kinds[field.name]]
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]
         if field.init and kinds[field.name] in ports
     }
-    return params.build(cls, parameters, path, injected)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NO_POD, NoEndpoints, UnknownResponse
 from proxy.core.ports import Clock
 
 
@@ -41,6 +42,15 @@ class Bindings:
             return None
         self.bind(response_id, endpoint)
         return endpoint
+
+    def pod_of(self, response_id: str, ready: Sequence[Endpoint]) -> Endpoint:
+        """The pod in whose memory it is. Raises UnknownResponse, or NoEndpoints while no pod is ready."""
+        endpoint = self.find(response_id)
+        if endpoint is not None:
+            return endpoint
+        if len(ready) == 1:
+            return ready[0]
+        raise UnknownResponse(response_id) if ready else NoEndpoints(NO_POD)
 
     def forget(self, endpoint: Endpoint) -> None:
         """The pod is gone, or came back without its memory."""

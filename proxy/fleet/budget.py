@@ -31,6 +31,10 @@ class Budget:
         self.cost = 0.0
         """Mean CPU seconds of a round."""
 
+    def change(self, interval: float, max_core: float) -> None:
+        self._shortest = interval
+        self._max_core = max_core
+
     @property
     def interval(self) -> float:
         """Seconds between two rounds of one pod."""

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.core.endpoint import ROLE_LABEL, Endpoint, EndpointState
+from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState
 from proxy.core.ports import Clock
+from proxy.fleet.doubts import OURS, Doubts
+from proxy.fleet.member import Member
+from proxy.fleet.named_models import NamedModels
 from proxy.fleet.scrape import Card
 from proxy.fleet.serving import Serving
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.slow_start import SlowStart
 
 log = logging.getLogger(__name__)
+
+ASLEEP = "asleep"
 
 Hook = Callable[[Endpoint], None]
 
 
 def _nothing(endpoint: Endpoint) -> None:
     pass
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """An endpoint and what only the fleet knows of it. Lives as long as the endpoint.
-
-    `contact` is starting, ready or ejected, whatever an operator wants; `leave_by` is set while it is being removed.
-    """
-
-    endpoint: Endpoint
-    pod: PodSettings
-    source: str
-    contact: EndpointState = EndpointState.STARTING
-    draining: bool = False
-    leave_by: float | None = None
-    cards: Sequence[Card] = ()
 
 
 class Fleet:
@@ -45,8 +35,15 @@ class Fleet:
     on_restarted  a pod lost its memory: forget what was known of its caches
     on_removed    a pod is gone for good: forget it
     on_missed     a scrape of a pod came to nothing
+    on_moved      a pod's state is another one
+    on_doubts     this process has other doubts about a pod than before
+    on_drained    an operator drains a pod, or takes it back
+    on_changed    a pod has reported anew, or its state is another one: what can go on may be more
 
     A removed pod gets no new requests, and goes when its last one ends or `grace` seconds have passed.
+
+    Doubts about pods eject them, until they would take more than `panic_percent` of those that answer: then so many
+    failures say more of something else than of the pods, and all of them are asked. Of those that sleep nobody is.
     """
 
     def __init__(
@@ -57,18 +54,42 @@ class Fleet:
         on_restarted: Hook = _nothing,
         on_removed: Hook = _nothing,
         on_missed: Hook = _nothing,
+        on_moved: Hook = _nothing,
+        on_doubts: Hook = _nothing,
+        on_drained: Hook = _nothing,
+        on_changed: Hook = _nothing,
+        slow_start: SlowStart | None = None,
         grace: float = 120.0,
+        panic_percent: float = 50.0,
     ) -> None:
         self._clock = clock
         self._on_ready = on_ready
         self._on_restarted = on_restarted
         self._on_removed = on_removed
         self._on_missed = on_missed
+        self._on_moved = on_moved
+        self._on_doubts = on_doubts
+        self._on_drained = on_drained
+        self._on_changed = on_changed
+        self._slow_start = slow_start
         self._grace = grace
-        self._members: dict[str, _Member] = {}
-        self._known: set[str] = set()
+        self._members: dict[str, Member] = {}
+        self._models = NamedModels(self._members)
+        self._doubts = Doubts(self._members, self._settle, panic_percent)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: Serving | None = None
+        self.wakes = False
+        """Whether pods that sleep are woken when they are needed: set by whoever knows."""
+        self.draining: Sequence[Endpoint] = ()
+        self.pools: Sequence[str] = (DEFAULT_POOL,)
+        """That there are; see `form`."""
+
+    def change(self, panic_percent: float, slow_start: float) -> None:
+        """`slow_start` is in seconds."""
+        if self._slow_start is not None:
+            self._slow_start.change(slow_start)
+            self._serving = None
+        self._doubts.change(panic_percent)
 
     # What the data path asks.
 
@@ -80,6 +101,16 @@ class Fleet:
     def ready(self) -> Sequence[Endpoint]:
         return (self._serving or self._renew()).ready
 
+    def within(self, pool: str) -> Serving:
+        """The ready endpoints of one pool; they are renewed with all others, so whoever asks asks again."""
+        serving = self._serving or self._renew()
+        return serving.pools.get(pool) or self._renew_within(serving, pool)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests make sense: a pod is ready, or would be woken."""
+        return bool(self.ready) or (self.wakes and any(member.can_be_woken for member in self._members.values()))
+
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         """All of them, in any state."""
@@ -90,33 +121,31 @@ class Fleet:
         return member.endpoint if member else None
 
     def knows(self, model: str) -> bool:
-        """False if no pod ever named the model, though they have spoken, and each that is there names its models."""
-        return not self._known or model in self._known or any(_takes_any(m) for m in self._members.values())
+        """See NamedModels, here and below."""
+        return self._models.knows(model)
 
-    def only_model(self) -> str | None:
-        """The one model there is, LoRA adapters and further names of it aside; None if there are more, or none that is
-        named."""
-        adapters = {card["id"] for member in self._members.values() for card in member.cards if card.get("parent")}
-        models = {model for member in self._members.values() for model in _first_names(member)} - adapters
-        return models.pop() if len(models) == 1 else None
+    def only_model(self) -> str:
+        return self._models.only(self.wakes)
 
     def models(self) -> list[dict[str, Any]]:
-        """Cards of the models that ready pods serve, as the first pod by name gives them."""
-        merged: dict[str, dict[str, Any]] = {}
-        members = sorted(self._members.values(), key=lambda member: member.endpoint.name)
-        for member in members:
-            if member.endpoint.state is EndpointState.READY:
-                for card in _cards(member):
-                    merged.setdefault(card["id"], dict(card))
-        return list(merged.values())
+        return self._models.cards(self.wakes)
+
+    def is_leaving(self, endpoint: Endpoint) -> bool:
+        """Nobody wants it any more; it goes when its last request has ended."""
+        member = self._member_of(endpoint)
+        return member is None or member.leave_by is not None
 
     # What operators and discovery want.
 
-    def add(self, pod: PodSettings, source: str = "operator") -> Endpoint:
-        """A new endpoint; or the one of this name, brought up to date, and kept if it was about to leave."""
+    def add(self, pod: PodSettings, source: str = "operator", pool: str = DEFAULT_POOL) -> Endpoint:
+        """A new endpoint; or the one of this name, brought up to date, and kept if it was about to leave. If that is in
+        another pool, or has another uid, it is gone at once, and a new one begins."""
         member = self._members.get(pod.name)
+        if member is not None and (member.endpoint.pool, member.pod.uid) != (pool, pod.uid):
+            self._drop(member)
+            member = None
         if member is None:
-            return self._join(pod, source)
+            return self._join(pod, source, pool)
         member.source, member.leave_by = source, None
         self._update(member, pod)
         return member.endpoint
@@ -134,7 +163,12 @@ class Fleet:
         """Raises KeyError for a name nobody has."""
         self._set_draining(self._members[name], False)
 
-    def reconcile(self, source: str, desired: Sequence[PodSettings]) -> None:
+    def drains(self, endpoint: Endpoint) -> bool:
+        """Whether an operator wants it to."""
+        member = self._member_of(endpoint)
+        return member is not None and member.draining
+
+    def reconcile(self, source: str, desired: Sequence[PodSettings], pool: str = DEFAULT_POOL) -> None:
         """Makes the pods of this source those desired: adds, updates, removes, by name."""
         wanted = {pod.name for pod in desired}
         for name, member in self._members.items():
@@ -146,7 +180,14 @@ class Fleet:
             if other and other.leave_by is None and other.source != source:
                 log.warning("pod %s of %s is left out: %s has one of this name", pod.name, source, other.source)
             else:
-                self.add(pod, source)
+                self.add(pod, source, pool)
+
+    def form(self, pools: Sequence[str]) -> None:
+        """There are these pools, in this order. The pods of others leave, whoever wanted them."""
+        self.pools = pools
+        for member in self._members.values():
+            if member.endpoint.pool not in pools:
+                self._leave(member)
 
     def sweep(self) -> None:
         """Lets go of the removed pods whose last request has ended."""
@@ -164,6 +205,52 @@ class Fleet:
             added(endpoint)
         return lambda: self._watchers.remove(watcher)
 
+    # What is known of requests: of an endpoint that is gone nothing is taken.
+
+    def doubt(self, endpoint: Endpoint, why: str) -> None:
+        """Rather not, until `trust` takes it back."""
+        member = self._member_of(endpoint)
+        if member and OURS not in member.doubts.get(why, ()):
+            self._doubts.begin(member, why, OURS)
+            self._call(self._on_doubts, endpoint)
+
+    def trust(self, endpoint: Endpoint, why: str) -> None:
+        member = self._member_of(endpoint)
+        if member and OURS in member.doubts.get(why, ()):
+            self._doubts.end(member, why, OURS)
+            self._call(self._on_doubts, endpoint)
+
+    @property
+    def panics(self) -> bool:
+        """Whether doubts are ignored, in some pool."""
+        return bool(self._doubts.panics)
+
+    def doubts(self, endpoint: Endpoint) -> Sequence[str]:
+        """Whoever has them; and whether it sleeps."""
+        member = self._member_of(endpoint)
+        return sorted([*member.doubts, *[ASLEEP] * member.asleep]) if member else ()
+
+    def own_doubts(self) -> Mapping[str, Sequence[str]]:
+        """Those of this process, by the names of the pods about which it has any."""
+        return self._doubts.own()
+
+    def doubted_by(self, sibling: int, doubts: Mapping[str, Sequence[str]]) -> None:
+        """All that a sibling has against any pod, by the pods' names; nothing if it is gone."""
+        self._doubts.hear(sibling, doubts)
+
+    def scrape_age(self, endpoint: Endpoint) -> float | None:
+        """Seconds since the last good scrape was sent; None before the first."""
+        scraped_at = endpoint.metrics.scraped_at
+        return None if scraped_at == -math.inf else self._clock.now() - scraped_at
+
+    def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:
+        """Since when what was sent then need not be waited for: the pod takes no connections, or is another process.
+        None: it is there, or nothing is known of it."""
+        member = self._member_of(endpoint)
+        if member is None:
+            return None
+        return member.restarted_at if member.restarted_at > sent_at else member.refused_at
+
     # What the refresh loops report; of an endpoint that is gone nothing is taken.
 
     def missed(self, endpoint: Endpoint) -> None:
@@ -176,6 +263,7 @@ class Fleet:
         if member := self._member_of(endpoint):
             member.contact = EndpointState.READY
             self._settle(member)
+            self._doubts.reconsider()
             self._call(self._on_ready, endpoint)
 
     def refused(self, endpoint: Endpoint) -> None:
@@ -183,14 +271,20 @@ class Fleet:
         if member := self._member_of(endpoint):
             member.contact = EndpointState.EJECTED
             self._settle(member)
+            self._doubts.reconsider()
 
     def restarted(self, endpoint: Endpoint) -> None:
         """It came back without its caches."""
-        if self._member_of(endpoint):
+        if member := self._member_of(endpoint):
+            member.restarted_at = self._clock.now()
             self._call(self._on_restarted, endpoint)
 
     def refreshed(self, endpoint: Endpoint) -> None:
         """It has metrics that it did not have before."""
+        member = self._member_of(endpoint)
+        if member is not None and member.asleep is not bool(endpoint.metrics.sleep_level):
+            self._turn_over(member)
+        self._call(self._on_changed, endpoint)
 
     def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None:
         """It says which models it serves; None: it cannot say."""
@@ -200,15 +294,15 @@ class Fleet:
 
     # Below: how.
 
-    def _join(self, pod: PodSettings, source: str) -> Endpoint:
-        endpoint = Endpoint(pod.name)
-        member = self._members[pod.name] = _Member(endpoint, pod, source)
+    def _join(self, pod: PodSettings, source: str, pool: str) -> Endpoint:
+        endpoint = Endpoint(pod.name, pool=pool)
+        member = self._members[pod.name] = Member(endpoint, pod, source)
         self._update(member, pod)
         for added, _ in self._watchers:
             self._call(added, endpoint)
         return endpoint
 
-    def _update(self, member: _Member, pod: PodSettings) -> None:
+    def _update(self, member: Member, pod: PodSettings) -> None:
         endpoint = member.endpoint
         member.pod = pod
         endpoint.url = pod.url
@@ -217,48 +311,98 @@ class Fleet:
         endpoint.weight = pod.weight
         endpoint.engine = pod.engine
         endpoint.api_key = pod.api_key
+        endpoint.tls = pod.tls
         self._name_models(member)
         self._settle(member)
 
-    def _name_models(self, member: _Member) -> None:
-        models = frozenset(member.pod.models or [card["id"] for card in member.cards]) or None
-        if models != member.endpoint.models:
-            member.endpoint.models = models
+    def _name_models(self, member: Member) -> None:
+        if self._models.learn(member):
             self._serving = None
-        self._known |= models or set()
 
-    def _set_draining(self, member: _Member, draining: bool) -> None:
+    def _set_draining(self, member: Member, draining: bool) -> None:
         member.draining = draining
         self._settle(member)
+        self._doubts.reconsider()
+        self._call(self._on_drained, member.endpoint)
 
-    def _leave(self, member: _Member) -> None:
+    def _leave(self, member: Member) -> None:
         if member.leave_by is None:
             member.leave_by = self._clock.now() + self._grace
             self._settle(member)
+            self._doubts.reconsider()
 
-    def _drop(self, member: _Member) -> None:
+    def _drop(self, member: Member) -> None:
         endpoint = member.endpoint
         del self._members[endpoint.name]
         self._serving = None
+        if self._slow_start is not None:
+            self._slow_start.ended(endpoint)
+        self._list_draining()
         for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
 
-    def _settle(self, member: _Member) -> None:
+    def _turn_over(self, member: Member) -> None:
+        """It has fallen asleep, or woken up, without its caches."""
+        member.asleep = not member.asleep
+        self._settle(member)
+        self._doubts.reconsider()
+        if not member.asleep:
+            self._call(self._on_restarted, member.endpoint)
+
+    def _settle(self, member: Member) -> None:
+        if member.contact is not EndpointState.EJECTED:
+            member.refused_at = None
+        elif member.refused_at is None:
+            member.refused_at = self._clock.now()
         leaving = member.draining or member.leave_by is not None
         state = EndpointState.DRAINING if leaving else member.contact
+        if state is EndpointState.READY and (
+            member.asleep or (member.doubts and member.endpoint.pool not in self._doubts.panics)
+        ):
+            state = EndpointState.EJECTED
         if state is not member.endpoint.state:
             self._announce(member.endpoint, state)
-            member.endpoint.state = state
+            was, member.endpoint.state = member.endpoint.state, state
             self._serving = None
+            self._start_slowly(member.endpoint, was)
+            if EndpointState.DRAINING in (was, state):
+                self._list_draining()
+            self._call(self._on_moved, member.endpoint)
+            self._call(self._on_changed, member.endpoint)
+
+    def _start_slowly(self, endpoint: Endpoint, was: EndpointState) -> None:
+        """Those that all are asked for because too many are in doubt have not come back."""
+        if self._slow_start is None:
+            return
+        if endpoint.state is not EndpointState.READY:
+            self._slow_start.ended(endpoint)
+        elif was is EndpointState.EJECTED and endpoint.pool not in self._doubts.panics:
+            self._slow_start.began(endpoint)
+
+    def _list_draining(self) -> None:
+        self.draining = tuple(pod for pod in self.endpoints if pod.state is EndpointState.DRAINING)
 
     def _announce(self, endpoint: Endpoint, state: EndpointState) -> None:
         log.info("pod %s: %s -> %s", endpoint.name, endpoint.state.value, state.value)
 
     def _renew(self) -> Serving:
-        self._serving = Serving(self.endpoints)
+        self._serving = self._thinned(Serving(self.endpoints))
         return self._serving
 
-    def _member_of(self, endpoint: Endpoint) -> _Member | None:
+    def _renew_within(self, serving: Serving, pool: str) -> Serving:
+        mine = Serving(endpoint for endpoint in serving.ready if endpoint.pool == pool)
+        serving.pools[pool] = self._thinned(mine)
+        return mine
+
+    def _thinned(self, serving: Serving) -> Serving:
+        if self._slow_start:
+            serving.of = self._slow_start.thinned(serving.of, self._forget_serving)
+        return serving
+
+    def _forget_serving(self) -> None:
+        self._serving = None
+
+    def _member_of(self, endpoint: Endpoint) -> Member | None:
         member = self._members.get(endpoint.name)
         return member if member and member.endpoint is endpoint else None
 
@@ -267,24 +411,3 @@ class Fleet:
             hook(endpoint)
         except Exception:
             log.exception("a hook failed for pod %s", endpoint.name)
-
-
-def _takes_any(member: _Member) -> bool:
-    return not member.endpoint.models and member.contact is not EndpointState.STARTING
-
-
-def _first_names(member: _Member) -> Iterable[str]:
-    """A pod that serves one model under several names says so by their `root`."""
-    names: dict[str, str] = {}
-    for card in _cards(member):
-        names.setdefault(str(card.get("root") or card["id"]), card["id"])
-    return names.values()
-
-
-def _cards(member: _Member) -> Sequence[Card]:
-    """The pod's own, as far as its configuration lets it serve them, and bare ones for what it does not list."""
-    configured = member.pod.models
-    if not configured:
-        return member.cards
-    own = {card["id"]: card for card in member.cards}
-    return [own.get(model) or {"id": model, "object": "model"} for model in configured]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import exp, inf, log, log1p
+from typing import Any
 
+from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import Exchange, Stage
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 
 RECENT_SECONDS = 60.0
 """In this time the memory of past work shrinks to 1/e."""
+
+WHOLE = Stage.WHOLE
+
+_READ: tuple[DataKey[Any], ...] = (TOKENIZED_PROMPT, PREFIX_MATCH, OUTPUT_ESTIMATE)
 
 
 class Ledger:
@@ -24,24 +30,38 @@ class Ledger:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.in_flight = 0
-        """Exchanges that entered and have not left."""
+        self.entered = 0
+        """Legs that were sent."""
+        self._left = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Legs that entered and have not left."""
+        return self.entered - self._left
 
     def enter(self, exchange: Exchange) -> None:
         if exchange.charge is not None or exchange.ending is not None:
             return
         endpoint, request = exchange.endpoint, exchange.request
-        state = request.state
-        prefill = (state.read(TOKENIZED_PROMPT) or request.prompt).tokens
-        match = state.read(PREFIX_MATCH)
+        tokenized, match, output = map(request.state.read, _READ)
+        prefill: int = (tokenized or request.prompt).tokens
         if match is not None:
-            (held,) = match.matched((endpoint,))
-            prefill = max(0, prefill - held * match.block_size)
-        output = state.read(OUTPUT_ESTIMATE) or 0
+            prefill = max(0, prefill - match.blocks_on(endpoint) * match.block_size)
+        output = output or 0
+        if exchange.stage is not WHOLE:
+            prefill, output = (0, output) if exchange.stage is Stage.DECODE else (prefill, 0)
         exchange.charge = (prefill, output)
-        self.in_flight += 1
+        self.entered += 1
         endpoint.charge(1, prefill + output)
         self._remember(endpoint, prefill + 1)
+
+    def whole(self, exchange: Exchange) -> None:
+        """A leg that was to answer only computes the prompt too, after all."""
+        exchange.stage = WHOLE
+        self.leave(exchange)
+        self.entered -= 1
+        self._left -= 1
+        self.enter(exchange)
 
     def first_byte(self, exchange: Exchange) -> None:
         """The prompt is in the KV cache; what the answer is expected to take stays."""
@@ -54,7 +74,7 @@ class Ledger:
         if charge := exchange.charge:
             prefill, output = charge
             exchange.charge = None
-            self.in_flight -= 1
+            self._left += 1
             exchange.endpoint.charge(-1, -prefill - output)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:

@@ -12,7 +12,9 @@ import orjson
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.ports import Clock
-from proxy.fleet.datastore import Fleet, Hook, _Member, _nothing
+from proxy.core.tls import PodTls
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.member import Member
 from proxy.fleet.settings import PodSettings
 
 
@@ -35,8 +37,9 @@ Tell = Callable[[News, bytes], None]
 class Origin(Fleet):
     """A fleet that calls `tell(news, record)` whenever something changes that a mirror must know."""
 
-    def __init__(self, clock: Clock, tell: Tell, *, on_missed: Hook = _nothing) -> None:
-        super().__init__(clock, on_missed=on_missed)
+    def __init__(self, clock: Clock, tell: Tell, **keys: Any) -> None:
+        """`keys`: those of a fleet."""
+        super().__init__(clock, **keys)
         self._tell = tell
         self._restarts: dict[Endpoint, int] = {}
         self._told: dict[str, bytes] = {}
@@ -56,33 +59,35 @@ class Origin(Fleet):
 
     def refreshed(self, endpoint: Endpoint) -> None:
         if self._member_of(endpoint):
+            super().refreshed(endpoint)
             self._tell(News.METRICS, _metrics(endpoint, self._clock.now()))
 
-    def _settle(self, member: _Member) -> None:
+    def _settle(self, member: Member) -> None:
         super()._settle(member)
         self._tell_of(member)
 
-    def _name_models(self, member: _Member) -> None:
+    def _name_models(self, member: Member) -> None:
         super()._name_models(member)
         self._tell_of(member)
 
-    def _drop(self, member: _Member) -> None:
+    def _drop(self, member: Member) -> None:
         super()._drop(member)
         self._restarts.pop(member.endpoint, None)
         self._told.pop(member.endpoint.name, None)
         self._tell(News.ROLL, self._roll())
 
-    def _tell_of(self, member: _Member) -> None:
+    def _tell_of(self, member: Member) -> None:
         """Pods repeat themselves every few seconds; only news are told."""
         record = self._pod(member)
         if self._told.get(member.endpoint.name) != record:
             self._told[member.endpoint.name] = record
             self._tell(News.POD, record)
 
-    def _pod(self, member: _Member) -> bytes:
+    def _pod(self, member: Member) -> bytes:
         return orjson.dumps(
             {
                 "pod": member.pod,
+                "pool": member.endpoint.pool,
                 "source": member.source,
                 "contact": member.contact.value,
                 "draining": member.draining,
@@ -101,8 +106,9 @@ class Mirror(Fleet):
 
     `told` raises ValueError, KeyError or TypeError for what no origin says, and has done nothing then."""
 
-    def __init__(self, clock: Clock, *, on_ready: Hook, on_restarted: Hook, on_removed: Hook) -> None:
-        super().__init__(clock, on_ready=on_ready, on_restarted=on_restarted, on_removed=on_removed)
+    def __init__(self, clock: Clock, **keys: Any) -> None:
+        """`keys`: those of a fleet."""
+        super().__init__(clock, **keys)
         self._restarts: dict[Endpoint, int] = {}
 
     def told(self, news: News, record: bytes) -> None:
@@ -118,11 +124,16 @@ class Mirror(Fleet):
         """The origin has said it."""
 
     def _take_pod(self, said: dict[str, Any]) -> None:
-        pod = PodSettings(**{**said["pod"], "models": tuple(said["pod"]["models"])})
+        tls = said["pod"]["tls"]
+        own = {"models": tuple(said["pod"]["models"]), "tls": None if tls is None else PodTls(**tls)}
+        pod = PodSettings(**{**said["pod"], **own})
         contact, restarts = EndpointState(said["contact"]), int(said["restarts"])
         member = self._members.get(pod.name)
+        if member is not None and (member.endpoint.pool, member.pod.uid) != (said["pool"], pod.uid):
+            self._gone(member)
+            member = None
         if member is None:
-            endpoint = self._join(pod, said["source"])
+            endpoint = self._join(pod, said["source"], said["pool"])
             member = self._members[endpoint.name]
         before, member.contact = member.contact, contact
         member.source, member.draining, member.cards = said["source"], said["draining"], said["cards"]
@@ -145,12 +156,16 @@ class Mirror(Fleet):
         metrics = Metrics(**said, scraped_at=scraped_at)
         if endpoint is not None:
             endpoint.publish(metrics, in_flight)
+            self.refreshed(endpoint)
 
     def _take_roll(self, names: list[str]) -> None:
         there = set(names)
         for member in [member for name, member in self._members.items() if name not in there]:
-            self._restarts.pop(member.endpoint, None)
-            self._drop(member)
+            self._gone(member)
+
+    def _gone(self, member: Member) -> None:
+        self._restarts.pop(member.endpoint, None)
+        self._drop(member)
 
 
 def _metrics(endpoint: Endpoint, now: float) -> bytes:

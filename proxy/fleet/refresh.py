@@ -88,6 +88,11 @@ class Refresher:
         self.tried = asyncio.Event()
         """Set after the first round, whatever came of it."""
 
+    def change(self, settings: RefreshSettings, engines: Engines) -> None:
+        """From the next round on."""
+        self._settings = settings
+        self._engines = engines
+
     async def run(self, delay: float = 0.0) -> None:
         """Begins after `delay` seconds."""
         await asyncio.sleep(delay)

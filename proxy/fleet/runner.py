@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from types import TracebackType
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.budget import Budget
@@ -14,47 +14,53 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import Engines
 from proxy.fleet.discovery.dns import DnsSource
 from proxy.fleet.discovery.file import FileSource
+from proxy.fleet.discovery.kubernetes import KubernetesSource
 from proxy.fleet.discovery.source import Source
+from proxy.fleet.pool_pods import PoolPods
 from proxy.fleet.refresh import Fetcher, Refresher
-from proxy.fleet.settings import FleetSettings
+from proxy.fleet.settings import PodSettings, PodSources
 
 SWEEP_INTERVAL = 0.1
+
+FIRST_POD_INTERVAL = 0.5
+"""Seconds between two looks for pods while there are none: every request is refused until one is found."""
 
 FIRST_GAP = 0.0005
 """Seconds between the first requests to pods that join together: at once, 500 of them hold up the loop for 0.1 s."""
 
 
 class FleetRunner:
-    """`async with FleetRunner(…)`: inside of it pods come, are asked, and go."""
+    """`async with FleetRunner(…)`: inside of it pods of a pool come, are asked, and go."""
 
     def __init__(
         self,
         fleet: Fleet,
-        settings: FleetSettings,
+        settings: PodSources,
         fetcher: Fetcher,
         clock: Clock,
         rng: Random,
         engines: Engines | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> None:
         refresh = settings.refresh
         self._fleet = fleet
+        self._pool = pool
         self._settings = settings
         self._fetcher = fetcher
         self._clock = clock
         self._rng = rng
         self._engines = (engines or Engines()).with_attributes(refresh.attributes)
-        self._sources = _sources(settings)
-        self._polled = {source.name: asyncio.Event() for source in self._sources}
+        self._polled: dict[str, asyncio.Event] = {}
+        self._searches: list[asyncio.Task[None]] = []
         self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
         self._tasks = Tasks()
         self._next_start = 0.0
         self.budget = Budget(refresh.interval, refresh.max_core)
 
     async def __aenter__(self) -> FleetRunner:
-        self._fleet.reconcile("static", self._settings.static)
-        self._unwatch = self._fleet.watch(self._added, self._removed)
-        for source in self._sources:
-            self._tasks.start(self._discover(source), f"discovery by {source.name}")
+        self._reconcile("static", self._settings.static)
+        self._unwatch = PoolPods(self._fleet, self._pool).watch(self._added, self._removed)
+        self._discover_by(self._sources(self._settings))
         self._tasks.start(self._sweep(), "sweep of removed pods")
         return self
 
@@ -63,6 +69,23 @@ class FleetRunner:
     ) -> None:
         self._unwatch()
         await self._tasks.stop()
+
+    def let_go(self, settings: PodSources) -> None:
+        """Static pods that these have not leave: what comes next may want them in another pool."""
+        known = (self._fleet.get(pod.name) for pod in settings.static)
+        names = {endpoint.name for endpoint in known if endpoint is not None and endpoint.pool == self._pool}
+        self._reconcile("static", [pod for pod in settings.static if pod.name in names])
+
+    def change(self, settings: PodSources, engines: Engines | None = None) -> None:
+        """Pods that both have stay as they are; those of a source that is gone leave."""
+        before, self._settings, refresh = self._settings, settings, settings.refresh
+        self._engines = (engines or Engines()).with_attributes(refresh.attributes)
+        self.budget.change(refresh.interval, refresh.max_core)
+        for refresher, _ in self._loops.values():
+            refresher.change(refresh, self._engines)
+        if any(getattr(before, key) != getattr(settings, key) for key in ("file", "dns", "kubernetes")):
+            self._discover_by(self._sources(settings))
+        self._reconcile("static", settings.static)
 
     @property
     def sources(self) -> Set[str]:
@@ -104,24 +127,40 @@ class FleetRunner:
         task.cancel()
         refresher.tried.set()
 
+    def _discover_by(self, sources: Sequence[Source]) -> None:
+        """These from here on. Pods of others leave."""
+        for search in self._searches:
+            search.cancel()
+        for name in self._polled.keys() - {source.name for source in sources}:
+            self._reconcile(name, ())
+        self._polled = {source.name: asyncio.Event() for source in sources}
+        searches = {source.name: self._discover(source) for source in sources}
+        self._searches = [self._tasks.start(search, f"discovery by {name}") for name, search in searches.items()]
+
     async def _discover(self, source: Source) -> None:
-        while True:
-            pods = await source.poll()
-            if pods is not None:
-                self._fleet.reconcile(source.name, pods)
-            self._polled[source.name].set()
-            await asyncio.sleep(source.interval)
+        async with source:
+            while True:
+                pods = await source.poll()
+                if pods is not None:
+                    self._reconcile(source.name, pods)
+                self._polled[source.name].set()
+                await asyncio.sleep(source.interval if self._loops else min(source.interval, FIRST_POD_INTERVAL))
+
+    def _reconcile(self, source: str, pods: Sequence[PodSettings]) -> None:
+        named = source if self._pool == DEFAULT_POOL else f"{source} of {self._pool}"
+        self._fleet.reconcile(named, pods, self._pool)
+
+    def _sources(self, settings: PodSources) -> list[Source]:
+        sources: list[Source] = []
+        if settings.file is not None:
+            sources.append(FileSource(settings.file))
+        if settings.dns is not None:
+            sources.append(DnsSource(settings.dns))
+        if settings.kubernetes is not None:
+            sources.append(KubernetesSource(settings.kubernetes, self._clock, self._rng))
+        return sources
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL)
             self._fleet.sweep()
-
-
-def _sources(settings: FleetSettings) -> list[Source]:
-    sources: list[Source] = []
-    if settings.file is not None:
-        sources.append(FileSource(settings.file))
-    if settings.dns is not None:
-        sources.append(DnsSource(settings.dns))
-    return sources

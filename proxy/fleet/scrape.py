@@ -50,6 +50,8 @@ def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
         prefix_queries=_total(dialect.prefix_queries, samples),
         prefix_hits=_total(dialect.prefix_hits, samples),
         process_started=max((sample.value for sample in samples.get(PROCESS_START, ())), default=0.0),
+        progress=_progress(dialect, samples),
+        sleep_level=_sleep_level(dialect, samples),
         attributes=_attributes(dialect, samples),
         scraped_at=scraped_at,
         freshness=Freshness.FRESH,
@@ -117,6 +119,17 @@ def _first(alternatives: Specs, samples: Samples) -> Sequence[Sample]:
 
 def _total(alternatives: Specs, samples: Samples) -> float:
     return max(0.0, sum(sample.value for sample in _first(alternatives, samples)))
+
+
+def _progress(dialect: Dialect, samples: Samples) -> float:
+    values = [sample.value for spec in dialect.progress for sample in spec.select(samples)]
+    return sum(values) if values else -1.0
+
+
+def _sleep_level(dialect: Dialect, samples: Samples) -> int:
+    if all(sample.value for sample in _first(dialect.awake, samples)):
+        return 0
+    return 2 if any(sample.value for sample in _first(dialect.discarded, samples)) else 1
 
 
 def _share(found: Sequence[Sample]) -> float:

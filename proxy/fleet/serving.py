@@ -15,6 +15,8 @@ class Serving:
         self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)
         self.of: Callable[[str], Sequence[Endpoint]] = _ByModel(self.ready).__getitem__
         """In the order of the fleet; an endpoint that names no models serves any, and any serves a request without."""
+        self.pools: dict[str, Serving] = {}
+        """Those of single pools that somebody has asked for."""
 
 
 class _ByModel(dict[str, tuple[Endpoint, ...]]):

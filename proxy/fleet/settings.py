@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from proxy.core.errors import Problem
 from proxy.core.params import param
-from proxy.core.units import Duration
+from proxy.core.tls import PodTls
+from proxy.core.units import Duration, Size
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
+from proxy.fleet.kubernetes_settings import KubernetesSettings
 from proxy.fleet.series import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -29,6 +31,8 @@ class PodSettings:
     models: tuple[str, ...] = param((), "the models it serves; the pod is asked unless given")
     engine: Engine = param(DEFAULT_ENGINE, "whose metrics it exposes")
     api_key: str | None = param(None, "sent to the pod as its bearer token")
+    tls: PodTls | None = param(None, "how its https URL is spoken to; as pods.tls says unless given")
+    uid: str = param("", "tells it from an earlier pod of the same name: with another one it is a new pod")
 
     def __post_init__(self) -> None:
         """Raises ValueError for a URL that is none."""
@@ -52,6 +56,7 @@ class DnsSettings:
     models: tuple[str, ...] = param((), "of every pod; they are asked unless given")
     engine: Engine = param(DEFAULT_ENGINE, "of every pod")
     api_key: str | None = param(None, "of every pod")
+    tls: PodTls | None = param(None, "of every pod; a pod's URL has an address, so serverName is what names it")
 
     def pod(self, address: str) -> PodSettings:
         return PodSettings(
@@ -62,6 +67,7 @@ class DnsSettings:
             models=self.models,
             engine=self.engine,
             api_key=self.api_key,
+            tls=self.tls,
         )
 
 
@@ -90,21 +96,54 @@ class RefreshSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSettings:
+class WarmupSettings:
+    """Off unless `prompts` is more than 0. System prompts and tools of requests are then kept in memory."""
+
+    prompts: int = param(
+        0, "shared system prompts, for each model, that a new or restarted pod is sent; 0: none are kept", at_least=0
+    )
+    shared_by: int = param(
+        8, "different requests that must have begun with a system prompt before it is kept", at_least=2
+    )
+    sample: int = param(8, "one answered request in so many is looked at", at_least=1)
+    max_bytes: Size = param(Size(4 << 20), "of the prompts that are kept; those used least go", at_least=1)
+    concurrency: int = param(2, "prompts that one pod is sent at a time", at_least=1)
+    timeout: Duration = param(Duration(60.0), "for one of them", more_than=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSources:
     static: tuple[PodSettings, ...] = param((), "pods that are there from the start")
     file: str | None = param(None, "a YAML list of pods, watched for changes")
     dns: DnsSettings | None = param(None, "a name whose addresses are pods")
+    kubernetes: KubernetesSettings | None = param(None, "pods of a cluster")
+    tls: PodTls = field(default_factory=PodTls)
     refresh: RefreshSettings = field(default_factory=RefreshSettings)
 
     @property
     def has_source(self) -> bool:
         """Whether any pod can come of it."""
-        return bool(self.static or self.file or self.dns)
+        return bool(self.static or self.finds)
+
+    @property
+    def finds(self) -> bool:
+        """Whether pods are found by themselves."""
+        return bool(self.file or self.dns or self.kubernetes)
+
+    @property
+    def most(self) -> int:
+        """Pods that there can be; 0 where they are found by themselves."""
+        return 0 if self.finds else len(self.static)
 
     def __post_init__(self) -> None:
         """Raises ValueError for pods that cannot be told apart."""
         if problems := duplicates(self.static, "static"):
             raise ValueError("; ".join(map(str, problems)))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings(PodSources):
+    warmup: WarmupSettings = field(default_factory=WarmupSettings)
 
 
 def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:

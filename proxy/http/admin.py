@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from proxy.core.errors import BodyTooLarge, Forbidden, MethodNotAllowed, NotFound, RequestError, Unauthorized
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BodyTooLarge, MethodNotAllowed, NotFound, RequestError
 from proxy.fleet.datastore import Fleet
 from proxy.http.admin_answers import json_answer
-from proxy.http.admin_config import redacted
+from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
+from proxy.http.admin_config import ConfigRoutes, Configurations
+from proxy.http.admin_keys import Handler, Keys, audited, nobody, requiring
 from proxy.http.admin_pods import PodRoutes
 from proxy.http.admin_relay import PodRelay
+from proxy.http.upstream.trust import Trust
 from proxy.openai.render import render
 from proxy.telemetry.exposition import Exposition
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/metrics", "/healthz", "/readyz")
-"""What needs no key: orchestrators and Prometheus ask for it. Every other path does, those that do not exist too."""
-
 LARGEST_BODY = 1024 * 1024
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def admin_application(
@@ -35,27 +33,41 @@ def admin_application(
     exposition: Exposition,
     config: Callable[[], Any],
     session: aiohttp.ClientSession,
+    trust: Trust | None = None,
     stopping: Callable[[], bool],
-    api_key: str | None = None,
+    keys: Keys = nobody,
+    configurations: Configurations,
+    breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
+    replicas: Callable[[], Mapping[str, Any]] = dict,
+    scaled: Callable[[], Mapping[str, Scaled]] = dict,
 ) -> web.Application:
-    """`config` gives the effective configuration as plain values, with the origin of each; secrets are taken out here.
-    `session` reaches the pods. Without a key everything is open, which is for loopback."""
-    app = web.Application(middlewares=[_in_json, _requiring(api_key)], client_max_size=LARGEST_BODY)
-    probes = _Probes(fleet, exposition, stopping)
+    """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
+    `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies. `scaled` are
+    the pools with a scaling policy. `keys`: see `requiring`."""
+    app = web.Application(middlewares=[audited, _in_json, requiring(keys)], client_max_size=LARGEST_BODY)
+    probes = _Probes(fleet, exposition, stopping, replicas)
     app.router.add_get("/metrics", probes.metrics)
     app.router.add_get("/healthz", probes.alive)
     app.router.add_get("/readyz", probes.ready)
-    app.router.add_get("/admin/config", _answering(lambda: redacted(config())))
-    PodRoutes(fleet).add_to(app.router)
-    app.router.add_route("*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session).relay)
+    ConfigRoutes(config, configurations, keys).add_to(app.router)
+    PodRoutes(fleet, breaker).add_to(app.router)
+    AutoscaleRoutes(scaled, fleet).add_to(app.router)
+    app.router.add_route("*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, trust or Trust()).relay)
     return app
 
 
 class _Probes:
-    def __init__(self, fleet: Fleet, exposition: Exposition, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        exposition: Exposition,
+        stopping: Callable[[], bool],
+        replicas: Callable[[], Mapping[str, Any]],
+    ) -> None:
         self._fleet = fleet
         self._exposition = exposition
         self._stopping = stopping
+        self._replicas = replicas
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._exposition.render(request.headers.get("accept", ""))
@@ -68,45 +80,15 @@ class _Probes:
     async def ready(self, request: web.Request) -> web.Response:
         """200 exactly when new requests are wanted."""
         stopping, ready = self._stopping(), len(self._fleet.ready)
-        wanted = bool(ready) and not stopping
+        wanted = self._fleet.serves and not stopping
         detail = {
             "ready": wanted,
             "stopping": stopping,
             "pods": {"ready": ready, "total": len(self._fleet.endpoints)},
         }
+        if replicas := self._replicas():
+            detail["replicas"] = replicas
         return json_answer(detail, 200 if wanted else 503)
-
-
-def _answering(value: Callable[[], Any]) -> Handler:
-    async def answer(request: web.Request) -> web.Response:
-        return json_answer(value())
-
-    return answer
-
-
-def _requiring(api_key: str | None) -> Any:
-    expected = None if api_key is None else api_key.encode()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if expected is not None and request.path not in OPEN_PATHS and not _holds(expected, request):
-            raise Unauthorized("The admin port needs its key: send `Authorization: Bearer <admin.apiKey>`.")
-        if request.method not in ("GET", "HEAD") and _is_of_another_site(request):
-            raise Forbidden("A page of another site may not change anything here.")
-        return await handler(request)
-
-    return check
-
-
-def _holds(expected: bytes, request: web.Request) -> bool:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), expected)
-
-
-def _is_of_another_site(request: web.Request) -> bool:
-    """Browsers name the site of the page that sends; without a key, any page its user opens could send to loopback."""
-    origin = request.headers.get("origin")
-    return origin is not None and origin.rpartition("//")[2] != request.host
 
 
 @web.middleware
@@ -135,6 +117,4 @@ def _rendered(error: RequestError, request: web.Request) -> web.Response:
     for name, value in headers:
         if value:
             answer.headers[name] = value
-    if isinstance(error, Unauthorized):
-        answer.headers["www-authenticate"] = "Bearer"
     return answer

@@ -1,10 +1,16 @@
-"""The configuration as it may be shown."""
+"""/admin/config: see the configuration in effect, change it, and go back to the one before."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from proxy.core.errors import BadRequest, ConfigError
+from proxy.http.admin_answers import json_answer
+from proxy.http.admin_keys import Keys
 
 REDACTED = "***"
 
@@ -13,6 +19,61 @@ _SECRET = re.compile(r"(?:^|\.)(?:\w*apiKeys?|\w*password|\w*secret|\w*token)(?:
 
 _ABOUT = ("origin", "source")
 """What is said about a value beside it."""
+
+
+class Configurations(Protocol):
+    """`proxy.configurations.Configurations` is one."""
+
+    def described(self) -> dict[str, Any]: ...
+
+    async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
+        """Raises ConfigError."""
+
+    async def roll_back(self) -> dict[str, Any]:
+        """Raises ConfigError or Conflict."""
+
+
+class ConfigRoutes:
+    """`effective` gives all values, each with its origin; secrets are taken out here."""
+
+    def __init__(self, effective: Callable[[], Any], configurations: Configurations, keys: Keys) -> None:
+        self._effective = effective
+        self._configurations = configurations
+        self._keys = keys
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/admin/config", self.show)
+        router.add_post("/admin/config", self.change)
+        router.add_post("/admin/config/rollback", self.roll_back)
+
+    async def show(self, request: web.Request) -> web.Response:
+        return json_answer({"version": self._configurations.described(), **redacted(self._effective())})
+
+    async def change(self, request: web.Request) -> web.Response:
+        """With `?dry_run=1` it is only checked."""
+        try:
+            text = (await request.read()).decode()
+        except UnicodeDecodeError:
+            raise BadRequest("The request body is not UTF-8.") from None
+        dry_run = request.query.get("dry_run", "0").lower() not in ("", "0", "false")
+        try:
+            return json_answer(await self._configurations.propose(text, dry_run, any(self._keys())))
+        except ConfigError as error:
+            return _faults(error)
+
+    async def roll_back(self, request: web.Request) -> web.Response:
+        try:
+            return json_answer(await self._configurations.roll_back())
+        except ConfigError as error:
+            return _faults(error)
+
+
+def _faults(error: ConfigError) -> web.Response:
+    """All of them, and nothing has changed."""
+    problems = [{"path": problem.path, "message": problem.message} for problem in error.problems]
+    message = f"The configuration has faults, and stays as it was: {error}"
+    described = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_configuration"}
+    return json_answer({"error": {**described, "problems": problems}}, 400)
 
 
 def redacted(value: Any, secret: bool = False) -> Any:

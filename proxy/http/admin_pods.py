@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
 from proxy.core import params
-from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, LoadView, Metrics
+from proxy.core.endpoint import DEFAULT_POOL, NEVER_SCRAPED, Endpoint, EndpointState, LoadView, Metrics
 from proxy.core.errors import BadRequest, ConfigError, UnknownPod
+from proxy.core.units import parse_duration
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
 from proxy.http.admin_answers import json_answer, json_body
 
+LONGEST_WAIT = 600.0
+"""Seconds that an answer may wait for a pod to drain."""
+
+LOOK_INTERVAL = 0.05
+
 
 class PodRoutes:
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, breaker: Callable[[Endpoint], str]) -> None:
         self._fleet = fleet
+        self._breaker = breaker
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         router.add_get("/admin/pods", self.list)
@@ -28,35 +37,58 @@ class PodRoutes:
         router.add_post("/admin/pods/{name}/undrain", self.undrain)
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_answer({"pods": [describe(endpoint) for endpoint in self._fleet.endpoints]})
+        return json_answer({"pods": [self._describe(endpoint) for endpoint in self._fleet.endpoints]})
 
     async def show(self, request: web.Request) -> web.Response:
-        return json_answer(describe(self._named(request)))
+        return json_answer(self._describe(self._named(request)))
 
     async def add(self, request: web.Request) -> web.Response:
-        """201 for a new pod; 200 where a pod of this name was brought up to date."""
-        pod = _pod(await json_body(request))
+        """201 for a new pod, in `pool` or else in the default one; 200 where a pod of this name was brought up to date,
+        which stays in its pool unless another is named."""
+        pod, pool = self._pod(await json_body(request))
         for other in self._fleet.endpoints:
             if other.url == pod.url and other.name != pod.name:
                 raise BadRequest(f"The pod '{other.name}' has this URL already.", param="url")
-        known = self._fleet.get(pod.name) is not None
-        return json_answer(describe(self._fleet.add(pod)), 200 if known else 201)
+        known = self._fleet.get(pod.name)
+        pool = pool or (DEFAULT_POOL if known is None else known.pool)
+        endpoint = self._fleet.add(pod, pool=pool)
+        return json_answer(self._describe(endpoint), 200 if endpoint is known else 201)
 
     async def remove(self, request: web.Request) -> web.Response:
         """202: it goes when its last request has ended, or after the grace time."""
         endpoint = self._named(request)
         self._fleet.remove(endpoint.name)
-        return json_answer(describe(endpoint), 202)
+        return json_answer(self._describe(endpoint), 202)
 
     async def drain(self, request: web.Request) -> web.Response:
-        endpoint = self._named(request)
+        """With `?wait=30s`: answered when its last request has ended, or 202 after that time."""
+        endpoint, seconds = self._named(request), seconds_of(request.query.get("wait", "0s"))
         self._fleet.drain(endpoint.name)
-        return json_answer(describe(endpoint))
+        for _ in range(round(seconds / LOOK_INTERVAL)):
+            if endpoint.load.requests <= 0 or endpoint.state is not EndpointState.DRAINING:
+                break
+            await asyncio.sleep(LOOK_INTERVAL)
+        waited_in_vain = bool(seconds) and endpoint.load.requests > 0
+        return json_answer(self._describe(endpoint), 202 if waited_in_vain else 200)
 
     async def undrain(self, request: web.Request) -> web.Response:
         endpoint = self._named(request)
         self._fleet.undrain(endpoint.name)
-        return json_answer(describe(endpoint))
+        return json_answer(self._describe(endpoint))
+
+    def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
+        trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.doubts(endpoint)}
+        return {**describe(endpoint), **trust, "scrapeAge": self._fleet.scrape_age(endpoint)}
+
+    def _pod(self, data: Any) -> tuple[PodSettings, str]:
+        """And the pool that it names, if it does."""
+        pool = data.pop("pool", "") if isinstance(data, dict) else ""
+        if pool and pool not in self._fleet.pools:
+            raise BadRequest(f"{pool!r} is none of the pools {', '.join(self._fleet.pools)}.", param="pool")
+        try:
+            return params.load(PodSettings, data), pool
+        except ConfigError as error:
+            raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
 
     def _named(self, request: web.Request) -> Endpoint:
         return named(self._fleet, request.match_info["name"])
@@ -75,6 +107,7 @@ def describe(endpoint: Endpoint) -> dict[str, Any]:
     return {
         "name": endpoint.name,
         "url": endpoint.url,
+        "pool": endpoint.pool,
         "state": endpoint.state.value,
         "role": endpoint.role,
         "weight": endpoint.weight,
@@ -106,8 +139,12 @@ def _view(view: LoadView) -> dict[str, Any]:
     return {"waiting": view.waiting, "running": view.running, "kvUsage": view.kv_usage}
 
 
-def _pod(data: Any) -> PodSettings:
+def seconds_of(text: str) -> float:
+    """Raises BadRequest."""
     try:
-        return params.load(PodSettings, data)
-    except ConfigError as error:
-        raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise BadRequest(f"wait: {error}", param="wait") from None
+    if seconds > LONGEST_WAIT:
+        raise BadRequest(f"wait: {LONGEST_WAIT:g} s at most", param="wait")
+    return seconds

@@ -13,6 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout
 from proxy.fleet.datastore import Fleet
 from proxy.http.admin_pods import named
+from proxy.http.upstream.trust import Trust
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ _NOT_PASSED_ON = frozenset(
         "expect",
         # The key of the admin port is not for the pod.
         "authorization",
+        "x-api-key",
+        "api-key",
         # Control answers are small, and a session that decompresses would contradict their headers.
         "accept-encoding",
     }
@@ -42,15 +45,17 @@ _NOT_PASSED_ON = frozenset(
 
 
 class PodRelay:
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, trust: Trust) -> None:
         self._fleet = fleet
         self._session = session
+        self._trust = trust
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Raises UnknownPod, BadGateway or GatewayTimeout; an answer that breaks off is cut off here too."""
         endpoint = named(self._fleet, request.match_info["name"])
         answer: web.StreamResponse | None = None
         try:
+            context, name = self._trust.of(endpoint) if endpoint.url.startswith("https:") else (True, None)
             async with self._session.request(
                 request.method,
                 _target(endpoint, request),
@@ -58,6 +63,8 @@ class PodRelay:
                 data=await request.read() or None,
                 allow_redirects=False,
                 timeout=TIMEOUT,
+                ssl=context,
+                server_hostname=name,
             ) as upstream:
                 answer = _head(upstream, decompressed=self._session.auto_decompress)
                 await answer.prepare(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from proxy.http.settings import Admin
+from proxy.http.tls import server_context
 
 SHUTDOWN_SECONDS = 1.0
 """What control calls that still run get when the process stops."""
@@ -18,10 +19,11 @@ class AdminServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
     async def __aenter__(self) -> AdminServer:
-        """Raises OSError if the address is taken or is none."""
+        """Raises OSError if the address is taken or is none, or the certificate cannot be used."""
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+            tls = None if self._settings.tls is None else server_context(self._settings.tls)
+            await web.TCPSite(self._runner, self._settings.host, self._settings.port, ssl_context=tls).start()
         except OSError:
             await self._runner.cleanup()
             raise

@@ -5,29 +5,37 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 
-from proxy.core.errors import KvlaneError, ShuttingDown, UpstreamTimedOut
+from proxy.core.errors import Declined, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
-from proxy.http.framing import Framing, Plain, Rechunked, UntilClose, WholeChunks
+from proxy.http.framing import HELD_LIMIT, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.head import BODYLESS, AnswerHead, header_line
 from proxy.http.meter import TAIL
+from proxy.http.refusal import is_open, refusal
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Garbled
 from proxy.http.upstream.pool import UpstreamPool
+from proxy.http.without_usage import ENDS, WithoutUsage
+from proxy.openai.asked_usage import IN_QUESTION
+from proxy.openai.first_event import ABORTED, aborted
 from proxy.openai.render import stream_error
 from proxy.reliability.settings import Timeouts
+
+ASK_AFTER = 1.0
+"""Seconds of silence after which it is asked whether there is anything to wait for."""
 
 UNSETTLED = 2 * TAIL
 """Bytes that pass before the meter is settled: 60 events or more at its price."""
 
 LOST = "The pod stopped answering; this answer is incomplete."
 STOPPED = "The proxy is being stopped; this answer is incomplete."
+EVICTED = "More urgent requests needed the room; this answer is incomplete."
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -41,6 +49,12 @@ class Rim:
     loop: asyncio.AbstractEventLoop
     """Asking for the running one costs a system call before Python 3.12."""
     on_first_byte: Callable[[Exchange], None]
+    takes: Callable[[Exchange, int], bool]
+    """Whether an answer of this status is not for the client: another pod is asked."""
+    given_up: Callable[[Exchange, float], str]
+    """Why an answer of which nothing has come since then, in monotonic seconds, is not waited for; empty if it is."""
+    continued: Sequence[str] = ()
+    """Patterns of models whose answers another pod goes on with."""
 
 
 class Answer:
@@ -58,6 +72,10 @@ class Answer:
     _framing: Framing = Plain()
     _framing_lines = b""
     _events = False
+    _undecided = False
+    """Whether nothing goes out, head and all, until it is known that the pod does not decline."""
+    _held = b""
+    """What was read until then."""
     _passed = 0
     """Bytes read of the body, framing and all."""
     _settle_at = 0
@@ -78,14 +96,14 @@ class Answer:
     # what the pod's connection calls
 
     def begin(self, head: AnswerHead) -> None:
-        """Chooses how to frame a body whose length nobody knows, or none."""
+        """Chooses how to frame a body whose length nobody knows, or none, and what is to be seen of it first."""
         call = self._call
         if head.status == 101:
             if not (call.wants_websocket and head.upgrade):
                 raise Garbled("switched protocols unasked")
             self._framing_lines = b"connection: Upgrade\r\nupgrade: %b\r\n" % head.upgrade
             call.closing = False
-        elif call.method != "HEAD" and head.status not in BODYLESS:
+        elif not head.sized and call.method != "HEAD" and head.status not in BODYLESS:
             self._events = head.events
             self._connection.until_close = not head.chunked
             if call.speaks_11:
@@ -94,9 +112,15 @@ class Answer:
             else:
                 self._framing = UntilClose()
                 call.closing = True
+            if head.events:
+                self._framing = self._of_events(self._framing)
+        self._undecided = self._events or head.declines
 
     def received(self, raw: bytes) -> None:
         """Any read but the last. From the second on, those of whole chunks go to `_pass_chunks`, without all this."""
+        if self._undecided and self.head is not None:
+            self._decide(self.head, raw)
+            return
         connection, exchange, framing = self._connection, self._exchange, self._framing
         meter = connection.meter
         out = framing.feed(raw, meter.pieces, meter.marks)
@@ -111,18 +135,32 @@ class Answer:
         meter.settle(exchange)
         self._passed += len(raw)
         self._settle_at = self._passed + UNSETTLED
-        straight = framing.in_step and exchange.first_byte_at is not None
-        connection.receive = self._pass_chunks if straight else self.received
+        if not framing.in_step or exchange.first_byte_at is None:
+            connection.receive = self.received
+        else:
+            connection.receive = self._pass_events if framing.looks_at_events else self._pass_chunks
 
     def finished(self, raw: bytes, exact: bool) -> None:
         """The last read; of most answers that are no streams, the only one. A whole answer without a body has its first
         byte now."""
         head, exchange, rim = self.head, self._exchange, self._rim
         meter = self._connection.meter
-        if head is not None and head.sized and exact:
+        if head is not None and ABORTED in raw:
+            meter.take()
+            self.failed(aborted())
+            return
+        if head is not None and head.simple and exact:
             self._call.transport.write(self._opening(head) + raw)
             meter.finish_at_once(exchange, raw)
         else:
+            if self._undecided and head is not None:
+                body = b"".join(meter.pieces)
+                error = self._declined(head, body)
+                if error is not None:
+                    meter.take()
+                    self.failed(error)
+                    return
+                raw, exact = (body, True) if head.sized else (self._held + raw, exact)
             out = self._framing.finish(raw, meter.pieces, exact)
             if head is not None:
                 out = self._opening(head) + out
@@ -182,7 +220,7 @@ class Answer:
         if self._call.transport.is_closing():
             self._end(Ending.CLIENT_GONE)
         elif self._call.answered:
-            self._cut(Ending.EVICTED, STOPPED)
+            self._cut(Ending.EVICTED, EVICTED)
         else:
             self._exchange.ending = Ending.EVICTED
             self._close(None)
@@ -205,16 +243,19 @@ class Answer:
     def check(self, now: float) -> None:
         """For the sweep: ends what has stalled. `now` is monotonic seconds."""
         timeouts, exchange = self._rim.timeouts, self._exchange
-        if now - exchange.request.received_at > timeouts.request:
-            self._time_out(f"not answered within {timeouts.request:g} s")
-        elif exchange.request.stream:
-            if exchange.first_byte_at is None:
-                if now - exchange.started_at > timeouts.first_byte:
-                    self._time_out(f"no first byte within {timeouts.first_byte:g} s")
-            elif self._passed != self._seen or self.paused:
-                self._seen, self._seen_at = self._passed, now
-            elif now - self._seen_at > timeouts.idle:
-                self._time_out(f"nothing for {timeouts.idle:g} s")
+        request = exchange.request
+        if self._passed != self._seen or self.paused or not self._connection.request_sent:
+            self._seen, self._seen_at = self._passed, now
+        heard_at = self._seen_at or exchange.started_at
+        if now > request.deadline:
+            self._time_out(f"not answered within {request.deadline - request.received_at:g} s")
+        elif request.stream and exchange.first_byte_at is None and now - exchange.started_at > timeouts.first_byte:
+            self._time_out(f"no first byte within {timeouts.first_byte:g} s")
+        elif request.stream and exchange.first_byte_at is not None and now - heard_at > timeouts.idle:
+            self._time_out(f"nothing for {timeouts.idle:g} s")
+        elif now - heard_at > ASK_AFTER and (why := self._rim.given_up(exchange, heard_at)):
+            self._connection.abort()
+            self.failed(UpstreamFailed(why))
 
     # what `Connection.receive` is while chunks go by
 
@@ -227,7 +268,40 @@ class Answer:
         else:
             self.received(raw)
 
+    def _pass_events(self, raw: bytes) -> None:
+        """The same where something may have to be taken out."""
+        if raw.endswith(ENDS) and not IN_QUESTION(raw):
+            self._pass_chunks(raw)
+        else:
+            self.received(raw)
+
     # below here in order of use
+
+    def _of_events(self, framing: Framing) -> Framing:
+        return WithoutUsage(framing, self._call.speaks_11) if self._exchange.request.asks_usage else framing
+
+    def _decide(self, head: AnswerHead, raw: bytes) -> None:
+        self._held += raw
+        beginning = b"".join(self._connection.meter.pieces)
+        if is_open(head, beginning) and len(self._held) <= HELD_LIMIT:
+            return
+        error = self._declined(head, beginning)
+        if error is None:
+            self._undecided = False
+            self.received(self._held)
+        else:
+            self._connection.abort()
+            self.failed(error)
+
+    def _declined(self, head: AnswerHead, beginning: bytes) -> Declined | None:
+        """Only what another pod can be asked instead."""
+        error = refusal(head, beginning)
+        if error is None:
+            return None
+        upload = self._call.upload
+        if (upload is not None and upload.begun) or not self._rim.takes(self._exchange, error.status):
+            return None
+        return error
 
     def _opening(self, head: AnswerHead) -> bytes:
         """The head towards the client, about to be sent."""
@@ -237,21 +311,23 @@ class Answer:
         ours = starmap(header_line, exchange.response_headers)
         last = b"\r\n" if call.speaks_11 and not call.closing else call.connection_header() + b"\r\n"
         call.answered = exchange.status = head.status
-        return b"".join((head.start, call.id_line, *ours, self._framing_lines, last))
+        return b"".join((head.start, call.id_line, call.answer_lines, *ours, self._framing_lines, last))
 
     def _time_out(self, message: str) -> None:
         self._connection.abort()
         self.failed(UpstreamTimedOut(message))
 
     def _cut(self, ending: Ending, message: str) -> None:
-        """The client has a part of the answer and must not take it for the whole."""
-        self._call.closing = True
+        """The client has a part of the answer and must not take it for the whole. Where the framing is ended in order,
+        its connection goes on: it may be sending its next request already."""
         out = None
         if self._events:
             self._connection.meter.settle(self._exchange)
             out = self._framing.cut(stream_error(self._call.path, message), self._connection.meter.tail)
         if out is not None:
             self._call.transport.write(out)
+        if out is None or ending is Ending.EVICTED:
+            self._call.closing = True
         self._end(ending)
         if out is None:
             reset(self._call.transport)
@@ -260,12 +336,12 @@ class Answer:
         if self._exchange.ending is None:
             self._end(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: Ending, error: KvlaneError | None = None) -> None:
         """Not by the pod's connection, or not well."""
         self._connection.meter.settle(self._exchange)
         self._exchange.last_byte_at = self._rim.clock.now()
         self._exchange.ending = ending
-        self._close(None)
+        self._close(error)
 
     def _close(self, error: KvlaneError | None) -> None:
         self._call.connection.sink = None

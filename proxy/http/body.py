@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, Saturated
+from proxy.core.errors import BodyTimeout, BodyTooLarge, NoHttp, Saturated
 from proxy.http.seam import Body, BodyBroke
 from proxy.http.settings import Listen
 from proxy.http.sweep import Sweep
@@ -20,8 +20,12 @@ KEPT_BEGINNING = 64 * 1024
 """Bytes of a streamed body that are kept: enough to find the model in a form, and to try another pod."""
 
 COLLECTED = 1024 * 1024
-"""Bytes of a body that its connection may collect. A read of a few bytes takes fifty more, so what a client can hold
-that sends so is some times this."""
+"""Bytes of a body that its connection may collect."""
+
+JOINED = 512
+LARGE = 4096
+"""So many pieces of a body are joined, or those before one so large: a read of two bytes takes fifty more, and the
+budget counts the two."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -131,7 +135,7 @@ class BodyReader:
 
     async def read(self, call: HttpCall) -> None:
         """Fills `call.body`, and `call.upload` if the body is streamed; `call.retained` as above.
-        Raises BodyTooLarge, BodyTimeout, BadRequest or Saturated."""
+        Raises BodyTooLarge, BodyTimeout, NoHttp or Saturated."""
         declared = call.content_length
         payload = call.payload
         if max(len(call.body), declared or 0) > self._max_body:
@@ -142,7 +146,7 @@ class BodyReader:
             await self._watch(call, lambda progress: self._collect(call, payload, declared, progress))
 
     async def _watch(self, call: HttpCall, work: Callable[[_Progress], Awaitable[None]]) -> None:
-        progress = _Progress(self._settings.body_timeout)
+        progress = _Progress(self._settings.body_timeout, self._settings.min_body_rate)
         try:
             async with progress.scope:
                 self._sweep.watched.add(progress)
@@ -166,21 +170,26 @@ class BodyReader:
         if declared is not None:
             await self._reserve(call, min(declared, keep), progress)
         pieces: list[bytes] = []
+        small: list[bytes] = []
         size = 0
         while piece := await payload.readany():
-            pieces.append(piece)
+            small.append(piece)
+            if len(small) >= JOINED or len(piece) >= LARGE:
+                pieces.append(b"".join(small))
+                small.clear()
             size = progress.received = size + len(piece)
             if size > self._max_body:
                 raise _too_large(self._max_body)
             if size > call.retained:
                 await self._reserve(call, size - call.retained, progress)
             if streamed and size >= keep:
-                pieces = [b"".join(pieces)]
+                pieces = [b"".join((*pieces, *small))]
+                small.clear()
                 if multipart.field(pieces[0], call.headers["content-type"], "model"):
                     call.upload = Upload(payload, size, self._settings)
                     break
                 streamed = False
-        call.body = b"".join(pieces)
+        call.body = b"".join((*pieces, *small))
 
     async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:
         progress.queued = True
@@ -192,19 +201,30 @@ class BodyReader:
 class _Progress:
     """Watches one body arrive. The scope has no timer of its own: the sweep ends it."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, rate: int) -> None:
+        """`limit`: seconds between two pieces, and of all before `rate`, in bytes per second, counts."""
         self._limit = limit
+        self._rate = rate
         self.scope = asyncio.timeout(None)
         self.received = 0
         self.queued = False
         self._seen = -1
         self._seen_at = 0.0
+        self._begun_at: float | None = None
 
     def check(self, now: float) -> None:
+        if self._begun_at is None or self.queued:
+            self._begun_at = now
         if self.received != self._seen:
             self._seen, self._seen_at = self.received, now
-        elif now - self._seen_at > self._limit:
+        slow = is_too_slow(self.received, now - self._begun_at, self._limit, self._rate)
+        if slow or now - self._seen_at > self._limit:
             self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+def is_too_slow(received: int, seconds: float, limit: float, rate: int) -> bool:
+    """A body that comes byte by byte, each in time, would have its place in the budget for days."""
+    return received < rate * (seconds - limit)
 
 
 def body_timed_out() -> BodyTimeout:
@@ -219,5 +239,5 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is larger than the {limit} bytes that are allowed.")
 
 
-def _malformed(error: BaseException) -> BadRequest:
-    return BadRequest(f"The request body could not be read: {error}.")
+def _malformed(error: BaseException) -> NoHttp:
+    return NoHttp(f"The request body could not be read: {error}.")

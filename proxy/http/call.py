@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from proxy.core.identity import Identity
 from proxy.http.head import Pairs, local_answer
 from proxy.http.paths import split_target
 from proxy.http.seam import Body, Head
@@ -12,6 +13,7 @@ from proxy.http.seam import Body, Head
 if TYPE_CHECKING:
     from proxy.http.body import Upload
     from proxy.http.client import ClientConnection
+    from proxy.http.continued import Story
 
 HTTP_10 = (1, 0)
 
@@ -31,6 +33,11 @@ class HttpCall:
     sent = 0
     """Bytes of body in an answer of our own."""
     wants_websocket = False
+    answer_lines = b""
+    """Of every answer, a pod's or our own."""
+    identity: Identity | None = None
+    story: Story | None = None
+    """Of an answer that may go on with another pod."""
 
     def __init__(self, head: Head, connection: ClientConnection, ids: Iterator[str], received_at: float) -> None:
         """`ids` are for requests that bring none. `received_at` is when the head was whole, in monotonic seconds."""
@@ -67,7 +74,13 @@ class HttpCall:
         self.sent = len(body)
         head_only = self.method == "HEAD"
         self.transport.write(
-            local_answer(status, headers, body, connection=self.connection_header(), head_only=head_only)
+            local_answer(
+                status,
+                headers,
+                body,
+                connection=self.answer_lines + self.connection_header(),
+                head_only=head_only,
+            )
         )
 
     def connection_header(self) -> bytes:

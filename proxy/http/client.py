@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from proxy.core.errors import RequestError
+from proxy.core.errors import RequestError, ShuttingDown
 from proxy.core.exchange import Ending
 from proxy.http.call import HttpCall
 from proxy.http.counted import CountedReader
@@ -71,15 +71,22 @@ class ClientConnection(asyncio.Protocol):
         self._deferred = False
         """Whether the next request waits until there is room for its answer."""
         self._lingering: Lingering | None = None
-        self._idle_since: float | None = None
+        self.idle_since: float | None = None
         """When the sweep first saw it between two requests."""
+        self.is_fresh = True
+        """Nothing has come of it yet, and the sweep has not seen it twice: its first request is on the way."""
 
     # what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._clients.connections.add(self)
+        if self._clients.has_room():
+            self._clients.connections.add(self)
+        else:
+            self.connected = False
+            self.forget()
+            self.socket.abort()
 
     def data_received(self, data: bytes) -> None:
         self.take(data)
@@ -163,7 +170,8 @@ class ClientConnection(asyncio.Protocol):
 
     def answered(self, call: HttpCall) -> None:
         """Ends every request that was served."""
-        self.call = self.task = self._idle_since = None
+        self.call = self.task = self.idle_since = None
+        self.is_fresh = False
         if call.payload is not None and not call.payload.is_eof():
             self._linger()
         elif call.closing or not call.answered:
@@ -189,6 +197,13 @@ class ClientConnection(asyncio.Protocol):
             self.socket.close()
             self._give_up(Ending.EVICTED)
 
+    def evict(self) -> None:
+        """Ends a request that no pod answers, because the proxy stops."""
+        self.forget()
+        self._give_up(ShuttingDown())
+        if self.task is not None:
+            self.task.cancel()
+
     def check(self, now: float) -> None:
         """Ends what does not move. `now` is monotonic seconds."""
         if self.task is not None:
@@ -198,10 +213,12 @@ class ClientConnection(asyncio.Protocol):
             self._lingering.check(now)
         elif self._reader.check(now):
             pass
-        elif self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since > self._clients.settings.keep_alive:
-            self.close()
+        elif self.idle_since is None:
+            self.idle_since = now
+        else:
+            self.is_fresh = False
+            if now - self.idle_since > self._clients.settings.keep_alive:
+                self.close()
 
     # how a request ends
 
@@ -217,13 +234,13 @@ class ClientConnection(asyncio.Protocol):
         if tail or self._reader.keeps:
             self._reader.feed(tail)
 
-    def _give_up(self, ending: Ending) -> None:
+    def _give_up(self, why: RequestError | Ending) -> None:
         """Ends a request that nobody has begun to serve. A task that is cancelled before its first step never takes it,
         and could not give back what it holds."""
         call, task = self.call, self.task
         if call is not None and (task is None or _is_unstarted(task)):
             self.call = None
-            self._clients.unserved(call, ending)
+            self._clients.unserved(call, why)
 
     def _linger(self) -> None:
         self.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,8 +14,14 @@ from proxy.core.exchange import Ending
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.client import ClientConnection
+from proxy.http.hung_up import HungUp, Tell, untold
 from proxy.http.settings import Listen
 from proxy.http.sweep import look_at
+
+log = logging.getLogger(__name__)
+
+ROOM_INTERVAL = 0.1
+"""Seconds between two looks for idle connections: each is a look at all there are."""
 
 Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
 """Runs as a task of its own, and ends with `ClientConnection.answered`."""
@@ -30,7 +37,15 @@ Unserved = Callable[[HttpCall, RequestError | Ending], None]
 class Clients:
     """Makes a connection when it is called, as a loop asks of what its server is given."""
 
-    def __init__(self, serve: Serve, collects: Collects, unserved: Unserved, settings: Listen, clock: Clock) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        collects: Collects,
+        unserved: Unserved,
+        settings: Listen,
+        clock: Clock,
+        hung_up: Tell = untold,
+    ) -> None:
         self.serve = serve
         self.collects = collects
         self.unserved = unserved
@@ -40,23 +55,42 @@ class Clients:
         """Of requests that have none."""
         self.connections: set[ClientConnection] = set()
         self._loop = asyncio.get_running_loop()
+        self._hung_up = hung_up
+        self._made_room_at = -ROOM_INTERVAL
+        self._turned_away = 0
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self, self._loop)
 
     @property
     def busy(self) -> bool:
-        """Whether there are requests that have not ended."""
-        return any(connection.call is not None for connection in self.connections)
+        """Whether there are requests that have not ended, or begun."""
+        return any(connection.call is not None or connection.is_fresh for connection in self.connections)
+
+    def has_room(self) -> bool:
+        """For one connection more. Where there is none, those that have been idle for longest are closed."""
+        if len(self.connections) < self.settings.max_connections:
+            return True
+        now = self.now()
+        if now - self._made_room_at >= ROOM_INTERVAL:
+            self._made_room_at = now
+            if self._close_longest_idle():
+                return True
+        self._turned_away += 1
+        self._hung_up(HungUp.MAX_CONNECTIONS, 1)
+        return False
 
     def check(self, now: float) -> None:
         """For the sweep: one look at all of them costs less than a timer for each."""
         look_at(self.connections, now)
+        if self._turned_away:
+            limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
+            log.warning("hung up on %d clients: listen.maxConnections (%d) are connected", turned_away, limit)
 
     def close_idle(self) -> None:
-        """Closes the connections that are between requests."""
+        """Closes the connections that are between requests; those whose first one is to come are given a moment."""
         for connection in tuple(self.connections):
-            if connection.idle:
+            if connection.idle and not connection.is_fresh:
                 connection.close()
 
     async def shutdown(self, timeout: float) -> None:
@@ -70,3 +104,11 @@ class Clients:
                 await asyncio.wait(running, timeout=timeout)
         for connection in tuple(self.connections):
             connection.close()
+
+    def _close_longest_idle(self) -> bool:
+        """Of those that the sweep has seen idle."""
+        idle = [each for each in self.connections if each.idle and each.idle_since and not each.socket.is_closing()]
+        idle.sort(key=lambda each: each.idle_since or 0.0)
+        for each in idle[: 1 + self.settings.max_connections // 20]:
+            each.close()
+        return bool(idle)

@@ -6,9 +6,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from proxy.http.body import body_timed_out
+from proxy.http.body import JOINED, body_timed_out, is_too_slow
 from proxy.http.call import HttpCall
-from proxy.http.seam import Body, ParserError, body_stream, head_parser
+from proxy.http.seam import HTTP_11, Body, ParserError, body_stream, head_parser
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection
@@ -49,8 +49,10 @@ class CountedReader:
         except (ParserError, ValueError):  # ValueError: not exactly one
             connection.read_whole(data)
             return
+        if upgraded:
+            self._heads.set_upgraded(False)
         fields = message.headers
-        if "transfer-encoding" in fields:
+        if "transfer-encoding" in fields or message.version is not HTTP_11 or message.method == "CONNECT":
             connection.read_whole(data)
             return
         call, length = HttpCall(message, connection, clients.ids, clients.now()), fields.get("content-length")
@@ -60,8 +62,6 @@ class CountedReader:
             connection.begin(call)
         else:
             self._begin_in_part(call, rest, size)
-        if upgraded:
-            self._heads.set_upgraded(False)
 
     def leftover(self) -> bytes:
         return b""
@@ -71,9 +71,12 @@ class CountedReader:
         call = self._connection.call
         if call is None:
             return False
-        if self._quiet_since is None:
+        settings, received = self._clients.settings, (call.content_length or 0) - self._left
+        if is_too_slow(received, now - call.received_at, settings.body_timeout, settings.min_body_rate):
+            self._connection.refuse(call, body_timed_out())
+        elif self._quiet_since is None:
             self._quiet_since = now
-        elif now - self._quiet_since > self._clients.settings.body_timeout:
+        elif now - self._quiet_since > settings.body_timeout:
             self._connection.refuse(call, body_timed_out())
         return True
 
@@ -97,14 +100,17 @@ class CountedReader:
             connection.take(data)
 
     def _collect(self, call: HttpCall, data: bytes) -> None:
-        """Nothing is copied until all is there."""
-        self._pieces.append(data)
+        """Nothing is copied until all is there, unless it comes in very many pieces."""
+        pieces = self._pieces
+        pieces.append(data)
+        if len(pieces) > JOINED:
+            pieces[:] = (b"".join(pieces),)
         self._quiet_since = None
         self._left = left = self._left - len(data)
         if left > 0:
             return
-        body, behind = b"".join(self._pieces), b""
-        self._pieces.clear()
+        body, behind = b"".join(pieces), b""
+        pieces.clear()
         if left:
             body, behind = body[:left], body[left:]
         call.body = body

@@ -30,6 +30,10 @@ class Framing(Protocol):
         """Whether the pod's chunks pass, and all that came has gone out: a read that ends with a chunk may go out as it
         is. `bodies` and `marks` that are fed next may begin with those of such reads."""
 
+    @property
+    def looks_at_events(self) -> bool:
+        """Whether it has to see reads that have something in question, or do not end with an event."""
+
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
 
     def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
@@ -45,6 +49,7 @@ class Plain:
 
     __slots__ = ()
     in_step = False
+    looks_at_events = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return raw
@@ -61,6 +66,7 @@ class UntilClose:
 
     __slots__ = ()
     in_step = False
+    looks_at_events = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return b"".join(bodies)
@@ -77,6 +83,7 @@ class Rechunked:
 
     __slots__ = ()
     in_step = False
+    looks_at_events = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return chunk(b"".join(bodies))
@@ -96,6 +103,7 @@ class WholeChunks:
     """
 
     __slots__ = ("_held", "_held_size", "_splitting", "in_step")
+    looks_at_events = False
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -157,6 +165,19 @@ class WholeChunks:
 def chunk(body: bytes) -> bytes:
     """A body as one chunk; nothing of an empty one, which would end the message."""
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+
+
+def unchunked(raw: bytes) -> bytes:
+    """The body in `raw`: whole chunks, and perhaps the last one of a message."""
+    bodies, at = [], 0
+    while at < len(raw):
+        line_end = raw.index(b"\r\n", at)
+        size = _size(raw, at, line_end)
+        if not size:
+            break
+        at = line_end + size + 4
+        bodies.append(raw[line_end + 2 : at - 2])
+    return b"".join(bodies)
 
 
 def _whole(raw: bytes) -> int:

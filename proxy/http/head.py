@@ -29,6 +29,8 @@ REMEMBERED = 2 * 1024
 BODYLESS = (204, 304)
 """Statuses of answers that end with their head, whatever it says."""
 
+TOO_MANY_REQUESTS = 429
+
 _NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
 
 
@@ -66,20 +68,23 @@ def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
 class AnswerHead:
     """The head of a pod's answer. `start` is what passes of it: the status line and the end-to-end fields as they came,
     in lines; the rest is read. `sized`: the body is as long as the head says; `events`: it is an uncompressed event
-    stream; `final`: not an informational head that another one follows; `keeps`: the connection stays open.
+    stream; `declines`: the status is that of a pod that cannot or does not want to; `simple`: sized, and does not;
+    `final`: not an informational head that another one follows; `keeps`: the connection stays open.
     """
 
     status: int
     start: bytes
     final: bool
+    simple: bool
     sized: bool
+    declines: bool
     chunked: bool
     events: bool
     upgrade: bytes | None
     keeps: bool
 
 
-BLANK = AnswerHead(0, b"", False, False, False, False, None, False)
+BLANK = AnswerHead(0, b"", False, False, False, False, False, False, None, False)
 """Of the empty lines that may precede a head."""
 
 
@@ -129,13 +134,16 @@ def read_answer_head(head: bytes) -> AnswerHead:
     final = code >= 200 or code == 101
     sized = has_length and code != 101
     keeps = b"close" not in listed and (version != b"HTTP/1.0" or b"keep-alive" in listed)
-    return AnswerHead(code, start, final, sized, chunked, events and not compressed, upgrade, keeps)
+    declines = code == TOO_MANY_REQUESTS or code >= 500
+    simple = sized and not declines
+    events = events and not compressed
+    return AnswerHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
 
 
 def local_answer(
     status: int, headers: Pairs, body: bytes, *, connection: bytes = b"", head_only: bool = False
 ) -> bytes:
-    """A whole answer of our own. `connection` is the line of that name."""
+    """A whole answer of our own. `connection` is the line of that name, and others that are encoded."""
     return b"HTTP/1.1 %d %b\r\n%bcontent-length: %d\r\n%b\r\n%b" % (
         status,
         HTTPStatus(status).phrase.encode(),
@@ -189,13 +197,15 @@ def _is_event_stream(content_type: bytes) -> bool:
 
 _READ = frozenset((b"content-length", b"content-type", b"content-encoding"))
 _OURS = frozenset((b"x-request-id", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"))
+_OUR_PREFIXES = (b"x-kvlane-", b"access-control-")
+"""Engines let pages of any site read their answers: which may is for the proxy to say."""
 
 
 @lru_cache(maxsize=1024)
 def _answer_field(name: bytes) -> bytes:
     """The lower-case name of a field that is not simply passed on."""
     lower = name.lower()
-    special = lower in HOP_BY_HOP or lower in _READ or lower in _OURS or lower.startswith(b"x-kvlane-")
+    special = lower in HOP_BY_HOP or lower in _READ or lower in _OURS or lower.startswith(_OUR_PREFIXES)
     return lower if special else b""
 
 

@@ -11,7 +11,7 @@ LINGER_BYTES = 64 * 1024 * 1024
 
 class Lingering:
     """Closing while the client still sends would reset the connection, and take the answer with it: so one half is
-    closed, and what still comes is dropped until the client has closed the other."""
+    closed, and what still comes is dropped until the client has closed the other. TLS has no halves to close."""
 
     __slots__ = ("_left", "_since", "_socket")
 
@@ -19,7 +19,8 @@ class Lingering:
         self._socket = socket
         self._left = LINGER_BYTES
         self._since: float | None = None
-        socket.write_eof()
+        if socket.can_write_eof():
+            socket.write_eof()
 
     def feed(self, data: bytes) -> None:
         self._left -= len(data)

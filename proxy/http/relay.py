@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from proxy.core.errors import BadGateway, KvlaneError, RequestError, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
@@ -10,8 +11,12 @@ from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
 from proxy.http.body import Upload
 from proxy.http.call import HttpCall
+from proxy.http.collected import Collected
+from proxy.http.continued import kind_of_continued
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import encode_pairs, first_lines, header_line, upstream_head
+from proxy.http.race import Race
+from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
 from proxy.http.upstream.pool import Address
@@ -35,6 +40,11 @@ class ClientRelay:
         """
         self.exchange = exchange
         call, rim, body = self._call, self._rim, exchange.request.body
+        plain = exchange.request.naming is None and exchange.told_cached is None
+        kind = Answer if plain else kind_of_answer(exchange)
+        if rim.continued:
+            kind = kind_of_continued(call, exchange, rim.continued) or kind
+            body = exchange.request.body
         upload = call.upload
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
@@ -42,7 +52,7 @@ class ClientRelay:
             used = pod.take() if upload is None else None
             while True:
                 connection = used or await rim.pool.connect(pod)
-                answer = Answer(call, exchange, rim, connection)
+                answer = kind(call, exchange, rim, connection)
                 try:
                     if upload is None:
                         if not body:
@@ -50,7 +60,7 @@ class ClientRelay:
                         connection.send(answer, head, body)
                         error = await answer.done
                     else:
-                        error = await self._upload(answer, connection, head, upload)
+                        error = await self._upload(answer, connection, head, body, upload)
                 except BaseException:
                     answer.abandon()
                     raise
@@ -68,10 +78,47 @@ class ClientRelay:
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
 
-    async def _upload(self, answer: Answer, connection: Connection, head: bytes, upload: Upload) -> KvlaneError | None:
-        """The answer may come, and even end, before all is sent."""
+    def race(self, begins: Callable[[Exchange], None]) -> Race | None:
+        """See the port."""
+        call = self._call
+        if call.upload is not None or call.wants_websocket or call.answered:
+            return None
+        return Race(self, call, self._rim, begins)
+
+    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+        """See the port."""
+        rim = self._rim
+        try:
+            pod = rim.pool.pods[exchange.endpoint.url]
+            head = self._head(exchange, pod.address)
+            used = pod.take()
+            while True:
+                connection = used or await rim.pool.connect(pod)
+                answer = Collected(exchange, rim, connection)
+                connection.send(answer, head, exchange.request.body)
+                try:
+                    return await answer.body(seconds)
+                except Disconnected as error:
+                    if used is None or not error.silent:
+                        raise
+                    used = None
+        except asyncio.CancelledError:
+            exchange.ending = exchange.ending or Ending.CLIENT_GONE
+            raise
+        except UpstreamFailed:
+            exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
+            raise
+
+    def end(self) -> None:
+        """Nobody goes on with what was begun, if anything was."""
+        if self._call.story is not None:
+            self._call.story.end(self._call)
+
+    async def _upload(
+        self, answer: Answer, connection: Connection, head: bytes, body: bytes, upload: Upload
+    ) -> KvlaneError | None:
+        """The answer may come, and even end, before all is sent. `body` is the beginning."""
         chunked = self._call.chunked
-        body = self._call.body
         connection.request_sent = False
         connection.send(answer, head, chunk(body) if chunked else body)
         async with Tasks() as tasks:
@@ -84,23 +131,30 @@ class ClientRelay:
         if body and call.upload is None:
             ours = b"%bcontent-length: %d\r\n" % (call.id_line, len(body))
         else:
-            ours = call.id_line + self._framing()
+            ours = call.id_line + self._framing(len(body) - len(call.body))
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
         if exchange.upstream_headers:
-            ours += encode_pairs(exchange.upstream_headers)
+            ours = _identified(ours, call.id_line, exchange.upstream_headers)
         return upstream_head(first, call.raw_headers, key is not None, ours + b"\r\n")
 
-    def _framing(self) -> bytes:
-        """Of a body that is streamed, or of none."""
+    def _framing(self, longer: int) -> bytes:
+        """Of a body that is streamed, by so many bytes longer than the client's, or of none."""
         call = self._call
         if call.upload is not None:
             if call.chunked:
                 return b"transfer-encoding: chunked\r\n"
-            return b"content-length: %d\r\n" % (call.content_length or 0)
+            return b"content-length: %d\r\n" % ((call.content_length or 0) + longer)
         if call.wants_websocket:
             return b"connection: Upgrade\r\nupgrade: websocket\r\n"
         return b"content-length: 0\r\n" if call.method in ("POST", "PUT", "PATCH") else b""
+
+
+def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> bytes:
+    """With the lines that hooks added, of which one may be another id for the request."""
+    if any(name == "x-request-id" for name, _ in added):
+        ours = ours.replace(id_line, b"", 1)
+    return ours + encode_pairs(added)
 
 
 async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked: bool) -> None:

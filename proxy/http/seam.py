@@ -34,6 +34,9 @@ UNREAD = RawRequestMessage(
 )
 """The head of what is answered, though it could not be read."""
 
+HTTP_11 = HttpVersion11
+"""The one object that the parser has for it."""
+
 Parser = HttpRequestParser
 ParserError = HttpProcessingError
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -20,11 +21,18 @@ from proxy.http.answer import Answer, Rim
 from proxy.http.body import BodyReader
 from proxy.http.call import HttpCall
 from proxy.http.clients import Clients
+from proxy.http.cors import Cors
+from proxy.http.entrance import Door, Entrance, shown
+from proxy.http.handshakes import Handshakes
+from proxy.http.hung_up import HungUp, Tell, after, untold
 from proxy.http.paths import Kind, Paths
+from proxy.http.race import Race
 from proxy.http.relay import ClientRelay
 from proxy.http.settings import Listen, Security
 from proxy.http.sweep import Sweep
+from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
 from proxy.http.upstream.pool import UpstreamPool
+from proxy.http.upstream.trust import Trust
 from proxy.openai.render import render
 from proxy.reliability.settings import Timeouts
 
@@ -61,19 +69,32 @@ class DataServer:
         clock: Clock,
         on_first_byte: Callable[[Exchange], None],
         on_end: OnEnd,
+        takes: Callable[[Exchange, int], bool],
+        given_up: Callable[[Exchange, float], str] = lambda exchange, heard_at: "",
+        door: Door | None = None,
+        trust: Trust | None = None,
+        continued: Sequence[str] = (),
+        hung_up: Tell = untold,
     ) -> None:
+        """`takes`, `given_up`, `continued`: see `Rim`. Without a door nobody is asked who he is. `trust` is what pods
+        are spoken to with over TLS."""
         self._settings = settings
         self._gateway = gateway
         self._clock = clock
         self._on_end = on_end
         self._paths = Paths(security.relay_paths)
+        self._cors = security.cors
         self._relayed = self._paths.relayed
-        ours = (settings.body_timeout, settings.head_timeout, settings.keep_alive)
-        self._sweep = Sweep(clock, min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours))
-        self.pool = UpstreamPool(timeouts.connect, clock)
+        self._sweep = Sweep(clock, self._shortest(timeouts))
+        self.pool = UpstreamPool(timeouts.connect, clock, trust=trust)
         self._bodies = BodyReader(settings, self._sweep)
         self._timeouts = timeouts
         self._on_first_byte = on_first_byte
+        self._takes = takes
+        self._given_up = given_up
+        self._continued = continued
+        self._hung_up = hung_up
+        self._entrance = None if door is None else Entrance(door)
         self._rim: Rim
         self._tasks = Tasks()
         self._clients: Clients
@@ -81,17 +102,23 @@ class DataServer:
         self._stopping = False
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had."""
+        """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had, or the
+        certificate cannot."""
         settings = self._settings
-        self._clients = Clients(self._serve, self._collects, self._unserved, settings, self._clock)
+        serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
+        self._clients = Clients(serve, self._collects, self._unserved, settings, self._clock, self._hung_up)
         self._sweep.watched.add(self._clients)
+        accept: Callable[[], asyncio.Protocol] = self._clients
         loop = asyncio.get_running_loop()
-        self._rim = Rim(self.pool, self._timeouts, self._clock, loop, self._on_first_byte)
-        self._listeners = [await loop.create_server(self._clients, sock=sock, backlog=BACKLOG) for sock in sockets]
+        self._make_rim()
+        how: dict[str, Any] = {"backlog": BACKLOG}
+        if settings.tls is not None:
+            how |= {"ssl": server_context(settings.tls), "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
+            accept = handshakes = Handshakes(accept, partial(self._hung_up, HungUp.TLS_HANDSHAKE))
+            self._sweep.watched.add(handshakes)
+        self._listeners = [await loop.create_server(accept, sock=sock, **how) for sock in sockets]
         if not sockets:
-            self._listeners.append(
-                await loop.create_server(self._clients, settings.host, settings.port, backlog=BACKLOG)
-            )
+            self._listeners.append(await loop.create_server(accept, settings.host, settings.port, **how))
         self._tasks.start(self._sweep.run(), "stall sweep")
         self._tasks.start(self._reap(), "idle connections")
 
@@ -105,8 +132,32 @@ class DataServer:
         """Bytes of request bodies in memory."""
         return self._bodies.budget.used
 
+    def change(
+        self,
+        security: Security,
+        timeouts: Timeouts,
+        door: Door | None,
+        on_first_byte: Callable[[Exchange], None],
+        continued: Sequence[str] = (),
+    ) -> None:
+        """For requests that come from here on; of `security` the origins of CORS stay as they are."""
+        self._paths = Paths(security.relay_paths)
+        self._relayed = self._paths.relayed
+        self._entrance = None if door is None else Entrance(door)
+        self._timeouts = timeouts
+        self._continued = continued
+        self._on_first_byte = on_first_byte
+        self._sweep.change(self._shortest(timeouts))
+        self.pool.connect_timeout = timeouts.connect
+        self._make_rim()
+
+    def settle(self) -> None:
+        """What comes is served, and told not to come again: connections close after their answers."""
+        self._stopping = True
+
     async def stop(self, grace: float) -> None:
-        """No new connections; requests in flight have `grace` seconds to end, then they are cut."""
+        """No new connections; requests in flight have `grace` seconds to end, then they are cut, or refused
+        if nothing was answered."""
         self._stopping = True
         for listener in self._listeners:
             listener.close()
@@ -120,9 +171,21 @@ class DataServer:
         await self._tasks.stop()
         self.pool.close()
 
+    def _shortest(self, timeouts: Timeouts) -> float:
+        listen = self._settings
+        ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive)
+        return min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
+
+    def _make_rim(self) -> None:
+        loop = asyncio.get_running_loop()
+        told = (self._on_first_byte, self._takes, self._given_up, self._continued)
+        self._rim = Rim(self.pool, self._timeouts, self._clock, loop, *told)
+
     def _collects(self, call: HttpCall, size: int) -> bool:
         """What is refused on its head, or answered here, does not wait for its body."""
-        return (call.method, call.path) in self._relayed and self._bodies.collects(call, size)
+        if (call.method, call.path) not in self._relayed:
+            return False
+        return (self._entrance is None or self._entrance.is_let_in(call)) and self._bodies.collects(call, size)
 
     async def _serve(self, call: HttpCall) -> None:
         if self._stopping:
@@ -130,6 +193,8 @@ class DataServer:
         relay = ClientRelay(call, self._rim)
         outcome: Ending | Reason = INTERNAL
         try:
+            if self._entrance is not None and call.identity is None:
+                await self._entrance.let_in(call)
             if (call.method, call.path) in self._relayed or self._kind(call) is Kind.RELAY:
                 if not self._bodies.is_here(call):
                     await self._bodies.read(call)
@@ -142,11 +207,15 @@ class DataServer:
                 self._answer(call)
                 outcome = Ending.COMPLETE
         except RequestError as error:
-            outcome = error.reason
-            self._refuse(call, error)
+            exchange = relay.exchange
+            if call.answered and exchange is not None and exchange.ending is not None:
+                outcome = exchange.ending
+                relay.end()
+            else:
+                outcome = error.reason
+                self._refuse(call, error)
         except asyncio.CancelledError:
-            outcome = Ending.CLIENT_GONE if call.transport.is_closing() else Ending.EVICTED
-            call.closing = True
+            outcome = self._cancelled(call, relay)
             raise
         except Exception:
             log.exception("request %s failed", call.id)
@@ -157,6 +226,21 @@ class DataServer:
                 self._on_end(call, call.answered or CLIENT_LEFT, outcome, relay.exchange, call.sent)
             finally:
                 call.connection.answered(call)
+
+    def _cancelled(self, call: HttpCall, relay: ClientRelay) -> Ending | Reason:
+        """Its client left, or the proxy stops: who has got nothing is told to come again."""
+        outcome: Ending | Reason = Ending.CLIENT_GONE if call.transport.is_closing() else Ending.EVICTED
+        relay.end()
+        call.closing = True
+        if outcome is Ending.EVICTED and not call.answered:
+            outcome = ShuttingDown.reason
+            self._refuse(call, ShuttingDown())
+        return outcome
+
+    def _permitted(self, call: HttpCall) -> None:
+        """What was answered in the place of `_serve`."""
+        self._on_end(call, call.answered or CLIENT_LEFT, Ending.COMPLETE, None, call.sent)
+        call.connection.answered(call)
 
     def _unserved(self, call: HttpCall, why: RequestError | Ending) -> None:
         """Ends what `_serve` was not given, or not yet."""
@@ -184,19 +268,21 @@ class DataServer:
         if kind is Kind.VERSION:
             said: dict[str, Any] = {"version": proxy.__version__}
         elif kind is Kind.MODELS:
-            said = {"object": "list", "data": self._gateway.models()}
+            said = {"object": "list", "data": shown(self._gateway.models(), call.identity)}
         else:
-            said = self._model(call.path.removeprefix("/v1/models/"))
+            said = self._model(call)
         call.answer(200, [("x-request-id", call.id), *JSON], orjson.dumps(said))
 
-    def _model(self, name: str) -> dict[str, Any]:
-        name = unquote(name)
-        for card in self._gateway.models():
+    def _model(self, call: HttpCall) -> dict[str, Any]:
+        name = unquote(call.path.removeprefix("/v1/models/"))
+        for card in shown(self._gateway.models(), call.identity):
             if card["id"] == name:
                 return card
         raise UnknownModel(name)
 
     def _refuse(self, call: HttpCall, error: RequestError) -> None:
+        if (why := after(error)) is not None:
+            self._hung_up(why, 1)
         if call.answered:
             call.closing = True
             call.transport.abort()
@@ -204,10 +290,13 @@ class DataServer:
         call.answer(*render(error, call.path, call.id))
 
     def _evict(self) -> None:
-        """Closing their connections would make some answers look whole."""
-        for connection in self._clients.connections:
-            if isinstance(connection.sink, Answer):
+        """Closing their connections would make some answers look whole. All at once, so that nobody who waits gets the
+        room that others leave."""
+        for connection in tuple(self._clients.connections):
+            if isinstance(connection.sink, Answer | Race):
                 connection.sink.evict()
+            elif connection.sink is None:
+                connection.evict()
 
     async def _reap(self) -> None:
         while True:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from typing import Literal
 
+from proxy.access.settings import Access
 from proxy.core.params import param
 from proxy.core.units import Duration, Size
 from proxy.http.paths import check_extension
 
 MIB = 1024 * 1024
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Files are PEM, and read again when they change."""
+
+    cert: str = param(doc="file of the certificate, and of those between it and the one that clients trust")
+    key: str | None = param(None, "file of its key, unless that is in the same file")
+    client_ca: str | None = param(
+        None, "file of the certificates that a client's must be signed by; without it clients show none"
+    )
+    min_version: Literal["1.2", "1.3"] = param("1.2", "oldest version of TLS that is spoken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +42,13 @@ class Listen:
         Duration(30.0), "from the first byte of a request's head to its last; longer is 408", more_than=0
     )
     body_timeout: Duration = param(Duration(60.0), "between two pieces of a request body; longer is 408", more_than=0)
+    min_body_rate: Size = param(
+        Size(1024), "of a request body per second, once bodyTimeout has passed; less is 408; 0: any", at_least=0
+    )
+    max_connections: int = param(
+        20_000, "clients that one process is connected to; one more is hung up on", at_least=1, at_most=10_000_000
+    )
+    tls: ServerTls | None = param(None, "to speak https")
     keep_alive: Duration = param(
         Duration(3630.0),
         "that a connection without a request stays open; keep it above that of a proxy in front",
@@ -39,6 +63,7 @@ class Admin:
     host: str = param("127.0.0.1", "address of the admin port")
     port: int = param(9190, "port of the admin port; 0 takes any that is free", at_least=0, at_most=65535)
     api_key: str | None = param(None, "bearer token of everything but probes and /metrics")
+    tls: ServerTls | None = param(None, "to speak https")
 
     def __post_init__(self) -> None:
         """Raises ValueError for an empty key, which would open what it was meant to close."""
@@ -47,13 +72,33 @@ class Admin:
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
-    """Who may ask for what."""
+class CorsSettings:
+    """Off while no origin is named."""
+
+    origins: tuple[str, ...] = param(
+        (), "sites whose pages may ask and read answers, as browsers name them: https://host; `*` is every one"
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no browser calls an origin."""
+        for origin in self.origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"origins: {origin!r} is none; write https://host, with the port if it is another")
+
+
+@dataclass(frozen=True, slots=True)
+class Security(Access):
+    """Who may ask for what. Without keys and tokens nobody is asked who he is."""
 
     relay_paths: tuple[str, ...] = param((), "further paths to relay: exact, or `/prefix/*`")
 
-    expose_endpoint: bool = param(True, "name the pod in the x-kvlane-endpoint header of answers")
+    expose_endpoint: bool = param(
+        True, "name the pod, and the model in place of another, in x-kvlane-endpoint and -model"
+    )
+
+    cors: CorsSettings = field(default_factory=CorsSettings)
 
     def __post_init__(self) -> None:
+        Access.__post_init__(self)
         for path in self.relay_paths:
             check_extension(path)

@@ -24,8 +24,11 @@ class Sweep:
         """`shortest` is the shortest timeout that is watched, in seconds: it is overrun by a quarter at most, or by a
         second."""
         self.watched: set[Watched] = set()
-        self.interval = min(1.0, max(0.02, shortest / 4))
         self._clock = clock
+        self.change(shortest)
+
+    def change(self, shortest: float) -> None:
+        self.interval = min(1.0, max(0.02, shortest / 4))
 
     async def run(self) -> None:
         """Until cancelled."""

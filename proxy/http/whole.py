@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from proxy.core.errors import BadRequest, BodyTimeout, RequestError
+from proxy.core.errors import HeadTimeout, NoHttp, RequestError
 from proxy.http.call import HttpCall
 from proxy.http.seam import UNREAD, Body, BodyBroke, Head, ParserError, whole_parser
 
@@ -14,11 +14,18 @@ if TYPE_CHECKING:
     from proxy.http.clients import Clients
 
 
+FRAMING_LIMIT = 16 * 1024
+FRAMING_RATIO = 8
+"""Bytes on the wire that a chunked body may have for each of its own, and as many more."""
+
+VERSIONS = ((1, 0), (1, 1))
+
+
 class WholeReader:
     """Reads for one connection from the first such request on. Has all bytes but those that come between the end of a
     body and its answer."""
 
-    __slots__ = ("_begun_at", "_clients", "_connection", "_parser")
+    __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_parser")
 
     keeps = True
     """The parser stops behind each request."""
@@ -29,6 +36,8 @@ class WholeReader:
         self._parser = whole_parser(connection, loop)
         self._begun_at: float | None = None
         """When the first byte came of a head that is not whole yet."""
+        self._fed = 0
+        """Bytes of the body that is read, framing and all, since the read of its head."""
 
     def feed(self, data: bytes) -> None:
         connection = self._connection
@@ -38,6 +47,9 @@ class WholeReader:
             self._break(error.message.partition("\n")[0])
             return
         for message, body in messages:  # one at most
+            if fault := _fault(message):
+                self._refuse(NoHttp(fault))
+                return
             self._begin(message, body)
         connection.take = self.feed
         if upgraded:  # was asked for, and refused
@@ -48,6 +60,8 @@ class WholeReader:
                 self._begun_at = self._clients.now()
         elif connection.call.payload is None or connection.call.payload.is_eof():
             connection.take = connection.hold
+        elif not messages:
+            self._weigh(connection.call.payload, len(data))
 
     def leftover(self) -> bytes:
         return self._parser.feed_data(b"")[2]
@@ -57,11 +71,12 @@ class WholeReader:
         if self._begun_at is None:
             return False
         if now - self._begun_at > self._clients.settings.head_timeout:
-            self._refuse(BodyTimeout("The head of the request did not arrive in time."))
+            self._refuse(HeadTimeout("The head of the request did not arrive in time."))
         return True
 
     def _begin(self, message: Head, body: Body) -> None:
         self._begun_at = None
+        self._fed = 0
         call = HttpCall(message, self._connection, self._clients.ids, self._clients.now())
         if body.is_eof():
             call.body = body.read_nowait()
@@ -69,11 +84,17 @@ class WholeReader:
             call.payload = body
         self._connection.begin(call)
 
+    def _weigh(self, body: Body, size: int) -> None:
+        """Chunks of a byte are six; more than that are extensions, which nobody reads and no other limit counts."""
+        self._fed += size
+        if self._fed > FRAMING_LIMIT + FRAMING_RATIO * body.total_bytes:
+            self._break("its chunks are more framing than body")
+
     def _break(self, message: str) -> None:
         """What came is not HTTP; where the next request begins nobody knows."""
         call = self._connection.call
         if call is None or call.payload is None:
-            self._refuse(BadRequest(f"The request could not be read: {message}"))
+            self._refuse(NoHttp(f"The request could not be read: {message}"))
         else:
             self._connection.forget()
             call.payload.set_exception(BodyBroke(message))
@@ -82,3 +103,16 @@ class WholeReader:
         """What is not a request, but is counted and logged as one."""
         since = self._clients.now() if self._begun_at is None else self._begun_at
         self._connection.refuse(HttpCall(UNREAD, self._connection, self._clients.ids, since), error)
+
+
+def _fault(head: Head) -> str:
+    """What the parser takes and others read otherwise, or not at all; empty if there is nothing. The codings of a body
+    stay behind with its framing, so one that is not undone here would reach the pod undeclared."""
+    if head.version not in VERSIONS:
+        return "Of HTTP, versions 1.0 and 1.1 are spoken here."
+    if head.method == "CONNECT":
+        return "This is no tunnel."
+    codings = head.headers.getall("transfer-encoding", ())
+    if codings and (head.version == VERSIONS[0] or [each.strip().lower() for each in codings] != ["chunked"]):
+        return "The transfer coding of a request can be chunked, and nothing else; HTTP/1.0 has none."
+    return ""

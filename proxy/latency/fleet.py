@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from proxy.latency.regression import Regression
+from collections.abc import Callable
+
+from proxy.latency.regression import Features, Regression
 
 MEMORY = 0.998
 FIRST_PREFILL = (0.0, 0.1, 0.0)
 """Before the first observation: 100 us per token."""
+
+BESIDE_SHRINK = (0.0, 0.01, 0.0)
+"""Prompts of one length do not say what tokens cost."""
 
 SHRINK = (0.1, 0.0, 0.01)
 """What tokens can explain is not put down to the request, nor to its length."""
@@ -14,7 +19,14 @@ SHRINK = (0.1, 0.0, 0.01)
 FIRST_DECODE = (0.01, 0.002, 0.0)
 """10 ms per token, and a fifth of a millisecond more per running request."""
 
+FIRST_BESIDE = (0.0, 0.1, 1.0)
+"""Of pods that compute prompts side by side: 100 us per token, and the wait as it is reckoned."""
+
+FIRST_SHARE, SHARE_MEMORY = 0.2, 0.99
+"""That prompts are computed in turn counts as much as lessons that add up to this; see OF_ALL."""
+
 FIRST_TRUST = 0.1
+SOLVE_EVERY = 4
 FIRST_OUTPUT = 200.0
 FIRST_PROMPT = 1000.0
 SIZE_MEMORY = 0.98
@@ -23,46 +35,80 @@ SPEED_MEMORY = 0.98
 FIRST_SPEED = (0.001, 0.001)
 """Seconds that prompts took, and that they should have taken."""
 
+NEWS = 0.05
+"""A change of speed by this share is news to pods that know nothing of their own."""
+
 LEAST_JUDGED = 20
+TOLERATED = 0.01
+"""Seconds by which a prediction may be off without being wrong: an engine's step, and chance on the way there and
+back."""
+
+
+def _unheard() -> None:
+    pass
 
 
 class FleetModel:
-    """Lives as long as the process; pods begin with its coefficients, and are drawn to them while they know little."""
+    """Lives as long as the process; pods begin with its coefficients, and are drawn to them while they know little.
 
-    def __init__(self) -> None:
-        self.prefill = Regression(FIRST_PREFILL, MEMORY, FIRST_TRUST, SHRINK)
-        self.decode = Regression(FIRST_DECODE, MEMORY, FIRST_TRUST)
+    `news` is called when pods that know nothing of their own have something to learn from it, or when the error has
+    changed.
+    """
+
+    def __init__(self, news: Callable[[], None] = _unheard) -> None:
+        self.news = news
+        self.prefill = Regression(FIRST_PREFILL, MEMORY, FIRST_TRUST, SHRINK, SOLVE_EVERY)
+        self.decode = Regression(FIRST_DECODE, MEMORY, FIRST_TRUST, every=SOLVE_EVERY)
+        self.beside = Regression(FIRST_BESIDE, MEMORY, FIRST_TRUST, BESIDE_SHRINK, SOLVE_EVERY)
+        self.share = 1.0
+        """Of the pods together: see `Beside`."""
+        self._of = self._alike = FIRST_SHARE
         self.output = FIRST_OUTPUT
         """Tokens of an answer, on average."""
         self.prompt = FIRST_PROMPT
         """Uncached tokens of a prompt, on average."""
-        self.took, self.expected = FIRST_SPEED
+        self.speed = 1.0
+        """How much longer than the coefficients say prompts have taken of late, on average over the pods."""
         self.judged = 0
+        self._took, self._expected = FIRST_SPEED
+        self._told = 1.0
         self._off = 0.0
         self._seen = 0.0
 
     @property
     def error(self) -> float:
-        """Mean of |predicted - seen| over the mean of what was seen, of recent times to first token; 0 while fewer than
-        20 are known."""
+        """Mean of |predicted - seen|, of which 10 ms are tolerated, over the mean of what was seen, of recent times to
+        first token; 0 while fewer than 20 are known."""
         return self._off / self._seen if self.judged >= LEAST_JUDGED and self._seen > 0.0 else 0.0
 
     def judge(self, predicted: float, seen: float) -> None:
         self.judged += 1
-        self._off = ERROR_MEMORY * self._off + abs(predicted - seen)
+        self._off = ERROR_MEMORY * self._off + max(0.0, abs(predicted - seen) - TOLERATED)
         self._seen = ERROR_MEMORY * self._seen + seen
+        self.news()
 
-    @property
-    def speed(self) -> float:
-        """How much longer than the coefficients say prompts have taken of late, on average over the pods."""
-        return self.took / self.expected
+    def observe_prefill(self, features: Features, seconds: float, allowance: float) -> None:
+        self.prefill.observe(features, seconds, allowance)
+        self.news()
+
+    def observe_decode(self, features: Features, seconds: float, allowance: float) -> None:
+        self.decode.observe(features, seconds, allowance)
+        self.news()
+
+    def share_of(self, of: float, alike: float) -> None:
+        self._of = SHARE_MEMORY * self._of + of
+        self._alike = SHARE_MEMORY * self._alike + alike
+        self.share = min(1.0, max(0.0, self._of / self._alike))
 
     def hurry(self, expected: float, seconds: float) -> None:
-        self.took = SPEED_MEMORY * self.took + seconds
-        self.expected = SPEED_MEMORY * self.expected + expected
+        self._took = SPEED_MEMORY * self._took + seconds
+        self._expected = SPEED_MEMORY * self._expected + expected
+        self.speed = speed = self._took / self._expected
+        if abs(speed - self._told) > NEWS * self._told:
+            self._told = speed
+            self.news()
 
-    def answered(self, tokens: int) -> None:
+    def answered(self, prompt: float, tokens: float) -> None:
+        """The sizes of a typical request: uncached tokens of its prompt, tokens of its answer."""
+        self.prompt = SIZE_MEMORY * self.prompt + (1.0 - SIZE_MEMORY) * prompt
         self.output = SIZE_MEMORY * self.output + (1.0 - SIZE_MEMORY) * tokens
-
-    def sent(self, uncached: float) -> None:
-        self.prompt = SIZE_MEMORY * self.prompt + (1.0 - SIZE_MEMORY) * uncached

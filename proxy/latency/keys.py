@@ -28,5 +28,8 @@ class LatencyForecast(Protocol):
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
         """Time per token after the first; as it would be now, without the prompts that may come."""
 
+    def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        """By which others are answered later, all together, if the prompt is computed there."""
+
 
 LATENCY: DataKey[LatencyForecast] = DataKey("LatencyPredictionInfo")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import add, mul
 
 CLIP = 3.0
 """A residual counts for at most so many times the usual one."""
@@ -17,8 +19,8 @@ INERTIA = 1e-3
 """How much coefficients keep to where they are, where observations do not tell them apart."""
 
 
-SOLVE_ALWAYS = 16
-"""So many first observations each count at once."""
+SOLVE_EAGERLY = 4
+"""It is solved at the latest when there is one observation more for each so many that there were."""
 
 Features = tuple[float, float, float]
 
@@ -42,6 +44,7 @@ class Regression:
         "_trust",
         "_unsolved",
         "_weight",
+        "observed",
     )
 
     def __init__(
@@ -71,11 +74,13 @@ class Regression:
         self._count = 0.0
         self._unsolved = 0
         self._scale = FIRST_SCALE
+        self.observed = 0
+        """Observations so far."""
 
     @property
     def is_cold(self) -> bool:
         """Nothing was observed yet."""
-        return not self._count
+        return not self.observed
 
     @property
     def coefficients(self) -> Sequence[float]:
@@ -95,8 +100,9 @@ class Regression:
         usual = min(abs(residual), 2.0 * most)
         self._scale = max(LEAST_SCALE, SCALE_MEMORY * self._scale + (1.0 - SCALE_MEMORY) * usual)
         self._add(features, predicted + min(most, max(-most, residual)) * unit, 1.0 / unit)
+        self.observed += 1
         self._unsolved += 1
-        if self._unsolved < self._every and self._count > SOLVE_ALWAYS:
+        if self._unsolved < self._every and self._unsolved * SOLVE_EAGERLY < self.observed:
             return False
         self._unsolved = 0
         self._coefficients = self._solved()
@@ -108,7 +114,7 @@ class Regression:
         products = (u * x, u * y, u * z, v * y, v * z, w * z, u * target, v * target, w * target)
         self._count = memory * self._count + 1.0
         self._weight = memory * self._weight + weight
-        self._sums = [memory * old + new for old, new in zip(self._sums, products, strict=True)]
+        self._sums = list(map(add, map(mul, self._sums, repeat(memory)), products))
 
     def _solved(self) -> list[float]:
         sums, prior = self._sums, self._prior

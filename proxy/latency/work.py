@@ -2,58 +2,62 @@
 
 from __future__ import annotations
 
-from proxy.core.exchange import Exchange
+from typing import NamedTuple
+
+from proxy.core.exchange import Exchange, Stage
 from proxy.latency.regression import Features
 
-TOKEN_SCALE, PAIR_SCALE = 1e-3, 1e-7
-"""A thousand tokens, ten million pairs: what features of a prefill are counted in."""
+TOKEN_SCALE, PAIR_SCALE = 1e-3, 5e-8
+"""A thousand tokens, twenty million pairs: what features of a prefill are counted in."""
 
 
 class Group:
-    """Prompts whose first tokens came out of one engine step: `seconds` of the pod's time went into all of them.
+    """Prompts whose first tokens came out of one engine step: the pod's time from `start` to `at` went into all of
+    them. `steps` are those of its seconds that pass in engine steps whatever the prompts' lengths."""
 
-    `steps` are those that pass in engine steps whatever the prompts' lengths; `is_exact` is False if it is not known
-    when the pod began with them.
-    """
+    __slots__ = ("at", "pairs", "start", "steps", "tokens")
 
-    __slots__ = ("at", "is_exact", "pairs", "start", "steps", "tokens")
-
-    def __init__(self, start: float, at: float, steps: float, *, is_exact: bool) -> None:
+    def __init__(self, start: float, at: float, steps: float) -> None:
         self.start = start
         self.at = at
         self.steps = steps
-        self.is_exact = is_exact
         self.tokens = 0.0
         self.pairs = 0.0
 
-    @property
-    def seconds(self) -> float:
-        return max(0.0, self.at - self.start)
 
-    @property
-    def features(self) -> Features:
-        return (1.0, self.tokens * TOKEN_SCALE, self.pairs * PAIR_SCALE)
+class Guess(NamedTuple):
+    """Seconds to a first token as either form of a pod foretold them, and what the second did so from."""
+
+    in_turn: float
+    beside: float
+    features: Features
 
 
 class Leg:
     """One request on one pod. `tokens` are those of the prompt that are not cached, as far as is known, `pairs` what
-    they attend to; `expected` is the predicted time to first token, in seconds."""
+    they attend to. What few legs have stands on the class for the others."""
 
-    __slots__ = ("decoding_from", "exchange", "expected", "pairs", "prefilled", "running", "tokens")
+    stage = Stage.WHOLE
+    """As it was begun."""
+    waits = True
+    """For its first token; in line."""
+    expected: float | None = None
+    """The predicted time to first token, in seconds; None for those that nothing is to be learnt from."""
+    guess: Guess | None = None
+    """Of those that something is to be learnt from."""
+    is_guess = False
+    """The prediction was made with too little knowledge to be judged."""
+    answered_at: float | None = None
+    """When its first token came; None where that was not seen."""
+    running = 0.0
+    """What the pod's count of running requests, summed over time, was then."""
+    prefilled = 0.0
+    """The same of its seconds of prefill."""
 
-    def __init__(self, exchange: Exchange, tokens: float, prompt: float, expected: float) -> None:
+    def __init__(self, exchange: Exchange, tokens: float, prompt: float) -> None:
         self.exchange = exchange
+        self.shows = exchange.request.stream
+        """Its first byte comes when the prompt is computed, and not when all is done."""
         self.tokens = tokens
-        self.pairs = pairs(tokens, prompt)
-        self.expected = expected
-        self.decoding_from: float | None = None
-        """When its first token came; None where that was not seen."""
-        self.running = 0.0
-        """What the pod's count of running requests, summed over time, was then."""
-        self.prefilled = 0.0
-        """The same of its seconds of prefill."""
-
-
-def pairs(tokens: float, prompt: float) -> float:
-    """Attention of the last `tokens` of a prompt: each with all before it."""
-    return tokens * (prompt - 0.5 * tokens)
+        self.pairs = tokens * (2.0 * prompt - tokens)
+        """Attention of the last `tokens` of the prompt: each with all before it. Every pair counts twice."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import orjson
 
 from proxy.core.exchange import Usage
 
-_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 """With objects of details in it, which have none in them."""
+
+_COUNTS = (
+    *("prompt_tokens", "completion_tokens"),
+    *("prompt_tokens_details", "input_tokens_details", "cached_tokens", "cache_read_input_tokens"),
+)
+_NOT_SAID = [None] * 4
+"""What engines give for the last four, unless they are told to count hits."""
 
 _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[^"\\]+)"')
 
@@ -21,10 +29,8 @@ def usage_from(tail: bytes) -> Usage | None:
     at = tail.rfind(b'"usage"')
     while at >= 0:
         found = _USAGE.match(tail, at)
-        if found and tail[at - 1 : at] != b"\\":
-            usage = _usage(found[1])
-            if usage is not None:
-                return usage
+        if found and (usage := _usage(found[1])) is not None:
+            return usage
         at = tail.rfind(b'"usage"', 0, at)
     return None
 
@@ -40,13 +46,17 @@ def _usage(text: bytes) -> Usage | None:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    prompt, completion = fields.get("prompt_tokens"), fields.get("completion_tokens")
+    prompt, completion, *cached = map(fields.get, _COUNTS)
     if type(prompt) is not int or type(completion) is not int:
         prompt = _count(fields, "prompt_tokens", "input_tokens")
         completion = _count(fields, "completion_tokens", "output_tokens")
         if prompt is None and completion is None:
             return None
-    return Usage(prompt or 0, completion or 0, _cached(fields))
+    return _used((prompt or 0, completion or 0, None if cached == _NOT_SAID else _cached(fields)))
+
+
+_used = partial(tuple.__new__, Usage)
+"""Of a tuple of its fields, without the Python frame that a NamedTuple's own constructor takes."""
 
 
 def _cached(fields: dict[str, Any]) -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import parse_qs
 
 _STORED = "/v1/responses/"
 _STORED_RESPONSE = re.compile(rf"{_STORED}([^/]+)")
 
 
+@lru_cache(maxsize=64)
 def response_id(path: str) -> str | None:
     """The stored response that a path is about."""
     if not path.startswith(_STORED):

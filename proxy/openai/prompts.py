@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping
 from itertools import chain
@@ -30,6 +31,8 @@ _MEDIA = {
     "video": "video",
 }
 
+_MEDIUM = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_MEDIA).encode())
+
 _OTHER_FIELDS = (
     "name",
     "tool_calls",
@@ -43,25 +46,29 @@ _OTHER_FIELDS = (
 """What a template shows of a message besides role and content."""
 
 _ROLE_AND_CONTENT = itemgetter("role", "content")
-_ONLY_TEXT = {str}
 _TWO_FIELDS = {2}
 
 
 def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
     """Raises BadRequest for messages that are no list of objects."""
     plain = None if tools or system else _plain(messages)
-    return _encode(_conversation(tools, messages, system) if plain is None else plain)
+    return _encode(_conversation(tools, messages, system)) if plain is None else plain
 
 
-def _plain(messages: Any) -> str | None:
+def has_media(body: bytes) -> bool:
+    """Whether a JSON body has a part that is a medium; found without parsing it: it may be large."""
+    return _MEDIUM.search(body) is not None
+
+
+def _plain(messages: Any) -> bytes | None:
     """The usual conversation, where every message is a role and a text, without a step of Python per message: what
     `_conversation` would give, for a seventh of the steps. None for any other."""
     try:
         pieces = [*chain.from_iterable(map(_ROLE_AND_CONTENT, messages)), ""]
+        if set(map(len, messages)) == _TWO_FIELDS and all(pieces[:-1:2]):
+            return "\n".join(pieces).encode("utf-8", "surrogatepass")
     except (KeyError, TypeError, IndexError):
-        return None
-    if set(map(type, pieces)) == _ONLY_TEXT and set(map(len, messages)) == _TWO_FIELDS and all(pieces[:-1:2]):
-        return "\n".join(pieces)
+        pass
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.errors import MethodNotAllowed, NoEndpoints, RequestError, Saturated
+from proxy.core.errors import MethodNotAllowed, NoEndpoints, RateLimited, RequestError, Saturated, Unauthorized
 
 Rendered = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers, body."""
@@ -38,6 +38,10 @@ def render(error: RequestError, path: str, request_id: str) -> Rendered:
         headers.append(("x-llm-d-request-dropped-reason", dropped))
     if isinstance(error, NoEndpoints | Saturated):
         headers.append(("retry-after", str(math.ceil(error.retry_after))))
+    if isinstance(error, RateLimited):
+        headers.extend(error.headers)
+    if isinstance(error, Unauthorized):
+        headers.append(("www-authenticate", "Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append(("allow", ", ".join(error.allowed)))
     return error.status, headers, orjson.dumps(_body(error, path, request_id))

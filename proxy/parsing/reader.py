@@ -1,4 +1,4 @@
-"""Reads bodies: at once, or in a process of its own where that would hold up all other requests."""
+"""Makes requests of bodies: at once, or in a process of its own where that would hold up all other requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from types import TracebackType
 
+from proxy.core.ports import Call
+from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.openai.parse import Parsed, parse
+from proxy.openai.paths import model_in
 from proxy.parsing.wire import LENGTH, Question, Reply, assembled, framed
+from proxy.reliability import deadline
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,37 @@ _UNREAD = 64 << 20
 """Bytes of an answer that may wait in the pipe's buffer."""
 
 _BROKEN = (OSError, EOFError, pickle.UnpicklingError)
+
+
+def parsed_at_once(call: Call) -> Parsed:
+    """What has no body may name no model: any pod will do then. Raises BadRequest."""
+    if call.method in ("GET", "HEAD", "DELETE"):
+        return Parsed(model_in(call.query) or "", call.body)
+    return parse(call.path, call.body, call.headers.get("content-type", ""))
+
+
+def question(call: Call) -> tuple[str, bytes, str]:
+    """What there is to parse."""
+    return call.path, call.body, call.headers.get("content-type", "")
+
+
+def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
+    """`seconds` it has, unless its client gives it less. Raises BadRequest."""
+    headers = call.headers
+    if deadline.HEADER in headers:
+        seconds = deadline.time_limit(headers, seconds)
+    return InferenceRequest(
+        id=call.id,
+        path=call.path,
+        model=model,
+        prompt=parsed.prompt,
+        body=parsed.body,
+        headers=headers,
+        stream=parsed.stream,
+        max_tokens=parsed.max_tokens,
+        received_at=call.received_at,
+        deadline=call.received_at + seconds,
+    )
 
 
 class BodyParser:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from proxy.core.errors import RequestError
@@ -49,7 +48,7 @@ def framed(value: Any) -> bytes:
 def taken_apart(parsed: Parsed, body: bytes) -> list[bytes]:
     prompt = parsed.prompt
     pieces = [b"" if parsed.body is body else parsed.body, *_beginning(prompt.parts)]
-    small = replace(parsed, body=b"", prompt=EMPTY_PROMPT)
+    small = parsed._replace(body=b"", prompt=EMPTY_PROMPT)
     return [framed(Reply(small, prompt.salt, prompt.tokens, list(map(len, pieces)))), *pieces]
 
 
@@ -58,7 +57,7 @@ def assembled(reply: Reply, pieces: Sequence[bytes], body: bytes) -> Parsed:
     if isinstance(reply.parsed, RequestError):
         raise reply.parsed
     changed, *parts = pieces
-    return replace(reply.parsed, body=changed or body, prompt=Prompt(tuple(parts), reply.salt, reply.tokens))
+    return reply.parsed._replace(body=changed or body, prompt=Prompt(tuple(parts), reply.salt, reply.tokens))
 
 
 def _beginning(parts: Sequence[bytes]) -> Iterator[bytes]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proxy.core.cycle_state import DataKey
-from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
+from proxy.plugins.rebalance import Rebalance
 from proxy.plugins.session_table import SessionTable
 
 NAMESPACE = "default"
@@ -62,7 +63,12 @@ class SessionIdConfig:
 class SessionAffinity(PreRequest, EndpointRemoved):
     """With `encoded_endpoint_header` every response carries a token, base64 of `namespace/name`, which the client
     sends back; with `session_id` the proxy remembers the pod of each session, and moves a session only when its pod
-    is no candidate any more."""
+    is no candidate any more.
+
+    With `rebalance` a session also leaves a pod that is too far behind, and is bound to where it goes. Sessions of a
+    pod that drains follow the one that went before them, as far as that pod's load allows: what they have in common is
+    computed once.
+    """
 
     clock: Clock
     strategy: Literal["encoded_endpoint_header", "session_id"] = param(
@@ -70,14 +76,23 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     )
     encoded_endpoint_header_config: TokenConfig | None = param(None, "of that strategy")
     header_name: str = param("", "older spelling of encodedEndpointHeaderConfig.header")
-    profile_name: str = param("", "answers of other profiles carry no token; empty: all do")
+    profile_name: str = param(
+        "",
+        "the profile whose pod a session stays with, where one computes prompts and another answers; a request without "
+        "such a pod says nothing; empty: the pod that answers",
+    )
     session_id_config: SessionIdConfig = param(SessionIdConfig(), "of that strategy")
-    _table: SessionTable = field(init=False)
+    rebalance: Rebalance | None = param(
+        None, "when a session leaves a pod that is behind the others, and is bound anew; without it sessions stay"
+    )
+    table: SessionTable = field(init=False, repr=False, compare=False)
+    _heirs: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Draining pod -> where the last of its sessions went."""
 
     def __post_init__(self) -> None:
         config = self.session_id_config
         table = SessionTable(config.eviction_ttl_seconds, config.eviction_sweep_seconds)
-        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "table", table)
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
@@ -85,39 +100,80 @@ class SessionAffinity(PreRequest, EndpointRemoved):
             return ()
         return tuple(source.key for source in self.session_id_config.sources if source.key)
 
+    def adopt(self, predecessor: SessionAffinity) -> None:
+        config = self.session_id_config
+        predecessor.table.change(config.eviction_ttl_seconds, config.eviction_sweep_seconds)
+        object.__setattr__(self, "table", predecessor.table)
+        object.__setattr__(self, "_heirs", predecessor._heirs)
+
     def bound(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Endpoint | None:
-        """The session's pod if it is among the endpoints."""
-        if self.strategy == "session_id":
-            endpoint = self._table.get(self._session(request), self.clock.now())
-            return endpoint if endpoint in endpoints else None
-        name = decode(request.headers.get(self._header, ""))
-        return next((endpoint for endpoint in endpoints if qualified(endpoint) == name), None) if name else None
+        """The session's pod if it is among the endpoints, and not too far behind."""
+        home = self._home(request, endpoints)
+        if home is None or self.rebalance is None:
+            return home
+        others = [endpoint for endpoint in endpoints if endpoint is not home]
+        return None if self.rebalance.is_behind(request, (home,), others) else home
 
     def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        home = self._home_of(exchange, endpoint)
+        if home is None:
+            return
         if self.strategy == "session_id":
-            self._remember(exchange, endpoint)
-        elif not self.profile_name or exchange.decision.profile == self.profile_name:
-            token = (self._header, encode(endpoint))
-            if token not in exchange.response_headers:
-                exchange.response_headers.append(token)
+            self._remember(exchange, home)
+            return
+        token = (self._header, encode(home))
+        if token not in exchange.response_headers:
+            exchange.response_headers.append(token)
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
-        self._table.forget(endpoint)
+        heir = self._heirs.pop(endpoint, None)
+        for pod in [pod for pod, other in self._heirs.items() if other is endpoint]:
+            del self._heirs[pod]
+        if heir is not None and endpoint.state is EndpointState.DRAINING:
+            self.table.hand_over(endpoint, heir)
+        else:
+            self.table.forget(endpoint)
+
+    def _home_of(self, exchange: Exchange, endpoint: Endpoint) -> Endpoint | None:
+        """The pod that the session is to come back to; known with the leg that answers, whichever stage it is of."""
+        decision, wanted = exchange.decision, self.profile_name
+        if not exchange.answers:
+            return None
+        if not wanted or decision.profile == wanted:
+            return endpoint
+        return decision.prefill[0] if exchange.stage is Stage.DECODE else None
 
     @property
     def _header(self) -> str:
         config = self.encoded_endpoint_header_config
         return (config.header if config else self.header_name or TOKEN_HEADER).lower()
 
+    def _home(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Endpoint | None:
+        if self.strategy == "session_id":
+            endpoint = self.table.get(self._session(request), self.clock.now())
+            if endpoint is not None and self.rebalance is not None and endpoint.state is EndpointState.DRAINING:
+                endpoint = self._heirs.get(endpoint)
+            return endpoint if endpoint in endpoints else None
+        name = decode(request.headers.get(self._header, ""))
+        return next((endpoint for endpoint in endpoints if qualified(endpoint) == name), None) if name else None
+
     def _session(self, request: InferenceRequest) -> str:
         sources = self.session_id_config.sources or (SessionSource(header=ID_HEADER),)
         return next((session for source in sources if (session := source.read(request))), "")
 
     def _remember(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        session = self._session(exchange.request)
-        if session:
-            bound = self.bound(exchange.request, list(exchange.decision.candidates()))
-            self._table.bind(session, bound or endpoint, self.clock.now())
+        session, now = self._session(exchange.request), self.clock.now()
+        if not session:
+            return
+        home = self.table.get(session, now)
+        if self.rebalance is None:
+            decision = exchange.decision
+            stays = home is not None and home in (*decision.candidates(), *decision.prefill)
+            self.table.bind(session, home if home is not None and stays else endpoint, now)
+            return
+        if home is not None and home is not endpoint and home.state is EndpointState.DRAINING:
+            self._heirs[home] = endpoint
+        self.table.bind(session, endpoint, now)
 
 
 def qualified(endpoint: Endpoint) -> str:

@@ -13,13 +13,16 @@ from typing import cast
 
 from proxy.core.endpoint import Endpoint
 from proxy.prefix.hashing import Chain
-from proxy.prefix.holdings import Holding, PodMemory, Segment
+from proxy.prefix.holdings import Answer, Holding, PodMemory, Segment
 
 SEGMENT_BYTES = 340
 """Upper bound of a segment without its hashes: object, array, key, and its share of a dictionary at its emptiest."""
 
 HOLDING_BYTES = 240
 """Upper bound of one segment on one pod, likewise."""
+
+ANSWER_BYTES = 320
+"""Upper bound of an answer, likewise."""
 
 POD_BYTES = 1200
 
@@ -34,6 +37,8 @@ class Forest:
         """`depths` are the blocks that the first n hashes of any chain stand for."""
         self._depths = depths
         self.segments: dict[int, Segment] = {}
+        self.answers: dict[int, Answer] = {}
+        """The latest to each prompt, by the prompt's last hash; the pod may be retired."""
         self.living = 0
         self.pairs = 0
         self.bytes = 0
@@ -102,7 +107,24 @@ class Forest:
 
     def drop(self, pod: PodMemory, holding: Holding) -> None:
         pod.remove(holding)
-        self._let_go(pod, holding.segment)
+        self._let_go(pod, holding)
+
+    def answer(self, pod: PodMemory, holding: Holding, key: int, tokens: int, blocks: int) -> None:
+        """What the pod said to the prompt that ends with this holding; what anybody said to it before is forgotten."""
+        answer = holding.answer
+        if answer is None:
+            answer = holding.answer = Answer(pod, holding, key)
+            self.bytes += ANSWER_BYTES
+        pod.answered += blocks - answer.blocks
+        answer.tokens, answer.blocks = tokens, blocks
+        self.answers[key] = answer
+
+    def drop_answer(self, answer: Answer) -> None:
+        answer.holding.answer = None
+        answer.pod.answered -= answer.blocks
+        self.bytes -= ANSWER_BYTES
+        if self.answers.get(answer.key) is answer:
+            del self.answers[answer.key]
 
     def split(self, tail: Segment, at: int) -> Segment:
         """Cuts a segment after `at` hashes and returns the head; the object itself is the tail from here on."""
@@ -117,6 +139,16 @@ class Forest:
             self.bytes += HOLDING_BYTES
         return head
 
+    def way(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
+        """The holdings that make up the pinned start of a chain: pinned ones stay, and are only ever cut smaller."""
+        way: list[Holding] = []
+        at = 0
+        while at < length:
+            segment = self.segments[chain[at]]
+            way.append(pod.held[segment])
+            at += len(segment.hashes)
+        return way
+
     def fitting(self, start: int, room: int) -> int:
         """How many hashes from `start` on stand for at most `room` blocks; 0 or less for none."""
         return bisect_right(self._depths, self._depths[start] + room) - 1 - start
@@ -124,7 +156,10 @@ class Forest:
     def _endpoints_of(self, mask: int) -> tuple[Endpoint, ...]:
         return tuple(pod.endpoint for pod in self.pods_of(mask))
 
-    def _let_go(self, pod: PodMemory, segment: Segment) -> None:
+    def _let_go(self, pod: PodMemory, holding: Holding) -> None:
+        segment = holding.segment
+        if holding.answer is not None:
+            self.drop_answer(holding.answer)
         segment.holders &= ~pod.bit
         segment.open &= ~pod.bit
         self.pairs -= segment.blocks

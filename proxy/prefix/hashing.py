@@ -5,11 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from io import BytesIO
+from itertools import repeat
 
 from xxhash import xxh3_64_intdigest
 
+from proxy.core.frozen import frozen
 from proxy.core.request import BYTES_PER_TOKEN, Prompt
 from proxy.prefix.depth import DEPTHS, Cuts, cuts
+
+ANSWER = b"\nassistant\n"
+_NEXT = (b"\nuser\n", b"\ntool\n")
 
 Chain = list[int]
 """Hashes of the pieces of one prompt, each seeded with the one before it. Where prompts are cut depends on the depth
@@ -48,6 +53,33 @@ def chains(prompt: Prompt, model: str, block_tokens: int, max_blocks: int) -> tu
             found.append(hashes)
             max_blocks -= DEPTHS[len(hashes)]
     return tuple(found)
+
+
+@frozen
+class Turn:
+    """Where a conversation goes on: `key` is the last hash of the prompt before the last answer in it, which shares its
+    first `hashes` with the whole; `blocks` end within the answer, which takes `answer_bytes`."""
+
+    key: int
+    hashes: int
+    blocks: int
+    answer_bytes: int
+
+
+def last_turn(part: bytes, model: str, salt: str, hashes: Chain, block_tokens: int, max_blocks: int) -> Turn | None:
+    """Of a conversation as `openai.prompts` renders it: a prompt ends with a line, an answer begins with its role on a
+    line of its own. What only looks like it leads to a key that no prompt has."""
+    start = part.rfind(ANSWER) + 1
+    where = _cuts(block_tokens, max_blocks)
+    if not start or start >= where.ends[-1]:
+        return None
+    before = bisect_right(where.ends, start) - 1
+    seed = hashes[before - 1] if before else namespace(model, salt)
+    tail = part[where.ends[before] : start]
+    key = xxh3_64_intdigest(tail, seed) if tail else seed
+    text = start + len(ANSWER) - 1
+    end = min([at for at in map(part.find, _NEXT, repeat(text)) if at >= 0], default=len(part))
+    return Turn(key, before, min(end, where.ends[-1]) // (block_tokens * BYTES_PER_TOKEN), end - text)
 
 
 @lru_cache(maxsize=32)

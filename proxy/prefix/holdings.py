@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections.abc import Iterator
 
 from proxy.core.endpoint import Endpoint
 
@@ -30,17 +32,32 @@ class Holding:
     """One segment on one pod; between `older` and `newer` in the pod's ring from the first time that no request in
     flight pins it.
 
-    `used_at` is None while it is provisional: reserved, and not confirmed by any answer.
+    `used_at` is None while it is provisional: reserved, and not confirmed by any answer. `answer` is what the pod said
+    to a prompt that ends with this segment.
     """
 
-    __slots__ = ("newer", "older", "pins", "segment", "used_at")
+    __slots__ = ("answer", "newer", "older", "pins", "segment", "used_at")
 
     def __init__(self, segment: Segment, used_at: float | None = None, pins: int = 0) -> None:
         self.segment = segment
         self.used_at = used_at
         self.pins = pins
+        self.answer: Answer | None = None
         self.older: Holding | None = None
         self.newer: Holding | None = None
+
+
+class Answer:
+    """What a pod said last to a prompt, and still has in its cache: so many of the engine's `tokens`, which take the
+    room of `blocks`. `key` is the last hash of the prompt. Goes with the holding."""
+
+    __slots__ = ("blocks", "holding", "key", "pod", "tokens")
+
+    def __init__(self, pod: PodMemory, holding: Holding, key: int) -> None:
+        self.pod = pod
+        self.holding = holding
+        self.key = key
+        self.tokens = self.blocks = 0
 
 
 class PodMemory:
@@ -49,22 +66,32 @@ class PodMemory:
     Whatever pins or frees a segment does so for the whole way from the start of the chain, deepest first when freeing.
     So nothing in the ring is older than what continues it, and the oldest holding always ends its chain. What is pinned
     stays in the ring where it was, meaning nothing, until the last request that pins it makes it the newest.
-    `blocks` are all it holds, `pinned` those of requests in flight, `capacity` how many it may hold.
+    `blocks` are all it holds of prompts, `answered` those of answers, `pinned` those of prompts in flight. `capacity`
+    is how many the pod has room for, `limit` how many it may hold while it answers what it answers.
+    What was used last at `horizon` or before is gone from the pod; what was used last at `suspect` may be. `keeps` is
+    the share of answers that were found again, lately, where a conversation went on.
     """
 
     __slots__ = (
         "actual_tokens",
+        "answered",
         "bit",
         "blocks",
         "capacity",
         "endpoint",
         "held",
+        "horizon",
+        "keeps",
+        "limit",
         "misses",
         "number",
         "pinned",
         "predicted_tokens",
+        "prompt_tokens",
         "retired",
         "ring",
+        "suspect",
+        "wrong_tokens",
     )
 
     def __init__(self, endpoint: Endpoint, number: int) -> None:
@@ -73,11 +100,18 @@ class PodMemory:
         self.bit = 1 << number
         self.held: dict[Segment, Holding] = {}
         self.blocks = 0
+        self.answered = 0
         self.pinned = 0
         self.capacity = 0
+        self.limit = 0.0
+        self.horizon = -math.inf
+        self.suspect: float | None = None
+        self.keeps = 1.0
         self.retired = False
         self.predicted_tokens = 0.0
         self.actual_tokens = 0.0
+        self.wrong_tokens = 0.0
+        self.prompt_tokens = 0.0
         self.misses = 0
         self.ring = Holding(Segment(array("Q"), 0, 0))
         self.ring.older = self.ring.newer = self.ring
@@ -90,6 +124,14 @@ class PodMemory:
             first = self._behind_the_pinned()
         return first if first is not self.ring else None
 
+    def idle(self) -> Iterator[Holding]:
+        """What no request uses, longest unused first."""
+        holding = self.ring.newer
+        while holding is not None and holding is not self.ring:
+            if not holding.pins:
+                yield holding
+            holding = holding.newer
+
     def add(self, segment: Segment) -> Holding:
         holding = self.held[segment] = Holding(segment)
         self.blocks += segment.blocks
@@ -100,11 +142,11 @@ class PodMemory:
         del self.held[holding.segment]
         self.blocks -= holding.segment.blocks
 
-    def take_any(self) -> Segment:
+    def take_any(self) -> Holding:
         """Removes some holding, for a pod that is being cleared."""
-        segment, holding = self.held.popitem()
+        _, holding = self.held.popitem()
         _unlink(holding)
-        return segment
+        return holding
 
     def make_newest(self, holding: Holding) -> None:
         """Out of the ring, if it is there, and in at its end in one go: this happens to all that a request uses."""

@@ -8,6 +8,9 @@ and where eviction takes the end of one.
 A hash stands for one block near the start of a prompt and for more further down. Places in a chain and lengths of
 segments are counted in hashes; whatever is held, matched or limited is counted in blocks, which are all of one size.
 
+What a pod says is in its cache too, and the next turn of a conversation begins with prompt and answer. No hash is made
+of an answer; the pod, and how long it was, are remembered with the last hash of the prompt.
+
 The index gives a bit of its own to every pod it hears of. Forgetting a pod makes the bit void at once; its segments
 are cleared a few at a time, and only then can the bit be given to another pod. So nothing is ever inherited.
 """
@@ -16,49 +19,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.depth import DEPTHS
+from proxy.prefix.feedback import Feedback, Prediction, are_kept
 from proxy.prefix.forest import Forest, shared
-from proxy.prefix.hashing import Chain
-from proxy.prefix.holdings import Holding, PodMemory
+from proxy.prefix.hashing import Chain, Turn
+from proxy.prefix.holdings import Answer, Holding, PodMemory
+from proxy.prefix.reservation import Reservation, Span
 from proxy.prefix.upkeep import WORK, Upkeep
-
-EVIDENCE_BLOCKS = 4
-"""A prediction of fewer blocks proves nothing: engines cache whole blocks of theirs only, and never a prompt's end."""
-
-MISSES_UNTIL_FORGOTTEN = 3
-"""Answers in a row, each with less than a tenth of the hits that were predicted, after which a pod counts as new."""
-
-Span = tuple[Chain, int, int, list[Holding]]
-"""A chain, how many of its hashes are pinned, how many of these an earlier answer had confirmed, and what they were
-pinned as, from the start on."""
-
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """What one leg pins on one pod, until it is confirmed or released."""
-
-    pod: PodMemory
-    spans: list[Span]
-    settled: bool = False
-
-    @property
-    def chains(self) -> list[Chain]:
-        return list(map(_CHAIN, self.spans))
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Prompt tokens, as the engine counts them, that a pod was expected to have cached, and those it had; over the
-    answers that reported them."""
-
-    predicted_tokens: float = 0.0
-    actual_tokens: float = 0.0
 
 
 class PrefixIndex:
@@ -88,8 +60,18 @@ class PrefixIndex:
         """The blocks that so many hashes from the start of a chain stand for."""
         self._pods: dict[Endpoint, PodMemory] = {}
         self._upkeep = Upkeep(self._forest, self._pods, ttl, max_bytes)
+        self._feedback = Feedback(self._forest, self._upkeep, self.depth_of)
         self.version = 0
         """Changes whenever a match could; not while requests come and go whose blocks are known."""
+        self.is_crowded = False
+        """So many requests wait for the same provisional blocks that a match ignores these: `prove` may help."""
+
+    def change(self, max_siblings: int, ttl: float, max_bytes: float) -> None:
+        """What is too old, or too much, goes with the next changes."""
+        self._max_siblings = max_siblings
+        self._max_bytes = max_bytes
+        self._upkeep.change(ttl, max_bytes)
+        self.version += 1
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:
         """Blocks each pod holds from the start of the chain without a gap; pods that hold none are left out."""
@@ -118,6 +100,15 @@ class PrefixIndex:
             found |= dict.fromkeys(forest.endpoints_of(active), self._depths[at])
         return found
 
+    def add_answer(self, found: dict[Endpoint, int], turn: Turn) -> None:
+        """To what `match` found of the prompt: the pod that gave the answer behind which it goes on has that too."""
+        answer = self._forest.answers.get(turn.key)
+        if answer is not None and _fits(answer, turn) and are_kept(answer):
+            endpoint = answer.pod.endpoint
+            blocks = found.get(endpoint, 0)
+            if self._depths[turn.hashes] <= blocks < turn.blocks:
+                found[endpoint] = turn.blocks
+
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
         """Pins what the pod holds of the chains and adds the rest provisionally, as far as `capacity` blocks go."""
         pod = self._pods.get(endpoint) or self._admit(endpoint)
@@ -129,6 +120,66 @@ class PrefixIndex:
         if now >= self._upkeep.due_at:
             self._tidy(pod, now)
         return reservation
+
+    def hide(self, reservation: Reservation) -> None:
+        """What it adds is on its way from another pod: no match counts on it until it is proved, or confirmed."""
+        bit = reservation.pod.bit
+        for holding in reservation.unproven(self._forest):
+            holding.segment.open &= ~bit
+            self.is_crowded = True
+        self.version += 1
+
+    def go_on(self, reservation: Reservation, turn: Turn) -> None:
+        """The prompt of the reservation is the next turn of a conversation: once it is computed, it contains the answer
+        that the pod gave before, if it did."""
+        answer = self._forest.answers.get(turn.key)
+        if answer is not None and answer.pod is reservation.pod and _fits(answer, turn):
+            reservation.answer, reservation.expected = answer, turn.blocks
+
+    def answered(self, reservation: Reservation, tokens: int, blocks: int) -> None:
+        """The pod has gone through the one prompt of a reservation, which is not settled yet, and said so much."""
+        spans, pod = reservation.spans, reservation.pod
+        if len(spans) != 1 or pod.retired:
+            return
+        ((chain, length, _, way),) = spans
+        if length < len(chain):
+            return
+        holding = way[-1]
+        answer = holding.answer
+        # The usual prompt is answered for the first time: only what a match could see changes the version.
+        if answer is None or answer.tokens != tokens or self._forest.answers.get(chain[-1]) is not answer:
+            self._forest.answer(pod, holding, chain[-1], tokens, blocks)
+            self.version += 1
+
+    def prove(self, reservation: Reservation) -> None:
+        """The pod has begun to answer, so it has computed the prompt: others need not wait for the end."""
+        pod, now = reservation.pod, self._now()
+        for holding in reservation.unproven(self._forest):
+            holding.used_at = now
+            holding.segment.open |= pod.bit
+            self.version += 1
+
+    def is_stuck(self, reservation: Reservation) -> bool:
+        """Whether it waits with so many others for the same blocks that a match ignores these."""
+        bit = reservation.pod.bit
+        return any(not holding.segment.open & bit for holding in reservation.unproven(self._forest))
+
+    def lost(self, endpoint: Endpoint) -> None:
+        """It was found out that the pod has lost its memory."""
+        self.forget(endpoint)
+
+    def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
+        """What the engine says of a prompt whose reservation is about to be settled as computed. False if that proved
+        the pod to have lost its memory: it is then forgotten, this prompt included."""
+        if self._feedback.learn(reservation, prompt_tokens, cached_tokens):
+            return True
+        self.lost(reservation.pod.endpoint)
+        return False
+
+    def doubt(self, endpoint: Endpoint, share: float) -> None:
+        """Only this share of the hits that were predicted for the pod came."""
+        if pod := self._pods.get(endpoint):
+            self._feedback.doubt(pod, share)
 
     def confirm(self, reservation: Reservation) -> None:
         """The pod has computed the prompt: it holds it from here on."""
@@ -144,9 +195,11 @@ class PrefixIndex:
         if pod.retired or reservation.settled:
             return
         reservation.settled = True
+        if reservation.answer is not None and computed:
+            self._absorb(reservation.answer)
         for chain, length, _, way in reservation.spans:
             if sum(map(len, map(_HASHES, way))) != length:  # Some were cut meanwhile.
-                way = self._way(pod, chain, length)
+                way = self._forest.way(pod, chain, length)
             for holding in reversed(way):
                 holding.pins -= 1
                 if holding.used_at is None and not self._prove(pod, holding, computed, now):
@@ -156,24 +209,8 @@ class PrefixIndex:
                     holding.used_at = now
                     if pod.ring.older is not holding:
                         pod.make_newest(holding)
-        if now >= self._upkeep.due_at or pod.blocks > pod.capacity:
+        if now >= self._upkeep.due_at or pod.blocks + pod.answered > pod.limit:
             self._tidy(pod, now)
-
-    def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
-        """What the engine says of a prompt whose reservation is settled. False if that proved the pod to have lost
-        its memory: it is then forgotten, this prompt included."""
-        pod = reservation.pod
-        known = sum(map(self.depth_of, map(_KNOWN, reservation.spans)))
-        total = sum(map(self.depth_of, map(len, reservation.chains)))
-        predicted = prompt_tokens * known / max(1, total)
-        pod.predicted_tokens += predicted
-        pod.actual_tokens += cached_tokens
-        if known >= EVIDENCE_BLOCKS:
-            pod.misses = pod.misses + 1 if cached_tokens < predicted / 10 else 0
-        if pod.retired or pod.misses < MISSES_UNTIL_FORGOTTEN:
-            return True
-        self.forget(pod.endpoint)
-        return False
 
     def forget(self, endpoint: Endpoint) -> None:
         """Void at once; reservations on the pod become void too."""
@@ -187,7 +224,11 @@ class PrefixIndex:
     def prediction(self, endpoint: Endpoint) -> Prediction:
         """Since the pod was first reserved or last forgotten."""
         pod = self._pods.get(endpoint)
-        return Prediction(pod.predicted_tokens, pod.actual_tokens) if pod is not None else Prediction()
+        return Prediction.of(pod) if pod is not None else Prediction()
+
+    def prediction_error(self, endpoint: Endpoint) -> float:
+        """See `Prediction.error`."""
+        return self.prediction(endpoint).error
 
     def blocks(self, endpoint: Endpoint) -> int:
         """Blocks the pod is believed to hold, the provisional ones included."""
@@ -268,16 +309,13 @@ class PrefixIndex:
         holding.pins += 1
         if holding.used_at is None and holding.pins >= self._max_siblings:
             holding.segment.open &= ~pod.bit
+            self.is_crowded = True
 
-    def _way(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
-        """The holdings that make up the pinned start of a chain: pinned ones stay, and are only ever cut smaller."""
-        way: list[Holding] = []
-        at = 0
-        while at < length:
-            segment = self._forest.segments[chain[at]]
-            way.append(pod.held[segment])
-            at += len(segment.hashes)
-        return way
+    def _absorb(self, answer: Answer) -> None:
+        """It is part of a prompt that was computed behind it."""
+        if answer.holding.answer is answer:
+            self._forest.drop_answer(answer)
+            self.version += 1
 
     def _prove(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
         """One fewer waits for provisional blocks. True if they are confirmed; they are gone if nobody waits."""
@@ -299,5 +337,9 @@ class PrefixIndex:
         self._upkeep.run(pod, now)
 
 
-_CHAIN, _KNOWN = itemgetter(0), itemgetter(2)
+def _fits(answer: Answer, turn: Turn) -> bool:
+    """Whether it may be the answer that stands in the prompt; without its reasoning, for one, it is shorter."""
+    return not answer.pod.retired and answer.tokens <= turn.answer_bytes
+
+
 _HASHES = attrgetter("segment.hashes")

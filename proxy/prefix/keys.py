@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import mul, sub
 from typing import Protocol
 
 from proxy.core.cycle_state import DataKey
@@ -24,6 +26,11 @@ class PrefixMatch(Protocol):
     def matched(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
         """Blocks each endpoint holds from the start on, without a gap; in the order of the endpoints."""
 
+    def blocks_on(self, endpoint: Endpoint) -> int:
+        """`matched` of one."""
+        (blocks,) = self.matched((endpoint,))
+        return blocks
+
     def lengths(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
         """The same in tokens."""
         size = self.block_size
@@ -31,12 +38,15 @@ class PrefixMatch(Protocol):
 
     def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Sequence[int]:
         """Tokens of the blocks each endpoint lacks, and those of the prompt beyond its blocks."""
-        size = self.block_size
-        cold = max(prompt_tokens, self.total * size)
-        beyond = cold - self.total * size
-        return [max(beyond, cold - blocks * size) for blocks in self.matched(endpoints)]
+        size, total = self.block_size, self.total
+        cold = max(prompt_tokens, total * size)
+        held = map(min, self.matched(endpoints), repeat(total))
+        return list(map(sub, repeat(cold), map(mul, held, repeat(size))))
 
 
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")
 
 TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt")
+
+TOKEN_IDS: DataKey[Prompt] = DataKey("TokenIds")
+"""The same, exactly as the engine's tokenizer makes it; absent where that is not certain."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.hashing import Chain
+from proxy.prefix.hashing import Chain, Turn
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.keys import PrefixMatch
 
@@ -14,23 +14,31 @@ from proxy.prefix.keys import PrefixMatch
 class ChainMatch(PrefixMatch):
     """Lives as long as the request. Once `frozen` it keeps its answers: a request's own blocks are no hits."""
 
-    __slots__ = ("_depths", "_index", "_version", "block_size", "chains", "frozen", "total")
+    frozen = False
+    turn: Turn | None = None
+    """Where the one prompt of a conversation goes on."""
+    _version = -1
     _depths: dict[Endpoint, int]
 
     def __init__(self, index: PrefixIndex, chains: tuple[Chain, ...], block_size: int) -> None:
         self.block_size = block_size
         self.chains = chains
         self.total = sum(map(index.depth_of, map(len, chains)))
-        self.frozen = False
         self._index = index
-        self._version = -1
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
         index = self._index
         if self._version != index.version and not self.frozen:
             self._version = index.version
             self._depths = index.match(self.chains[0]) if len(self.chains) == 1 else self._summed()
+            if self.turn is not None:
+                index.add_answer(self._depths, self.turn)
         return list(map(self._depths.get, endpoints, repeat(0)))
+
+    def blocks_on(self, endpoint: Endpoint) -> int:
+        if self._version != self._index.version:
+            self.matched(())
+        return self._depths.get(endpoint, 0)
 
     def _summed(self) -> dict[Endpoint, int]:
         summed: dict[Endpoint, int] = {}

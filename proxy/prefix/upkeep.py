@@ -25,11 +25,22 @@ class Upkeep:
         self._expire_at = -math.inf
         self.due_at = -math.inf
 
+    def change(self, ttl: float, max_bytes: float) -> None:
+        self._ttl = ttl
+        self._max_bytes = max_bytes
+        self.expire_soon()
+
+    def expire_soon(self) -> None:
+        self.due_at = self._expire_at = -math.inf
+
     def run(self, pod: PodMemory, now: float) -> None:
         """For what was done to this pod; in bounded steps: what is left over is done by later calls."""
         cleared = self._forest.clear(WORK)
-        if pod.blocks > pod.capacity:
-            self._evict(pod, pod.capacity - min(pod.capacity // 64, 512))
+        capacity = pod.capacity
+        # What the pod computes on has no room for anything else; of that, prompts are pinned here, answers are not.
+        pod.limit = min(capacity, pod.pinned + (1 - pod.endpoint.metrics.kv_usage) * capacity)
+        if pod.blocks + pod.answered > pod.limit:
+            self._evict(pod, pod.limit - min(capacity // 64, 512))
         if now >= self._expire_at:
             self._expire(now)
         if self._forest.bytes > self._max_bytes:
@@ -37,12 +48,15 @@ class Upkeep:
         done = cleared and self._forest.bytes <= self._max_bytes
         self.due_at = self._expire_at if done else -math.inf
 
-    def _evict(self, pod: PodMemory, target: int) -> None:
+    def _evict(self, pod: PodMemory, target: float) -> None:
         """Down to somewhat below the capacity, so that few segments are cut and most calls find nothing to do."""
         for _ in range(WORK):
-            excess, holding = pod.blocks - target, pod.oldest
+            excess, holding = math.ceil(pod.blocks + pod.answered - target), pod.oldest
             if excess <= 0 or holding is None:
                 return
+            if holding.answer is not None:
+                self._forest.drop_answer(holding.answer)
+                continue
             segment = holding.segment
             kept = self._forest.fitting(segment.start, segment.blocks - excess)
             if kept > 0:
@@ -52,7 +66,8 @@ class Upkeep:
     def _expire(self, now: float) -> None:
         work = WORK
         for pod in self._pods.values():
-            while (oldest := pod.oldest) is not None and now - _used_at(oldest) >= self._ttl:
+            gone = max(now - self._ttl, pod.horizon)
+            while (oldest := pod.oldest) is not None and _used_at(oldest) <= gone:
                 if not work:
                     return
                 self._forest.drop(pod, oldest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from proxy.core.params import param
 from proxy.core.units import Duration
@@ -19,18 +20,113 @@ class Timeouts:
     request: Duration = param(Duration(1800.0), "for the whole of a request", more_than=0)
 
 
+Cause = Literal["connect", "reset", "500", "502", "503", "504"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    initial: Duration = param(Duration(0.025), "before the first retry, half of it by chance; each is twice the last")
+    max: Duration = param(Duration(1.0), "at most")
+
+
 @dataclass(frozen=True, slots=True)
 class Retries:
-    attempts: int = param(3, "pods tried in all, before the first byte", at_least=1)
+    """Only before the first byte of an answer. 429 is tried on one other pod; any other 4xx is the client's."""
+
+    attempts: int = param(3, "pods that are given the request; one that takes no connection does not count", at_least=1)
+    on: tuple[Cause, ...] = param(
+        ("connect", "reset", "502", "503", "504", "500"),
+        "what another pod is asked after: no connection, a connection that breaks off, and statuses; 504 is also an"
+        " answer that does not begin in time",
+    )
+    budget_percent: float = param(
+        20.0, "retries that there may be per hundred requests, and one per second more", at_least=0
+    )
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """A pod that failed so many requests within the window, and as many as it served, gets none for a while; then as
+    many as there are probes, until one succeeds. What is the client's own fault does not count."""
+
+    failures: int = param(5, "within the window that open the breaker of a pod", at_least=1)
+    window: Duration = param(Duration(30.0), "for which a failure counts", more_than=0)
+    open: Duration = param(Duration(10.0), "that a pod gets no requests", more_than=0)
+    probes: int = param(1, "requests at a time that try whether it is better", at_least=1)
+    panic_percent: float = param(
+        50.0,
+        "share of the pods that answer, beyond which so many are in doubt that all are asked",
+        at_least=0,
+        at_most=100,
+    )
+    slow_start: Duration = param(
+        Duration(10.0), "in which the share of a pod that comes back grows from a tenth to all of it", at_least=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCheck:
+    """One token is asked of a pod that has nothing to do."""
+
+    interval: Duration = param(Duration(30.0), "between two checks of a pod", more_than=0)
+    timeout: Duration = param(Duration(10.0), "for the token", more_than=0)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """Checks beside the scrapes, which see pods that take no connections. A pod that has no such path, or does not take
+    such requests, is not judged by it."""
+
+    path: str | None = param("/health", "that answers 2xx while a pod is well; null: not asked")
+    interval: Duration = param(Duration(5.0), "between two checks of a pod; longer in large fleets", more_than=0)
+    timeout: Duration = param(Duration(1.0), "for one check", more_than=0)
+    failures: int = param(2, "after each other that cast doubt on a pod", at_least=1)
+    successes: int = param(1, "after each other that take it back", at_least=1)
+    inference: InferenceCheck | None = param(None, "has pods generate a token now and then; {} with defaults")
+    stall: Duration = param(
+        Duration(30.0), "in which requests wait for a pod and none of its counters moves: its engine hangs", more_than=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    grace: Duration = param(Duration(120.0), "that running requests have to end when kvlane is told to stop")
+    settle: Duration = param(
+        Duration(5.0), "in which new requests are still served when kvlane is told to stop, as balancers notice late"
+    )
+    grace: Duration = param(Duration(120.0), "that running requests have to end after that")
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationSettings:
+    """When a pod dies in the middle of a stream of plain text, another one goes on with it."""
+
+    models: tuple[str, ...] = param((), "for which it does, as pods call them: exact, or patterns with `*`")
+
+
+@dataclass(frozen=True, slots=True)
+class HedgingSettings:
+    """A request whose answer does not begin in time is sent to a second pod too, and answered by whichever begins."""
+
+    after: Duration | None = param(
+        None, "without a first byte, that a request gets a second pod; null: as percentile says", more_than=0
+    )
+    percentile: float = param(
+        95.0,
+        "of the recent times to the first byte of its model, streams apart, after which it is late",
+        at_least=50,
+        at_most=99.9,
+    )
+    priority_at_least: int = param(0, "of the requests that get one")
+    budget_percent: float = param(5.0, "second legs that there may be per hundred legs", at_least=0, at_most=100)
 
 
 @dataclass(frozen=True, slots=True)
 class ReliabilitySettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     retries: Retries = field(default_factory=Retries)
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
     drain: Drain = field(default_factory=Drain)
+    continuation: ContinuationSettings = field(default_factory=ContinuationSettings)
+    hedging: HedgingSettings | None = param(None, "two pods for what is late; {} with defaults")

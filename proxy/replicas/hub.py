@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import orjson
 
 from proxy.core.ports import Tally
 from proxy.replicas.link import Link
 from proxy.replicas.outbox import Outbox
+from proxy.replicas.way import Uplink
 from proxy.replicas.wire import EVERYBODY, HUB, Garbled, Kind, record, records
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class Hub:
         self._garbled = garbled
         self._shares = shares
         self._links: dict[int, Link] = {}
+        self.uplink: Uplink | None = None
+        """To the other hosts, where there are any; whoever has one sets it."""
         self._outbox = Outbox(self._to_all)
         self.tell = self._outbox.add
         """Soon, to all workers."""
@@ -64,17 +67,42 @@ class Hub:
         for link in list(self._links.values()):
             link.abort()
 
+    # What other hosts say.
+
+    @property
+    def members(self) -> list[int]:
+        return list(self._links)
+
+    def heard(self, number: int, batch: bytes) -> None:
+        for link in self._links.values():
+            link.send(number, batch)
+        self._hear(number, batch)
+
+    def gone(self, number: int) -> None:
+        self.tell(Kind.VANISHED, number.to_bytes(4, "little"))
+        self._outbox.flush()
+        self._vanished(number)
+
+    def ask(self, to: int, memory: float) -> None:
+        self._ask(list(self._links.values()), to, memory)
+
+    # Below: how.
+
     def _received(self, worker: int, address: int, batch: bytes) -> None:
         if address == EVERYBODY:
             if self._shares:
                 for other, link in self._links.items():
                     if other != worker:
                         link.send(worker, batch)
+            if self.uplink is not None:
+                self.uplink.say(worker, batch)
             self._hear(worker, batch)
         elif address == HUB:
             self._hear(worker, batch)
         elif (to := self._links.get(address)) is not None and self._shares:
             to.send(worker, batch)
+        elif self.uplink is not None:
+            self.uplink.answer(address, worker, batch)
 
     def _hear(self, worker: int, batch: bytes) -> None:
         try:
@@ -91,8 +119,14 @@ class Hub:
         self._links[worker].send(HUB, b"".join(record(kind, body) for kind, body in self._everything()))
         if not self._shares:
             return
-        for position, link in enumerate([link for other, link in self._links.items() if other != worker]):
-            link.send(HUB, record(Kind.SNAPSHOT, orjson.dumps({"to": worker, "memory": position == 0})))
+        self._ask([link for other, link in self._links.items() if other != worker], worker, 1.0)
+        if self.uplink is not None:
+            self.uplink.joined(is_first=len(self._links) == 1)
+
+    def _ask(self, links: Sequence[Link], to: int, memory: float) -> None:
+        for position, link in enumerate(links):
+            asked = {"to": to, "memory": 0.0 if position else memory}
+            link.send(HUB, record(Kind.SNAPSHOT, orjson.dumps(asked)))
 
     def _lost(self, worker: int) -> None:
         if self._links.pop(worker, None) is None:
@@ -100,6 +134,8 @@ class Hub:
         if self._shares:
             self.tell(Kind.VANISHED, worker.to_bytes(4, "little"))
             self._outbox.flush()
+        if self.uplink is not None:
+            self.uplink.left(worker)
         self._vanished(worker)
 
     def _to_all(self, batch: bytes) -> None:

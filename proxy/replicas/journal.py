@@ -23,6 +23,10 @@ class Journal:
         while self._size > self._most:
             self._size -= len(self._entries.popitem(last=False)[1])
 
+    def get(self, pod: str, last: bytes) -> bytes | None:
+        """The chains that end with this hash."""
+        return self._entries.get((pod, last))
+
     def forget(self, pod: str) -> None:
         for key in [key for key in self._entries if key[0] == pod]:
             self._size -= len(self._entries.pop(key))
@@ -30,6 +34,16 @@ class Journal:
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         """A copy of the moment, in the order of their last confirmation."""
         return iter([(pod, chains) for (pod, _), chains in self._entries.items()])
+
+    def latest(self, most_bytes: int) -> list[tuple[str, bytes]]:
+        """As much of its end as fits."""
+        found: list[tuple[str, bytes]] = []
+        for (pod, _), chains in reversed(self._entries.items()):
+            most_bytes -= len(chains)
+            if most_bytes < 0:
+                break
+            found.append((pod, chains))
+        return found[::-1]
 
     @property
     def size(self) -> int:

@@ -13,12 +13,19 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.depth import DEPTHS
 from proxy.prefix.hashing import Chain
-from proxy.prefix.index import PrefixIndex, Reservation
+from proxy.prefix.index import PrefixIndex
+from proxy.prefix.reservation import Reservation
 from proxy.replicas.journal import Journal
 from proxy.replicas.wire import Garbled, Kind
 
 JOURNAL_BYTES = 4 * 1024 * 1024
 """Eight bytes are a hash: 130,000 tokens in blocks of 64 take 1.8 KB."""
+
+NEAR = 24
+"""Hashes before its end within which a prompt is looked for that another one goes on from: a turn of 1,500 tokens."""
+
+ANEW = 60.0
+"""Seconds after which prompts are told as a whole again, for those who have lost the one that they go on from."""
 
 Tell = Callable[[Kind, bytes], None]
 Find = Callable[[str], Endpoint | None]
@@ -58,6 +65,10 @@ class SharedIndex(PrefixIndex):
         self._own: dict[Reservation, tuple[int, bytes]] = {}
         self._of_peers: dict[int, dict[int, tuple[Reservation, bytes]]] = {}
         self._journal = Journal(JOURNAL_BYTES)
+        self._ends: dict[str, dict[bytes, int]] = {}
+        """By pod, of the prompts that were told and confirmed, which all others know: last hash, and where it ends."""
+        self._now = clock.now
+        self._anew_at = clock.now() + ANEW
 
     # What this process does.
 
@@ -65,32 +76,40 @@ class SharedIndex(PrefixIndex):
         reservation = super().reserve(chains, endpoint, capacity)
         if packed := self._pack(reservation):
             self._own[reservation] = next(self._numbers) & 0xFFFFFFFF, packed
-            self._tell(Kind.RESERVE, self._reserve_body(reservation))
+            known = self._known_part(endpoint.name, packed) if len(reservation.spans) == 1 else 0
+            if known:
+                self._tell(Kind.RESERVE_ON, self._reserve_body(reservation, packed[known - 8 :]))
+            else:
+                self._tell(Kind.RESERVE, self._reserve_body(reservation, packed))
         return reservation
 
     def settle(self, reservation: Reservation, computed: bool) -> None:
         super().settle(reservation, computed)
         self._settled(reservation, computed)
 
-    def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
-        kept = super().observe(reservation, prompt_tokens, cached_tokens)
-        if not kept:
-            self._tell(Kind.FORGET, self._pod_body(reservation.pod.endpoint.name, 0))
-        return kept
+    def lost(self, endpoint: Endpoint) -> None:
+        super().lost(endpoint)
+        self._tell(Kind.FORGET, self._pod_body(endpoint.name, 0))
 
     def forget(self, endpoint: Endpoint) -> None:
         super().forget(endpoint)
         self._journal.forget(endpoint.name)
+        self._ends.clear()
 
     # What a process that joins must be told.
 
+    def begin_anew(self) -> None:
+        """Somebody may not know what all others do."""
+        self._ends.clear()
+        self._anew_at = self._now() + ANEW
+
     def in_flight(self) -> list[bytes]:
         """Bodies of RESERVE: all that is not settled."""
-        return [self._reserve_body(reservation) for reservation in self._own]
+        return [self._reserve_body(reservation, packed) for reservation, (_, packed) in self._own.items()]
 
-    def memory(self) -> Iterator[bytes]:
-        """Bodies of MEMORY: what was confirmed lately, oldest first."""
-        for pod, chains in self._journal:
+    def memory(self, most_bytes: int = JOURNAL_BYTES) -> Iterator[bytes]:
+        """Bodies of MEMORY: what was confirmed last, oldest first."""
+        for pod, chains in self._journal.latest(most_bytes):
             endpoint = self._find(pod)
             if endpoint is not None and endpoint in self._pods:
                 yield self._pod_body(pod, self._pods[endpoint].capacity) + chains
@@ -113,6 +132,19 @@ class SharedIndex(PrefixIndex):
     def _take_reserve(self, peer: int, body: bytes) -> None:
         _, number, capacity, size = _RESERVE.unpack_from(body)
         endpoint, packed = self._pod_and_chains(body, _RESERVE.size, size)
+        self._reserve_of(peer, number, capacity, endpoint, packed)
+
+    def _take_reserve_on(self, peer: int, body: bytes) -> None:
+        """If what it goes on from is not known here, nobody is told: it will be, when it is told anew."""
+        _, number, capacity, size = _RESERVE.unpack_from(body)
+        endpoint, rest = self._pod_and_chains(body, _RESERVE.size, size)
+        if len(rest) < 8 or len(rest) % 8:
+            raise Garbled("the rest of a chain is cut off")
+        known = None if endpoint is None else self._journal.get(endpoint.name, rest[:8])
+        if known is not None and _is_one(known):
+            self._reserve_of(peer, number, capacity, endpoint, _longer(known, rest[8:]))
+
+    def _reserve_of(self, peer: int, number: int, capacity: int, endpoint: Endpoint | None, packed: bytes) -> None:
         chains = _unpack(packed)
         if endpoint is None:
             return
@@ -151,6 +183,20 @@ class SharedIndex(PrefixIndex):
         self._tell(Kind.SETTLE, _SETTLE.pack(self._tag, number, computed))
         if computed:
             self._keep(reservation, packed)
+            if len(reservation.spans) == 1:
+                self._ends.setdefault(reservation.pod.endpoint.name, {})[packed[-8:]] = len(packed)
+
+    def _known_part(self, pod: str, packed: bytes) -> int:
+        """Up to where all others know a prompt of one chain, in bytes; 0 if they do not."""
+        if self._now() >= self._anew_at:
+            self.begin_anew()
+        ends = self._ends.get(pod)
+        if ends is None:
+            return 0
+        for at in range(len(packed) - 8, max(_LENGTH.size, len(packed) - 8 * NEAR), -8):
+            if ends.get(packed[at - 8 : at]) == at:
+                return at
+        return 0
 
     def _keep(self, reservation: Reservation, packed: bytes) -> None:
         if packed and not reservation.pod.retired:
@@ -161,11 +207,11 @@ class SharedIndex(PrefixIndex):
         parts: list[bytes] = []
         for hashes, length, _, _ in reservation.spans:
             parts.append(_LENGTH.pack(length))
-            parts.extend([each.segment.hashes.tobytes() for each in self._way(reservation.pod, hashes, length)])
+            parts.extend([each.segment.hashes.tobytes() for each in self._forest.way(reservation.pod, hashes, length)])
         return b"".join(parts)
 
-    def _reserve_body(self, reservation: Reservation) -> bytes:
-        number, packed = self._own[reservation]
+    def _reserve_body(self, reservation: Reservation, packed: bytes) -> bytes:
+        number, _ = self._own[reservation]
         pod = reservation.pod
         name = pod.endpoint.name.encode()
         return _RESERVE.pack(self._tag, number, max(0, pod.capacity), len(name)) + name + packed
@@ -182,10 +228,20 @@ class SharedIndex(PrefixIndex):
 
 _TAKE: dict[Kind, Callable[[SharedIndex, int, bytes], None]] = {
     Kind.RESERVE: SharedIndex._take_reserve,
+    Kind.RESERVE_ON: SharedIndex._take_reserve_on,
     Kind.SETTLE: SharedIndex._take_settle,
     Kind.FORGET: SharedIndex._take_forget,
     Kind.MEMORY: SharedIndex._take_memory,
 }
+
+
+def _is_one(packed: bytes) -> bool:
+    """Whether these are the hashes of one chain."""
+    return bool(_LENGTH.unpack_from(packed)[0] * 8 + _LENGTH.size == len(packed))
+
+
+def _longer(packed: bytes, hashes: bytes) -> bytes:
+    return _LENGTH.pack((len(packed) + len(hashes) - _LENGTH.size) // 8) + packed[_LENGTH.size :] + hashes
 
 
 def _unpack(packed: bytes) -> list[Chain]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import error as StructError
 
 import orjson
@@ -13,10 +13,14 @@ import orjson
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Tally
 from proxy.core.tasks import Tasks
+from proxy.replicas.limits import SharedLimits
 from proxy.replicas.link import Link
 from proxy.replicas.loads import Apply, OwnLoads, PeerLoads
 from proxy.replicas.outbox import Outbox
-from proxy.replicas.prefixes import SharedIndex
+from proxy.replicas.prefixes import JOURNAL_BYTES, SharedIndex
+from proxy.replicas.queues import SharedQueue
+from proxy.replicas.sessions import MOST_TOLD, SharedSessions
+from proxy.replicas.way import Way
 from proxy.replicas.wire import EVERYBODY, HUB, Garbled, Kind, record, records
 
 log = logging.getLogger(__name__)
@@ -24,14 +28,20 @@ log = logging.getLogger(__name__)
 SLICE = 32 * 1024
 """Bytes of a snapshot that are sent, and taken in, at once: about a millisecond."""
 
+ALL = 1.0
+
 Told = Callable[[Kind, bytes], None]
 Bound = Callable[[str, str], None]
+Doubts = Mapping[str, Sequence[str]]
+"""Reasons by the name of the pod."""
 Bindings = Callable[[], Sequence[tuple[str, Endpoint]]]
 
 
 class Replica:
     """`apply` is what peers have in flight on a pod; `told` gets what the hub says of the pods; `bound` the
-    (response id, pod) of peers, of which `bindings` gives those of this process; `lost` is called when the hub is gone.
+    (response id, pod) of peers, of which `bindings` gives those of this process; `doubted` gets the doubts of a peer,
+    of which `doubts` gives those of this process; `broke` the breakers that turned at peers; `lost` is called when the
+    hub is gone.
     """
 
     def __init__(
@@ -42,6 +52,9 @@ class Replica:
         told: Told,
         bound: Bound,
         bindings: Bindings,
+        doubts: Callable[[], Doubts],
+        doubted: Callable[[int, Doubts], None],
+        broke: Callable[[str, bool], None],
         lost: Callable[[], None],
         dropped: Tally,
         garbled: Tally,
@@ -50,20 +63,30 @@ class Replica:
         self._told = told
         self._bound = bound
         self._bindings = bindings
+        self._doubts = doubts
+        self._doubted = doubted
+        self._broke = broke
         self._lost = lost
         self._dropped = dropped
         self._garbled = garbled
         self._outbox = Outbox(self._send, self._loads)
         self._tasks = Tasks()
-        self._link: Link
+        self._link: Way
         self.indexes: list[SharedIndex] = []
+        self.sessions: list[SharedSessions] = []
+        self.limits: list[SharedLimits] = []
+        self.queues: list[SharedQueue] = []
         self.own_loads = OwnLoads(self._outbox.touch)
         self.peer_loads = PeerLoads(apply)
         self.tell = self._outbox.add
 
     async def connect(self, sock: socket.socket) -> None:
         """Over a connected socket whose other end is the hub's."""
-        self._link = await Link.over(sock, self._received, self._lost, self._resync, self._dropped)
+        self._link = await Link.over(sock, self.heard, self._lost, self._resync, self._dropped)
+
+    def join(self, way: Way) -> None:
+        """Without a hub, as the only member of its host."""
+        self._link = way
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
         """Says what is left, and `last`, to the hub."""
@@ -83,8 +106,28 @@ class Replica:
         """This process ends what it has begun."""
         self._link.send(HUB, record(Kind.LEAVING, b""))
 
+    def reloaded(self, number: int, is_good: bool) -> None:
+        """Whether this process serves with the settings of this number."""
+        self._link.send(HUB, record(Kind.RELOADED, orjson.dumps((number, is_good))))
+
     def bound(self, response_id: str, endpoint: Endpoint) -> None:
         self.tell(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
+
+    def doubting(self) -> None:
+        """The doubts of this process have changed."""
+        self.tell(Kind.DOUBTS, orjson.dumps(self._doubts()))
+
+    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+        self.tell(Kind.BREAKER, orjson.dumps((endpoint.name, is_open)))
+
+    def gone(self, peer: int) -> None:
+        """It is no more, and with it all that it had in flight."""
+        self._forget(peer)
+        self._doubted(peer, {})
+
+    def ask(self, to: int, memory: float) -> None:
+        """Tells somebody what is in flight here, and so much of what is remembered."""
+        self._tasks.start(self._tell_all(to, memory), "snapshot")
 
     def _send(self, batch: bytes) -> None:
         self._link.send(EVERYBODY, batch)
@@ -93,7 +136,12 @@ class Replica:
         body = self.own_loads.take_changes()
         return record(Kind.LOAD, body) if body else b""
 
-    def _received(self, peer: int, batch: bytes) -> None:
+    @property
+    def members(self) -> list[int]:
+        """As of a host."""
+        return [0]
+
+    def heard(self, peer: int, batch: bytes) -> None:
         try:
             for kind, body in records(batch):
                 self._take(peer, kind, body)
@@ -107,16 +155,29 @@ class Replica:
         elif kind in _OF_INDEXES:
             for index in self.indexes:
                 index.take(peer, kind, body)
+        elif kind is Kind.SESSIONS:
+            for table in self.sessions:
+                table.take(body)
+        elif kind is Kind.SPENT or kind is Kind.USED:
+            for limits in self.limits:
+                limits.take(peer, kind, body)
+        elif kind is Kind.WAITING:
+            for queue in self.queues:
+                queue.take(peer, body)
         elif kind is Kind.BINDINGS:
             for response_id, pod in orjson.loads(body):
                 self._bound(response_id, pod)
+        elif kind is Kind.DOUBTS:
+            self._doubted(peer, orjson.loads(body))
+        elif kind is Kind.BREAKER:
+            self._broke(*orjson.loads(body))
         elif kind is Kind.RESET:
             self._forget(peer)
         elif kind is Kind.VANISHED:
-            self._forget(int.from_bytes(body, "little"))
+            self.gone(int.from_bytes(body, "little"))
         elif kind is Kind.SNAPSHOT:
             asked = orjson.loads(body)
-            self._tasks.start(self._tell_all(int(asked["to"]), bool(asked["memory"])), "snapshot")
+            self.ask(int(asked["to"]), float(asked["memory"]))
         else:
             self._told(kind, body)
 
@@ -124,21 +185,27 @@ class Replica:
         self.peer_loads.vanished(peer)
         for index in self.indexes:
             index.vanished(peer)
+        for limits in self.limits:
+            limits.vanished(peer)
+        for queue in self.queues:
+            queue.vanished(peer)
 
     def _resync(self) -> None:
         """Something of what this process said was lost on the way to everybody."""
-        self._tasks.start(self._tell_all(EVERYBODY, memory=True), "snapshot")
+        self._tasks.start(self._tell_all(EVERYBODY, ALL), "snapshot")
 
-    async def _tell_all(self, to: int, memory: bool) -> None:
+    async def _tell_all(self, to: int, memory: float) -> None:
         """What is in flight at once, what is remembered in slices. What waits is said first: a snapshot that has a
         reservation must not be followed by its announcement."""
         self._outbox.flush()
+        for index in self.indexes:
+            index.begin_anew()
         self._link.send(to, b"".join(self._in_flight()))
         if not memory:
             return
         batch: list[bytes] = []
         size = 0
-        for part in self._memory():
+        for part in self._memory(memory):
             batch.append(part)
             size += len(part)
             if size >= SLICE:
@@ -152,17 +219,32 @@ class Replica:
     def _in_flight(self) -> Iterator[bytes]:
         yield record(Kind.RESET, b"")
         yield record(Kind.LOAD, self.own_loads.all(self._endpoints()))
+        yield record(Kind.DOUBTS, orjson.dumps(self._doubts()))
         for index in self.indexes:
             for body in index.in_flight():
                 yield record(Kind.RESERVE, body)
+        for limits in self.limits:
+            for body in limits.in_flight():
+                yield record(Kind.USED, body)
+        for queue in self.queues:
+            yield record(Kind.WAITING, queue.all())
 
-    def _memory(self) -> Iterator[bytes]:
+    def _memory(self, share: float) -> Iterator[bytes]:
+        """What was used last of each."""
         for index in self.indexes:
-            for body in index.memory():
+            for body in index.memory(int(share * JOURNAL_BYTES)):
                 yield record(Kind.MEMORY, body)
-        bound = [(response_id, endpoint.name) for response_id, endpoint in self._bindings()]
+        for table in self.sessions:
+            for body in table.memory(int(share * MOST_TOLD)):
+                yield record(Kind.SESSIONS, body)
+        for limits in self.limits:
+            for body in limits.memory():
+                yield record(Kind.USED, body)
+        bindings = self._bindings()
+        told = bindings[len(bindings) - int(share * len(bindings)) :]
+        bound = [(response_id, endpoint.name) for response_id, endpoint in told]
         for start in range(0, len(bound), 200):
             yield record(Kind.BINDINGS, orjson.dumps(bound[start : start + 200]))
 
 
-_OF_INDEXES = frozenset({Kind.RESERVE, Kind.SETTLE, Kind.FORGET, Kind.MEMORY})
+_OF_INDEXES = frozenset({Kind.RESERVE, Kind.RESERVE_ON, Kind.SETTLE, Kind.FORGET, Kind.MEMORY})

@@ -13,6 +13,9 @@ HUB = 0
 EVERYBODY = 0xFFFFFFFF
 """The address of all others, the supervisor included."""
 
+OTHER_HOSTS = 0xFFFFFFFE
+"""The address of all processes of other hosts."""
+
 LARGEST_FRAME = 64 * 1024 * 1024
 
 _FRAME = Struct("<II")
@@ -32,6 +35,10 @@ class Kind(IntEnum):
     """Tell a peer all you have in flight; and, if so asked, what you remember."""
     VANISHED = 5
     """A peer is gone, and with it all that it had in flight."""
+    STOPPING = 6
+    """Whoever asks is to be told that no new requests are wanted."""
+    SETTINGS = 7
+    """Serve with these: their number, and what they are made of."""
 
     # a worker says
     RESET = 16
@@ -47,6 +54,27 @@ class Kind(IntEnum):
     """I take nobody new."""
     FAREWELL = 25
     """My last exposition."""
+    SESSIONS = 26
+    RESERVE_ON = 27
+    """As RESERVE, of a prompt that goes on where one ends that was told and confirmed."""
+    SPENT = 40
+    """Of the limits of a key or a tenant."""
+    USED = 41
+    """What was spent in all, as I know it."""
+
+    WAITING = 42
+    """The highest priority that waits here for room on the pods."""
+
+    RELOADED = 43
+    """The number of the settings that I was told, and whether I serve with them."""
+
+    # both say
+    DOUBTS = 32
+    """All that I have against pods."""
+    BREAKER = 33
+    """A breaker opened here, or closed again."""
+    DRAINS = 34
+    """Pods that an operator drains, or takes back."""
 
 
 class Garbled(Exception):
@@ -76,6 +104,21 @@ def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
             yield _KINDS[kind], data[at - size : at]
 
 
+def kinds(data: bytes) -> list[int]:
+    """Those of the records, known or not. Raises Garbled."""
+    found, at, end = [], 0, len(data)
+    try:
+        while at < end:
+            kind, size = _RECORD.unpack_from(data, at)
+            found.append(kind)
+            at += _RECORD.size + size
+    except StructError:
+        raise Garbled("a record's head is cut off") from None
+    if at > end:
+        raise Garbled("a record is cut off")
+    return found
+
+
 class Frames:
     """Cuts a stream of bytes into frames."""
 
@@ -97,6 +140,11 @@ class Frames:
             yield address, bytes(buffer[at + _FRAME.size : end])
             at = end
         del buffer[:at]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a frame has begun."""
+        return bool(self._buffer)
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import cycle
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, join
 from proxy.core.plugin import (
     DataProducer,
+    Decider,
     EndpointRemoved,
     Filter,
     Picker,
@@ -21,23 +23,25 @@ from proxy.core.plugin import (
     ProfileHandler,
     Scorer,
 )
-from proxy.core.ports import Clock, InstanceName, ProfileNames, Random
+from proxy.core.ports import Clock, Deciders, InstanceName, KvEvents, ProfileNames, Random, Tokenizers, Unconnected
 from proxy.core.registry import Registry
 from proxy.core.wiring import Ports
 from proxy.scheduling.dependencies import declares, in_order, satisfy
 from proxy.scheduling.document import Document
 from proxy.scheduling.effective import Effective, effective
 from proxy.scheduling.guard import GuardedScorer, Report, unreported
-from proxy.scheduling.layout import Layout, ProfileLayout, Use, lay_out
-from proxy.scheduling.profile import FilterStep, Profile, Steps, Totals, shares
+from proxy.scheduling.layout import Entry, Layout, ProfileLayout, Use, lay_out
+from proxy.scheduling.profile import FilterStep, Profile, Steps, shares
 from proxy.scheduling.scheduler import OnShadow, Scheduler
-from proxy.scheduling.scoring import Scoring, UnguardedScoring
+from proxy.scheduling.scoring import Scoring, Totals, unguarded
+
+log = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=Plugin)
 T = TypeVar("T")
 
-PORTS: tuple[Any, ...] = (Clock, Random, InstanceName, ProfileNames)
-"""Annotations that are injected; `build` is handed the first two and knows the others."""
+PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, InstanceName, ProfileNames, Deciders)
+"""Annotations that are injected; `build` is handed the first two, may be handed two more, and knows the others."""
 
 Wrap = Callable[[Plugin, type, str, str], Plugin]
 """(plugin, extension point, profile or "", instance name) -> what is called in its place at that point, unless that is
@@ -77,6 +81,26 @@ class Scheduling:
     endpoint_removed: tuple[EndpointRemoved, ...]
     instances: Mapping[str, Plugin]
     effective: Effective
+    entries: Mapping[str, Entry]
+    """What the instances were made of."""
+
+    def holds(self, thing: object) -> bool:
+        """Whether one of its plugins is it, or has it as a field."""
+        plugins = self.instances.values()
+        return any(
+            plugin is thing or any(getattr(plugin, field.name, None) is thing for field in fields(plugin))  # type: ignore[arg-type]
+            for plugin in plugins
+        )
+
+    def succeed(self, predecessor: Scheduling) -> None:
+        """Takes over what it knows; one of its plugins that cannot begins anew: by then there is no other way."""
+        for name, made in self.instances.items():
+            old = predecessor.instances.get(name)
+            if type(old) is type(made) and old is not made:
+                try:
+                    made.adopt(old)
+                except Exception:
+                    log.exception("%s cannot take over what the one before it knew", name)
 
 
 def build(
@@ -86,18 +110,26 @@ def build(
     watch: Watch = NOBODY,
     report: Report = unreported,
     on_shadow: OnShadow | None = None,
+    predecessor: Scheduling | None = None,
 ) -> Scheduling:
-    """`ports` has a Clock and a Random. Raises ConfigError with every fault of the document."""
+    """`ports` has a Clock and a Random; without KvEvents and Tokenizers nothing is heard of pods, and prompts have no
+    token ids. What of a predecessor has the same parameters is used again; what has others is adopted by `succeed`.
+    Raises ConfigError with every fault of the document."""
     layout = lay_out(document, registry)
     instances: dict[str, Plugin] = {}
-    all_ports = {**ports, ProfileNames: ProfileNames(layout.deciding()), InstanceName: None}
+    nowhere = Unconnected()
+    deciders: dict[str, Decider] = {}
+    own = {ProfileNames: ProfileNames(layout.deciding()), InstanceName: None, Deciders: Deciders(deciders)}
+    all_ports = {KvEvents: nowhere, Tokenizers: nowhere, **ports, **own}
 
     def make(name: str) -> None:
         if name in layout.entries:
-            _make(layout, instances, name, all_ports)
+            _make(layout, instances, name, all_ports, predecessor)
 
-    for name in list(layout.entries):
+    for name in _handlers_last(layout):
         make(name)
+        if layout.entries[name].is_a(Decider):  # a faulty one is there all the same: it has been complained about
+            deciders[name] = cast(Decider, instances.get(name))
     satisfy(layout, instances, make)
     producers = in_order(layout, instances)
     if layout.problems:
@@ -116,13 +148,32 @@ def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Proble
     return ()
 
 
-def _make(layout: Layout, instances: dict[str, Plugin], name: str, ports: Ports) -> None:
-    entry = layout.entries[name]
+def _handlers_last(layout: Layout) -> list[str]:
+    """They are handed the deciders."""
+    return sorted(layout.entries, key=lambda name: layout.entries[name].is_a(ProfileHandler))
+
+
+def _make(
+    layout: Layout, instances: dict[str, Plugin], name: str, ports: Ports, predecessor: Scheduling | None
+) -> None:
+    entry, own = layout.entries[name], {**ports, InstanceName: InstanceName(name)}
+    if predecessor is not None and (same := _same(predecessor, entry, own)) is not None:
+        instances[name] = same
+        return
     path = join(layout.path, f"plugins.{name}")
     try:
-        instances[name] = wiring.make(entry.cls, entry.parameters, path, {**ports, InstanceName: InstanceName(name)})
+        instances[name] = wiring.make(entry.cls, entry.parameters, path, own)
     except Invalid as invalid:
         layout.problems.extend(invalid.problems)
+
+
+def _same(predecessor: Scheduling, entry: Entry, ports: Ports) -> Plugin | None:
+    """The plugin that was made of the same, if there is one."""
+    old = predecessor.entries.get(entry.name)
+    if old is None or old.cls is not entry.cls or old.parameters != entry.parameters:
+        return None
+    made = predecessor.instances[entry.name]
+    return made if wiring.has(made, ports) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +201,7 @@ class _Assembly:
             endpoint_removed=self._at(EndpointRemoved, self._all(EndpointRemoved), unwrapped),
             instances=self.instances,
             effective=described,
+            entries=dict(self.layout.entries),
         )
 
     def _profile(self, profile: ProfileLayout) -> Profile:
@@ -159,7 +211,7 @@ class _Assembly:
         watched = [cast(Scorer, wrap(guard, Scorer, profile.name, guard.name)) for guard in guards]
         parts = shares([use.weight for use in uses])
         rounds = self.watch.rounds(
-            self._steps(profile, unwrapped, UnguardedScoring(guards, parts).totals),
+            self._steps(profile, unwrapped, unguarded(guards, parts)),
             self._steps(profile, wrap, Scoring(watched, parts).totals),
         )
         return Profile(profile.name, rounds, profile.shadow)

@@ -80,6 +80,35 @@ class NoParameters:
     """Of a type that is accepted by name and has nothing to set."""
 
 
+UNUSED = "accepted and without effect: pods are told by the proxy itself who does what"
+
+TOPOLOGY = {
+    "hostname": "kubernetes.io/hostname",
+    "rack": "topology.kubernetes.io/rack",
+    "zone": "topology.kubernetes.io/zone",
+    "region": "topology.kubernetes.io/region",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggHeaders:
+    prefill_profile: str = param("prefill", UNUSED)
+    encode_profile: str = param("encode", UNUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyLabels:
+    hostname: str = param("", "label of a pod's host")
+    rack: str = param("", "label of its rack")
+    zone: str = param("", "label of its zone")
+    region: str = param("", "label of its region")
+
+    def __post_init__(self) -> None:
+        for level, usual in TOPOLOGY.items():
+            if getattr(self, level) not in ("", usual):
+                raise ValueError(f"{level}: another label than {usual} is not yet supported")
+
+
 @dataclass(frozen=True, slots=True)
 class DataLayer:
     """`metrics`, `core`, `models` and `discovery` are None where the document does not mention them; `parsers` are
@@ -108,6 +137,11 @@ SETTINGS_TYPES: Mapping[str, SettingsType] = MappingProxyType(
         "models-data-source": SettingsType(HttpSource, "data source", "models"),
         "core-metrics-extractor": SettingsType(CoreMetrics, "extractor", "core"),
         "models-data-extractor": SettingsType(NoParameters, "extractor"),
+        "topology-extractor": SettingsType(TopologyLabels, "extractor"),
+        "disagg-headers-handler": SettingsType(DisaggHeaders, "request hook"),
+        "prefill-header-handler": SettingsType(DisaggHeaders, "request hook"),
+        "endpoint-notification-source": SettingsType(NoParameters, "data source"),
+        "k8s-notification-source": SettingsType(NoParameters, "data source"),
         "file-discovery": SettingsType(FileDiscovery, "discovery", "discovery"),
         "openai-parser": SettingsType(NoParameters, "parser"),
         "anthropic-parser": SettingsType(NoParameters, "parser"),
@@ -115,6 +149,10 @@ SETTINGS_TYPES: Mapping[str, SettingsType] = MappingProxyType(
         "passthrough-parser": SettingsType(NoParameters, "parser"),
     }
 )
+
+
+NOTIFIED = frozenset({"precise-prefix-cache-producer", "precise-prefix-cache-scorer", "inflight-load-producer"})
+"""Plugins that a document may name as extractors of a notification source: here they are told of pods anyway."""
 
 
 @dataclass(frozen=True, slots=True)

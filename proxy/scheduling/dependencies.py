@@ -15,6 +15,7 @@ from proxy.scheduling.layout import Layout
 DEFAULT_PRODUCERS: Mapping[str, str] = {
     "PrefixCacheMatchInfo": "approx-prefix-cache-producer",
     "TokenizedPrompt": "token-producer",
+    "TokenIds": "tokenizer",
     "OutputEstimate": "inflight-load-producer",
     "LatencyPredictionInfo": "predicted-latency-producer",
     "SessionID": "session-id-producer",
@@ -85,7 +86,8 @@ def _missing_default(layout: Layout, instances: Instances, name: str, key: DataK
     if default and (not key.producer or key.producer == default) and default not in layout.entries:
         return default
     if not key.producer:
-        layout.complain(path, f"nothing provides {key.kind}; add a producer of it to plugins")
+        if layout.entries.keys() <= instances.keys():  # else one that has a fault of its own might provide it
+            layout.complain(path, f"nothing provides {key.kind}; add a producer of it to plugins")
     elif key.producer not in layout.entries or key.producer in instances:
         of_kind = [other for other, made in instances.items() if any(has.kind == key.kind for has in made.provides)]
         near = suggestion(key.producer, of_kind)
@@ -96,7 +98,8 @@ def _missing_default(layout: Layout, instances: Instances, name: str, key: DataK
 def _providers(instances: Instances, key: DataKey[Any]) -> list[str]:
     if key.producer:
         return [name for name, made in instances.items() if key in made.provides]
-    return [name for name, made in instances.items() if any(has.kind == key.kind for has in made.provides)]
+    found = [name for name, made in instances.items() if any(has.kind == key.kind for has in made.provides)]
+    return [name for name in found if not any(key.of(name) in instances[other].requires for other in found)]
 
 
 def _advice(reader: Plugin) -> str:

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion
-from proxy.scheduling.data_layer import SETTINGS_TYPES, DataLayer, DataLayerSection, Ref, RequestHandlerSection
+from proxy.scheduling.data_layer import (
+    NOTIFIED,
+    SETTINGS_TYPES,
+    DataLayer,
+    DataLayerSection,
+    Ref,
+    RequestHandlerSection,
+)
+from proxy.scheduling.flow_control import FLOW_TYPES, FlowControlSection, settings
 from proxy.scheduling.later_types import LATER_TYPES, NOT_YET
 
 __all__ = ["DataLayer", "Document", "PluginEntry", "PluginRef", "ProfileEntry", "read"]
@@ -18,7 +26,8 @@ T = TypeVar("T")
 
 API_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 KIND = "EndpointPickerConfig"
-FEATURE_GATES = ("flowControl", "haPopulateNonLeaderDatastore")
+FLOW_CONTROL = "flowControl"
+FEATURE_GATES = (FLOW_CONTROL, "haPopulateNonLeaderDatastore")
 TOP_LEVEL = (
     "apiVersion",
     "kind",
@@ -75,6 +84,8 @@ class Document:
     plugins: tuple[PluginEntry, ...] = ()
     profiles: tuple[ProfileEntry, ...] | None = None
     data_layer: DataLayer = field(default_factory=DataLayer)
+    flow_control: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the section `flowControl` of kvlane's own configuration."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
@@ -106,9 +117,10 @@ class _Reader:
         entries = [entry for index, item in self._items(data, "plugins") if (entry := self._plugin(index, item))]
         shells = [self._profile(index, item) for index, item in self._items(data, "schedulingProfiles")]
         return Document(
-            plugins=tuple(entry for entry in entries if entry.type not in SETTINGS_TYPES),
+            plugins=tuple(entry for entry in entries if entry.type not in (*SETTINGS_TYPES, *FLOW_TYPES)),
             profiles=tuple(shell for shell in shells if shell) if shells else None,
             data_layer=self._data_layer(data, [entry for entry in entries if entry.type in SETTINGS_TYPES]),
+            flow_control=self._flow_control(data, [entry for entry in entries if entry.type in FLOW_TYPES], gates),
             gates=gates,
             names=self._names,
             problems=tuple(self._problems),
@@ -123,9 +135,6 @@ class _Reader:
             self._complain("apiVersion", f"{data['apiVersion']!r} is none of {', '.join(API_VERSIONS)}")
         if data.get("kind", KIND) != KIND:
             self._complain("kind", f"must be {KIND}, not {data['kind']!r}")
-        for section in ("flowControl", "saturationDetector"):
-            if data.get(section):
-                self._complain(section, NOT_YET)
 
     def _gates(self, data: Any) -> dict[str, bool]:
         gates = {}
@@ -167,7 +176,12 @@ class _Reader:
         refs = []
         for at, item in enumerate(_sequence(profile, "plugins")):
             ref = self._load(PluginRef, item, f"{path}.plugins[{at}]")
-            if ref is not None and self._check_ref(ref.plugin_ref, f"{path}.plugins[{at}].pluginRef"):
+            where = f"{path}.plugins[{at}].pluginRef"
+            if ref is None or not self._check_ref(ref.plugin_ref, where):
+                continue
+            if self._names[ref.plugin_ref] in (*SETTINGS_TYPES, *FLOW_TYPES):
+                self._complain(where, f"'{ref.plugin_ref}' is no filter, scorer or picker")
+            else:
                 refs.append(ref)
         return tuple(refs)
 
@@ -196,6 +210,41 @@ class _Reader:
         if section.discovery is not None:
             self._check_role(section.discovery.plugin_ref, "dataLayer.discovery.pluginRef", "discovery")
 
+    def _flow_control(
+        self, data: Mapping[Any, Any], entries: Sequence[PluginEntry], gates: Mapping[str, bool]
+    ) -> Mapping[str, Any]:
+        given, old, is_on = (
+            data.get("flowControl") or {},
+            data.get("saturationDetector"),
+            gates.get(FLOW_CONTROL, False),
+        )
+        if isinstance(given, Mapping) and not is_on and any(key != "saturationDetector" for key in given):
+            self._complain("flowControl", f"needs the feature gate '{FLOW_CONTROL}'")
+        if old and isinstance(given, Mapping):
+            given = {"saturationDetector": old, **given}
+        section = self._load(FlowControlSection, given, "flowControl")
+        named = {}
+        for entry in entries:
+            parameters = self._load(FLOW_TYPES[entry.type].parameters, entry.parameters, f"plugins.{entry.label}")
+            if parameters is not None:
+                named[entry.label] = (entry.type, parameters)
+        refs = section.refs() if section is not None else ()
+        wrong = [ref for at, ref, role in refs if not self._is_flow(ref, f"flowControl.{at}", role)]
+        if section is None or wrong or len(named) < len(entries):
+            return {}
+        return settings(section, named, is_on)
+
+    def _is_flow(self, name: str | None, path: str, role: str) -> bool:
+        if name is None:
+            return True
+        kind = FLOW_TYPES.get(self._names.get(name, ""))
+        if not self._check_ref(name, path):
+            return False
+        if kind is None or kind.role != role:
+            self._complain(path, f"'{name}' is no {role}")
+            return False
+        return True
+
     def _parsers(self, data: Mapping[Any, Any]) -> tuple[str, ...]:
         section = self._load(RequestHandlerSection, data.get("requestHandler"), "requestHandler")
         named = [(f"requestHandler.parsers[{at}]", ref) for at, ref in enumerate(section.parsers if section else ())]
@@ -209,6 +258,8 @@ class _Reader:
         type_name = self._names.get(name, "")
         if self._check_ref(name, path) and type_name not in LATER_TYPES:
             kind = SETTINGS_TYPES.get(type_name)
+            if role == "extractor" and type_name in NOTIFIED:
+                return
             if kind is None or kind.role != role:
                 self._complain(path, f"'{name}' is no {role}")
 

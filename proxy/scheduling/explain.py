@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from proxy.core import params
-from proxy.core.decision import ProfileRun, ScoredEndpoint
+from proxy.core.decision import Decision, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.params import Invalid
@@ -35,10 +35,17 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
     await _produce(scheduling, request, endpoints, state.prefix_match())
     try:
         decision = scheduling.scheduler.schedule(request, endpoints)
-        outcome = {"decision": {"target": decision.target.name}}
+        outcome = {"decision": _spelt(decision)}
     except RequestError as error:
         outcome = {"error": {"type": error.type, "message": error.message}}
     return {"profiles": recorder.report(scheduling.effective), **outcome}
+
+
+def _spelt(decision: Decision) -> dict[str, Any]:
+    """The target, and what is said of other stages."""
+    stages = {"prefill": decision.prefill, "encode": decision.encode}
+    names = {stage: [pod.name for pod in pods] for stage, pods in stages.items() if pods}
+    return {"target": decision.target.name, **names, **({"why": decision.why} if decision.why else {})}
 
 
 def _load(
@@ -108,12 +115,9 @@ class Recorder:
         return self._records.setdefault(run.profile, ProfileRecord(run.shadow))
 
     def report(self, effective: Effective) -> dict[str, Any]:
-        """By profile, in the order of the configuration; profiles that did not run are absent."""
-        return {
-            profile.name: self._report(self._records[profile.name], profile)
-            for profile in effective.profiles
-            if profile.name in self._records
-        }
+        """By profile, in the order in which they ran; those that did not are absent."""
+        profiles = {profile.name: profile for profile in effective.profiles}
+        return {name: self._report(record, profiles[name]) for name, record in self._records.items()}
 
     @staticmethod
     def _report(record: ProfileRecord, profile: ProfileLayout) -> dict[str, Any]:

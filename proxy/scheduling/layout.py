@@ -13,14 +13,12 @@ from proxy.core.plugin import Filter, Picker, Plugin, ProfileHandler, Scorer
 from proxy.core.registry import Registry
 from proxy.scheduling.data_layer import SETTINGS_TYPES
 from proxy.scheduling.document import Document, ProfileEntry
+from proxy.scheduling.flow_control import FLOW_TYPES
 
 DEFAULT_PROFILE = "default"
-DEFAULT_SCORERS: tuple[tuple[str, float], ...] = (
-    ("prefix-cache-scorer", 3.0),
-    ("queue-scorer", 2.0),
-    ("kv-cache-utilization-scorer", 2.0),
-    ("active-request-scorer", 1.0),
-)
+DEFAULT_SCORERS: tuple[tuple[str, float], ...] = (("latency-scorer", 1.0),)
+"""One, because it weighs in seconds what others would have to weigh against each other: cached prefix, queue, answers
+that run, how fast a pod is."""
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_WEIGHT = 1.0
@@ -110,7 +108,7 @@ def lay_out(document: Document, registry: Registry) -> Layout:
 
 
 def _declare(layout: Layout, document: Document) -> None:
-    types = [*(cls.plugin_type for cls in layout.registry), *SETTINGS_TYPES]
+    types = [*(cls.plugin_type for cls in layout.registry), *SETTINGS_TYPES, *FLOW_TYPES]
     for plugin in document.plugins:
         cls = layout.registry.get(plugin.type)
         if cls is None:
@@ -180,5 +178,6 @@ def _choose_handler(layout: Layout, document: Document) -> None:
 
 def _names_a_handler(layout: Layout, document: Document) -> bool:
     """One whose type is misspelt or not yet supported has been complained about: it is not missing as well."""
-    missing = (type_name for type_name in document.names.values() if layout.registry.get(type_name) is None)
+    known = (*(cls.plugin_type for cls in layout.registry), *SETTINGS_TYPES)
+    missing = (type_name for type_name in document.names.values() if type_name not in known)
     return any("profile" in type_name or "handler" in type_name for type_name in missing)

@@ -11,8 +11,8 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
 from proxy.core.plugin import Filter
 from proxy.core.request import InferenceRequest
+from proxy.scheduling.scoring import Totals
 
-Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
 Pick = Callable[[ProfileRun, InferenceRequest, Sequence[ScoredEndpoint]], Sequence[ScoredEndpoint]]
 
 

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 MOST_PROFILE_RUNS = 16
 """A handler that yields more often will never come to a decision."""
 
-OnShadow = Callable[[Decision, ProfileResult], None]
-"""Told the decision that was made, and what a shadow profile would have ranked."""
+OnShadow = Callable[[InferenceRequest, Decision, ProfileResult], None]
+"""Told the decision that was made for a request, and what a shadow profile would have ranked."""
 
 
 class Scheduler:
@@ -83,7 +83,7 @@ class Scheduler:
         try:
             result = shadow.run(request, endpoints, attempt)
             if self._on_shadow is not None:
-                self._on_shadow(decision, result)
+                self._on_shadow(request, decision, result)
         except RequestError as error:
             log.debug("shadow profile %s: %s", shadow.name, error)
         except Exception:

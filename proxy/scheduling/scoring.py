@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import chain, repeat
 from operator import add, mul
@@ -13,8 +13,15 @@ from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.guard import GuardedScorer
 
+Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
+
 _added_up = partial(reduce, partial(map, add))
 """One column of several."""
+
+
+def unguarded(scorers: Sequence[GuardedScorer], shares: Sequence[float]) -> Totals:
+    """For as little as can be. Of a sole scorer, as in the default profile, the scores are the totals."""
+    return scorers[0].score if list(shares) == [1.0] else UnguardedScoring(scorers, shares).totals
 
 
 class Scoring:

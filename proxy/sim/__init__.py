@@ -11,8 +11,9 @@
         now += duration
 """
 
-from proxy.sim.config import SimConfig, StepTiming
+from proxy.sim.config import SimConfig, StepTiming, TransferTiming
 from proxy.sim.engine import Engine
+from proxy.sim.faults import Fault, Faults, Kind
 from proxy.sim.fleet import SimFleet, serve
 from proxy.sim.pod import SimPod
 from proxy.sim.requests import RequestLog, RequestRecord
@@ -20,7 +21,10 @@ from proxy.sim.sequence import Finish, Output, Sampling, Sequence
 
 __all__ = [
     "Engine",
+    "Fault",
+    "Faults",
     "Finish",
+    "Kind",
     "Output",
     "RequestLog",
     "RequestRecord",
@@ -30,5 +34,6 @@ __all__ = [
     "SimFleet",
     "SimPod",
     "StepTiming",
+    "TransferTiming",
     "serve",
 ]

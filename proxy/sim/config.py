@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["both", "prefill", "decode", "encode"]
+ConnectorName = Literal["", "nixl", "shared-storage", "mooncake", "sglang", "p2p-nccl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,21 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferTiming:
+    """Seconds that KV cache takes from pod to pod: `base` and, for each token, what 128 KiB take at 200 Gbit/s."""
+
+    base: float = 0.005
+    per_token: float = 5.2e-6
+    expiry: float = 480.0
+    """How long what nobody pulls is kept: vLLM's default."""
+    failure: float = 5.0
+    """Until a pull of what is not there fails."""
+
+    def seconds(self, tokens: int) -> float:
+        return self.base + self.per_token * tokens
+
+
+@dataclass(frozen=True, slots=True)
 class SimConfig:
     """One simulated pod. The names are those of the engine's own arguments where it has them."""
 
@@ -49,6 +69,14 @@ class SimConfig:
     max_waiting: int | None = None
     """Requests beyond `max_num_seqs + max_waiting` are refused with 503; None queues without limit, as vLLM does."""
     timing: StepTiming = field(default_factory=StepTiming)
+    role: Role = "both"
+    connector: ConnectorName = ""
+    """How KV cache gets from pod to pod; see `proxy.sim.transfer`."""
+    transfer: TransferTiming = field(default_factory=TransferTiming)
+    ec_connector: Literal["example", "nixl"] = "example"
+    """How embeddings do: by a common directory, or from the encode pod, as its answer says."""
+    encode_seconds: float = 0.05
+    """For each image or the like that is not in the encoder's cache."""
     slowdown: float = 1.0
     """How many times longer than `timing` says its steps take: a pod that is throttled, or older than the others."""
     noise: float = 0.0
@@ -61,6 +89,9 @@ class SimConfig:
     default_max_tokens: int = 16
     eos_probability: float = 0.0
     """The chance of each token to end the answer; it depends on the text alone. 0 answers up to `max_tokens`."""
+    answers: Mapping[int, bytes] = field(default_factory=dict, compare=False)
+    """What is answered to prompts that are known beforehand, so that a later prompt can go on from it: text by the hash
+    of the prompt's text (`proxy.sim.prompt.text_hash`)."""
     seed: int = 0
     """Pods with the same seed answer the same prompt with the same text."""
 

@@ -10,7 +10,7 @@ from proxy.sim.stats import Histogram
 
 Labels = Mapping[str, object]
 
-FINISHED_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": None, "error": None}
+FINISHED_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": None, "error": Finish.ERROR}
 """Aborts are not counted as such: the engine's own counter stays at 0."""
 
 RENAMED = {
@@ -32,8 +32,12 @@ def _lines(engine: Engine, wall: float, started_at: float) -> Iterator[str]:
     renamed = RENAMED if engine.config.old_metric_names else {}
     for name, value in _gauges(engine):
         yield from _family(renamed.get(name, name), "gauge", [(model, value)])
+    yield from _family("vllm:engine_sleep_state", "gauge", _sleep_states(engine, model))
     for name, value in _counters(engine):
         yield from _family(renamed.get(name, name), "counter", [(model, value)])
+    yield from _family("vllm:prompt_tokens_by_source_total", "counter", _sources(engine, model))
+    if engine.config.connector:
+        yield from _transfers(engine, model)
     yield from _family("vllm:request_success_total", "counter", _finished(engine, model))
     yield from _histogram("vllm:time_to_first_token_seconds", model, engine.stats.first_token)
     yield from _histogram("vllm:e2e_request_latency_seconds", model, engine.stats.end_to_end)
@@ -45,7 +49,7 @@ def _lines(engine: Engine, wall: float, started_at: float) -> Iterator[str]:
 def _gauges(engine: Engine) -> list[tuple[str, float]]:
     return [
         ("vllm:num_requests_running", len(engine.running)),
-        ("vllm:num_requests_waiting", len(engine.waiting)),
+        ("vllm:num_requests_waiting", len(engine.waiting) + len(engine.loading)),
         ("vllm:kv_cache_usage_perc", engine.kv_usage),
     ]
 
@@ -55,10 +59,32 @@ def _counters(engine: Engine) -> list[tuple[str, float]]:
     return [
         ("vllm:prefix_cache_queries_total", stats.queried_tokens),
         ("vllm:prefix_cache_hits_total", stats.hit_tokens),
+        ("vllm:external_prefix_cache_hits_total", stats.external_tokens),
         ("vllm:num_preemptions_total", stats.preemptions),
         ("vllm:prompt_tokens_total", stats.prompt_tokens),
         ("vllm:generation_tokens_total", stats.generation_tokens),
     ]
+
+
+def _sources(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
+    stats = engine.stats
+    tokens = {
+        "local_compute": stats.prompt_tokens - stats.hit_tokens - stats.external_tokens,
+        "local_cache_hit": stats.hit_tokens,
+        "external_kv_transfer": stats.external_tokens,
+    }
+    return [({**model, "source": source}, max(0, count)) for source, count in tokens.items()]
+
+
+def _transfers(engine: Engine, model: Labels) -> Iterator[str]:
+    """As vLLM has them for NIXL, and what no engine tells: the blocks that it keeps for others."""
+    stats = engine.stats
+    yield from _family("vllm:nixl_num_failed_transfers_total", "counter", [(model, stats.failed_transfers)])
+    yield from _family("vllm:nixl_num_kv_expired_reqs_total", "counter", [(model, stats.expired_transfers)])
+    yield from _family("sim:transfers_total", "counter", [(model, stats.transfers)])
+    yield from _family("sim:transferred_tokens_total", "counter", [(model, stats.transferred_tokens)])
+    yield from _family("sim:transfer_seconds_total", "counter", [(model, stats.transfer_seconds)])
+    yield from _family("sim:kept_blocks", "gauge", [(model, engine.kept_blocks)])
 
 
 def _finished(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
@@ -66,6 +92,11 @@ def _finished(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
         ({**model, "finished_reason": reason}, engine.stats.finished[finish] if finish else 0)
         for reason, finish in FINISHED_REASONS.items()
     ]
+
+
+def _sleep_states(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
+    levels = enumerate(("awake", "weights_offloaded", "discard_all"))
+    return [({**model, "sleep_state": state}, float(engine.sleep_level == level)) for level, state in levels]
 
 
 def _cache_config(engine: Engine) -> Labels:

@@ -9,6 +9,8 @@ from types import TracebackType
 
 from proxy.sim.config import SimConfig
 from proxy.sim.pod import SimPod
+from proxy.sim.requests import REMEMBERED
+from proxy.sim.transfer.fabric import Fabric
 
 
 class SimFleet:
@@ -21,11 +23,13 @@ class SimFleet:
         *,
         port: int | None = None,
         host: str = "127.0.0.1",
+        remembered: int = REMEMBERED,
     ) -> None:
         configs = [config or SimConfig()] * pods if config is None or isinstance(config, SimConfig) else list(config)
         if len(configs) != pods:
             raise ValueError(f"{pods} pods need {pods} configurations, not {len(configs)}")
-        self.pods = [SimPod(config) for config in configs]
+        self.fabric = Fabric()
+        self.pods = [SimPod(config, remembered=remembered, fabric=self.fabric) for config in configs]
         self._host = host
         self._port = port
         self._stack = AsyncExitStack()
@@ -48,7 +52,7 @@ class SimFleet:
         await self._stack.aclose()
 
 
-async def serve(config: SimConfig, *, pods: int, host: str, port: int) -> None:
-    """Run pods on `port`, `port` + 1, … until cancelled."""
-    async with SimFleet(pods, config, port=port, host=host):
+async def serve(configs: Sequence[SimConfig], *, host: str, port: int) -> None:
+    """Run a pod for each configuration on `port`, `port` + 1, … until cancelled."""
+    async with SimFleet(len(configs), configs, port=port, host=host):
         await asyncio.Event().wait()

@@ -17,10 +17,10 @@ of vLLM's server on that GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from proxy.sim.config import StepTiming
+from proxy.sim.config import SimConfig, StepTiming
 
 H100_ATTENTION, A100_ATTENTION = 500e12, 190e12
 """FLOP per second."""
@@ -40,6 +40,15 @@ class Hardware:
     timing: StepTiming = field(default_factory=StepTiming)
     kv_tokens: int = 410_000
     max_num_batched_tokens: int = 2_048
+
+    def equip(self, config: SimConfig) -> SimConfig:
+        """The same pod on this hardware: its step times, memory and token budget."""
+        return replace(
+            config,
+            timing=self.timing,
+            num_gpu_blocks=self.kv_tokens // config.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
 
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(

@@ -73,6 +73,10 @@ def _little_endian(ids: array[int]) -> array[int]:
     return ids
 
 
+def text_hash(prompt: bytes) -> int:
+    return xxh3_64_intdigest(prompt)
+
+
 def cache_root(model: str, salt: str | None) -> int:
     """Where the hash chains of a model (or adapter) and salt begin: no two share a block."""
     return xxh3_64_intdigest(f"{model}\0{salt or ''}".encode())

@@ -14,7 +14,8 @@ REMEMBERED = 10_000
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One call, from its headers to its end. `status` is None while no response has begun."""
+    """One call, from its headers to its end. `status` is None while no response has begun; `fault` is what it met,
+    `aborted` that the client left, `cut` that the pod did."""
 
     id: str
     method: str
@@ -26,6 +27,8 @@ class RequestRecord:
     status: int | None = None
     ended: float | None = None
     aborted: bool = False
+    cut: bool = False
+    fault: str | None = None
     sequences: list[Progress] = field(default_factory=list)
 
     @property
@@ -52,19 +55,19 @@ class RequestRecord:
     def as_json(self) -> dict[str, object]:
         names = (
             "id method path headers body_sha256 model prompt_tokens cached_tokens generated_tokens "
-            "arrived started first_token ended aborted status"
+            "arrived started first_token ended aborted cut fault status"
         )
         return {name: getattr(self, name) for name in names.split()}
 
 
 class RequestLog:
-    """The last 10,000 calls in order of arrival, and those that are open; `idle` is set while none is."""
+    """The last calls in order of arrival, and those that are open; `idle` is set while none is."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int = REMEMBERED) -> None:
         self.aborted = 0
         self.open: dict[RequestRecord, None] = {}
         self.idle = asyncio.Event()
-        self._records: deque[RequestRecord] = deque(maxlen=REMEMBERED)
+        self._records: deque[RequestRecord] = deque(maxlen=remembered)
         self.idle.set()
 
     def __iter__(self) -> Iterator[RequestRecord]:
@@ -83,8 +86,8 @@ class RequestLog:
 
     def end(self, record: RequestRecord, now: float, *, aborted: bool) -> None:
         record.ended = now
-        record.aborted = aborted
-        self.aborted += aborted
+        record.aborted = aborted and not record.cut
+        self.aborted += record.aborted
         self.open.pop(record, None)
         if not self.open:
             self.idle.set()

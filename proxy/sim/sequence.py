@@ -15,10 +15,13 @@ from proxy.sim.text import BYTES_PER_TOKEN, Writer, tokens_in
 class Finish(Enum):
     STOP = "stop"
     LENGTH = "length"
+    ERROR = "error"
 
 
 class Phase(Enum):
     WAITING = "waiting"
+    LOADING = "loading"
+    """It has its blocks, and what belongs into them is on its way."""
     RUNNING = "running"
     ENDED = "ended"
 
@@ -50,6 +53,8 @@ class Progress:
     prompt_tokens: int
     arrived: float = 0.0
     cached_tokens: int = 0
+    external_tokens: int = 0
+    """Of the prompt, computed by another pod."""
     generated_tokens: int = 0
     started: float | None = None
     first_token: float | None = None
@@ -72,6 +77,35 @@ def _ignore(output: Output) -> None:
     pass
 
 
+class Transfer:
+    """How the KV cache of one prompt comes from another pod, or goes to one: the engine calls, a connector moves. This
+    one moves nothing."""
+
+    def arrives(self, cached: int) -> bool:
+        """Asked when it is this prompt's turn, of which so many tokens are here: whether the rest comes from
+        elsewhere."""
+        return False
+
+    def begin(self, sequence: Sequence, tokens: int) -> None:
+        """Blocks for the last `tokens` of the prompt are reserved. Ends with `Engine.loaded` or `Engine.fail`."""
+
+    def abandon(self) -> None:
+        """The sequence has ended, and its blocks are not kept."""
+
+    def computed(self, sequence: Sequence) -> None:
+        """The whole prompt is in the blocks of the sequence, which has written its first token."""
+
+    def keeps(self, sequence: Sequence) -> bool:
+        """Asked at an end by length: whether the blocks stay until `Engine.give_back`."""
+        return False
+
+    async def done(self) -> None:
+        """Before the answer is told to be whole. Raises what has gone wrong."""
+
+
+NO_TRANSFER = Transfer()
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Lives from submission to its last token or abort.
@@ -83,6 +117,9 @@ class Sequence:
     sampling: Sampling
     root: int = 0
     adapter: str | None = None
+    media: tuple[int, ...] = ()
+    """Hashes of the images and the like in the prompt, which are encoded before it is computed."""
+    transfer: Transfer = NO_TRANSFER
     listener: Listener = _ignore
     phase: Phase = Phase.WAITING
     computed: int = 0

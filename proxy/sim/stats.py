@@ -32,6 +32,14 @@ class EngineStats:
     preemptions: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
+    external_tokens: int = 0
+    """Of prompts, computed by other pods."""
+    transfers: int = 0
+    transferred_tokens: int = 0
+    transfer_seconds: float = 0.0
+    failed_transfers: int = 0
+    expired_transfers: int = 0
+    """What was kept for others, and not fetched in time."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     aborted: int = 0

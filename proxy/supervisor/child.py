@@ -69,8 +69,11 @@ class Child:
         try:
             await asyncio.wait_for(self._process.wait(), grace)
         except TimeoutError:
-            self._signal(9)
+            self.kill()
             await self._process.wait()
+
+    def kill(self) -> None:
+        self._signal(9)
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from proxy.core.ports import Clock, Tally
 from proxy.core.tasks import Tasks
 from proxy.replicas.hub import Hub
+from proxy.replicas.wire import Kind
 from proxy.supervisor.child import Child
 from proxy.supervisor.setup import Setup
 
@@ -23,6 +25,7 @@ SHORT_LIFE = 10.0
 
 LONGEST_PAUSE = 10.0
 START_TIMEOUT = 60.0
+RELOAD_TIMEOUT = 30.0
 KILL_AFTER = 5.0
 """Seconds on top of the drain's grace."""
 
@@ -57,6 +60,9 @@ class Crew:
         self._starting: set[asyncio.Task[Child]] = set()
         self._stopping = False
         self._replacing = asyncio.Lock()
+        self._reloads = count(1)
+        self._answers: dict[tuple[int, int], asyncio.Future[bool]] = {}
+        """Of the last reload, by worker and number."""
         self.children: dict[int, Child] = {}
         """All that live, by number; those that drain too."""
 
@@ -93,6 +99,24 @@ class Crew:
             self._given, self._grace = given, grace
         return True
 
+    async def reload(self, given: Mapping[str, Any], grace: float) -> bool:
+        """All of them as they are. False if one cannot: then all serve as before."""
+        async with self._replacing:
+            before = self._given
+            self._given = given
+            if await self._all_serve_with(given):
+                self._grace = grace
+                return True
+            self._given = before
+            await self._all_serve_with(before)
+            return False
+
+    def reloaded(self, worker: int, number: int, is_good: bool) -> None:
+        """What a worker says of the settings of this number."""
+        answer = self._answers.get((worker, number))
+        if answer is not None and not answer.done():
+            answer.set_result(is_good)
+
     async def stop(self) -> None:
         """Every worker drains; what then still runs is killed."""
         self._stopping = True
@@ -100,6 +124,21 @@ class Crew:
         grace = self._grace + KILL_AFTER
         await asyncio.gather(*(child.stop(grace) for child in list(self.children.values())))
         await self._tasks.stop()
+
+    def kill(self) -> None:
+        self._stopping = True
+        for child in self.children.values():
+            child.kill()
+
+    async def _all_serve_with(self, given: Mapping[str, Any]) -> bool:
+        """Of those that leave, the successors do."""
+        number, asked = next(self._reloads), asyncio.get_running_loop().create_future
+        children = [child for child in self._seated.values() if not child.leaving.is_set()]
+        self._answers = {(child.number, number): asked() for child in children}
+        self._hub.tell(Kind.SETTINGS, pickle.dumps((number, given)))
+        if children:
+            await asyncio.wait(self._answers.values(), timeout=RELOAD_TIMEOUT)
+        return all(answer.done() and answer.result() for answer in self._answers.values())
 
     async def _spawn(self, seat: int, given: Mapping[str, Any]) -> Child:
         """Once begun it comes to its end, or a process would be left that nobody knows."""
@@ -112,7 +151,7 @@ class Crew:
         ours, theirs = socket.socketpair()
         sockets = self._sockets[seat]
         listeners = tuple(sock.fileno() for sock in sockets)
-        setup = Setup(given, next(self._numbers), theirs.fileno(), listeners, self._directory)
+        setup = Setup(given, next(self._numbers), theirs.fileno(), listeners, self._directory, len(self._sockets), seat)
         with theirs:
             child = await Child.start(seat, setup, sockets, theirs, self._clock.now())
         self.children[child.number] = child
@@ -132,6 +171,9 @@ class Crew:
     async def _watch(self, child: Child) -> None:
         """A successor is there as soon as a worker takes nobody new: in its queue somebody may be waiting."""
         await child.leaving.wait()
+        for worker, number in self._answers:
+            if worker == child.number:
+                self.reloaded(worker, number, True)
         if not self._stopping and self._seated.get(child.seat) is child:
             del self._seated[child.seat]
             self._restarts.add()

@@ -30,8 +30,9 @@ class HostExposition(Exposition):
         endpoints: EndpointSeries,
         children: Callable[[], Sequence[Child]],
         serving: Callable[[], int],
+        readers: Sequence[Callable[[], None]] = (),
     ) -> None:
-        super().__init__(catalogue, endpoints)
+        super().__init__(catalogue, endpoints, readers=readers)
         self._children = children
         self._serving = serving
         self._gone: Sums = {}
@@ -50,6 +51,12 @@ class HostExposition(Exposition):
                 await merged.add(exposition, worker)
             await merged.add_sums(gone)
             return await merged.render(), CONTENT_TYPE_PLAIN_0_0_4
+
+    async def of_workers(self) -> list[bytes]:
+        """What each of them shows."""
+        async with self._merging:
+            await asyncio.gather(*map(_ask, self._children()))
+            return [child.exposition for child in self._children()]
 
     def retire(self, child: Child) -> None:
         """A worker is gone; what it counted is not."""

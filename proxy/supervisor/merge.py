@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 LINES_AT_ONCE = 2000
 """Taken in without a pause: about a millisecond."""
 
-OF_THE_FLEET = ("kvlane_endpoint_", "kvlane_pool_", "kvlane_workers", "kvlane_build_info")
+OF_THE_FLEET = (
+    "kvlane_endpoint_",
+    "kvlane_pool_",
+    "kvlane_workers",
+    "kvlane_build_info",
+    "kvlane_config_",
+    "kvlane_replicas_",
+    "kvlane_autoscale_",
+)
 """Gauges that say the same whoever is asked; the supervisor is."""
 
 SUPERVISOR = "supervisor"

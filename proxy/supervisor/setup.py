@@ -18,6 +18,10 @@ class Setup:
     bus: int
     listeners: tuple[int, ...]
     directory: str
+    workers: int = 1
+    """How many there are."""
+    seat: int = 0
+    """Which of them this one is; its successor has the same."""
 
     @property
     def metrics_path(self) -> str:

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import logging
+import os
 import random
+import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
 import aiohttp
+import orjson
 
 from proxy import __version__
-from proxy.app import FIRST_CONTACT, App
+from proxy.app import App
+from proxy.composition.asking import Asking
+from proxy.composition.autoscaling import Autoscaling
+from proxy.composition.doors import Doors
+from proxy.composition.reliability import call_later
+from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConfigError, Problem
 from proxy.core.tasks import Tasks
+from proxy.differences import OF_THE_HOST, servable
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import News, Origin
-from proxy.fleet.runner import FleetRunner
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
-from proxy.http.settings import Admin
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.trust import Trust
+from proxy.reliability.breaker import Breakers
 from proxy.replicas.hub import Hub
 from proxy.replicas.loads import PeerLoads
 from proxy.replicas.wire import Kind
+from proxy.replicated import Others
 from proxy.settings import Settings
+from proxy.sharing import shared_doubts
 from proxy.supervisor.child import Child
 from proxy.supervisor.crew import Crew
 from proxy.supervisor.host_exposition import HostExposition
+from proxy.supervisor.senses import WorkersSenses
 from proxy.supervisor.sockets import bound
 from proxy.telemetry import loop_lag
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that wait until the first worker is there."""
 
 _KINDS = {News.POD: Kind.POD, News.METRICS: Kind.METRICS, News.ROLL: Kind.ROLL}
 
@@ -50,32 +65,77 @@ class Supervisor:
     With `shares` false workers do not know of each other's requests: for measurements of what that is worth.
     """
 
-    def __init__(self, settings: Settings, workers: int, *, shares: bool = True) -> None:
+    def __init__(self, settings: Settings, workers: int, *, shares: bool = True, reader: Reader | None = None) -> None:
         self._settings = settings
         self._workers = workers
         self._single = App(settings)
         self._clock = SystemClock()
         self._random = random.Random()
-        self._sources: Set[str] = frozenset()
         self._catalogue = Catalogue(__version__)
-        self.fleet = Origin(self._clock, self._tell, on_missed=self._missed)
+        reader = reader or Reader(environ=os.environ)
+        self.configurations = Configurations(settings, self, reader, self._clock, self._catalogue)
+        breaker = settings.reliability.breaker
+        self.fleet = Origin(
+            self._clock,
+            self._tell,
+            on_missed=self._missed,
+            on_moved=self._moved,
+            on_restarted=self._restarted,
+            on_removed=self._restarted,
+            on_doubts=self._doubting,
+            on_drained=self._drained,
+            panic_percent=breaker.panic_percent,
+        )
+        self.fleet.wakes = settings.models.wake.enabled
+        self.fleet.form(tuple(settings.all_pools))
+        self._breakers = Breakers(breaker, self._clock, self.fleet, call_later)
         self._ledger = Ledger(self._clock)
         self._peer_loads = PeerLoads(self._used)
-        self._series = EndpointSeries(self._catalogue, self.fleet, (), self._clock)
+        self._series = EndpointSeries(
+            self._catalogue,
+            self.fleet,
+            (),
+            self._clock,
+            doubts=self.fleet.doubts,
+            breaker=self._breakers.state,
+        )
         dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
         self._hub = Hub(self._everything, self._take, self._vanished, dropped, garbled, shares=shares)
+        self._readers: list[Callable[[], None]] = []
         self._exposition = HostExposition(
-            self._catalogue, self._series, lambda: list(self._crew.children.values()), lambda: self.serving
+            self._catalogue,
+            self._series,
+            lambda: list(self._crew.children.values()),
+            lambda: self.serving,
+            self._readers,
         )
+        self._senses = WorkersSenses(settings, self._catalogue, self._exposition.of_workers)
+        self.autoscaling = Autoscaling(settings, self.fleet, self._senses, self._catalogue, self._clock, self._random)
+        self._readers.extend((self._senses.read, self.autoscaling.read))
+        self._others: Others | None = None
+        """Of other hosts; the supervisor speaks for this one."""
+        if settings.replicas.is_shared and shares:
+            self._others = Others(
+                settings.replicas,
+                self.fleet,
+                self._clock,
+                self._random,
+                self._catalogue,
+                self.configurations,
+                self._hub,
+            )
+            self._hub.uplink = self._others.deployment
         self._stopping = False
-        self._asking = AsyncExitStack()
-        self._administration = AsyncExitStack()
+        self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
+        self._asking = Asking(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
+        self._doors = Doors(settings.security, self._clock)
+        """Of the admin port; each worker has its own for the data port."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Supervisor:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvlane-"))
+            self._directory = directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvlane-"))
             sockets = bound(settings.listen.host, settings.listen.port, self._workers)
             for sock in (sock for seat in sockets for sock in seat):
                 stack.callback(sock.close)
@@ -83,16 +143,19 @@ class Supervisor:
             tasks = await stack.enter_async_context(Tasks())
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
             self._session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            await stack.enter_async_context(self._asking)
-            await self._ask_the_pods(settings)
-            await stack.enter_async_context(self._administration)
-            await self._open_admin(settings)
-            await self._runner.first_contact(FIRST_CONTACT)
+            await self._asking.begin(stack, settings)
+            if self._others is not None:
+                await stack.enter_async_context(self._others.deployment)
+            await self._open_admin(stack)
+            for sock in (sock for seat in sockets for sock in seat):
+                sock.listen(BACKLOG)
             restarts = self._catalogue.worker_restarts.cell()
             self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts)
             stack.callback(self._hub.close)
             stack.push_async_callback(self._crew.stop)
-            await self._crew.start(settings.given, settings.reliability.drain.grace)
+            await self._crew.start(settings.source, settings.reliability.drain.grace)
+            await self._asking.first_contact()
+            await self.autoscaling.begin(stack)
             self._sockets: list[socket.socket] = [sock for seat in sockets for sock in seat]
             self._stack = stack.pop_all()
         return self
@@ -105,6 +168,17 @@ class Supervisor:
         for sock in self._sockets:
             sock.close()
         await self._stack.aclose()
+
+    async def settle(self) -> None:
+        """Says that new requests are not wanted, and serves those that come all the same until balancers have heard."""
+        self._stopping = True
+        self._hub.tell(Kind.STOPPING, b"")
+        await asyncio.sleep(self._settings.reliability.drain.settle)
+
+    def kill(self) -> None:
+        """What runs is cut, at once; nothing is left behind."""
+        self._crew.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def admin_port(self) -> int:
@@ -120,53 +194,63 @@ class Supervisor:
         """Workers that take new requests."""
         return self._crew.serving
 
-    async def reload(self, settings: Settings) -> None:
-        """Serve with other settings, without an interruption. Raises ConfigError, and nothing has changed then."""
+    async def reload(self, wanted: Settings) -> Sequence[str]:
+        """Serves with other settings: workers change them as they are or, where that cannot be, are replaced one after
+        the other. Gives the paths of what can only be had by a restart, and stays as it was. Raises ConfigError, and
+        nothing has changed then."""
+        before, (settings, left) = self._settings, servable(self._settings, wanted, OF_THE_HOST)
         single = App(settings)
-        before = self._settings
-        if (before.listen.host, before.listen.port) != (settings.listen.host, settings.listen.port):
-            log.warning("the address of the data port changes when kvlane is restarted, not when it is reloaded")
-        if not await self._crew.replace(settings.given, settings.reliability.drain.grace):
-            return
+        door = self._doors.door if settings.security == before.security else self._doors.make(settings.security)
+        await self._change_workers(before, settings)
         self._settings, self._single = settings, single
-        if (before.pods, before.engines) != (settings.pods, settings.engines):
-            await self._asking.aclose()
-            await self._ask_the_pods(settings)
-            await self._runner.first_contact(FIRST_CONTACT)
-        if before.admin != settings.admin:
-            await self._move_admin(before, settings)
+        self.fleet.change(settings.reliability.breaker.panic_percent, 0.0)
+        self.fleet.wakes = settings.models.wake.enabled
+        self._breakers.change(settings.reliability.breaker)
+        self.fleet.form(tuple(settings.all_pools))
+        self._trust.change(settings.pods.tls, settings.pools_tls)
+        await self._asking.change(before, settings)
+        self._senses.change(settings)
+        self.autoscaling.change(settings)
+        self._doors.door = door
+        await self._doors.follow()
         log.info("reloaded: %d workers serve with the new configuration", self.serving)
+        return left
 
-    async def _ask_the_pods(self, settings: Settings) -> None:
-        """Pods of a source that the settings do not have any more leave."""
-        fetcher = PooledFetcher(settings.pods.refresh.timeout, self._clock)
-        runner = FleetRunner(self.fleet, settings.pods, fetcher, self._clock, self._random, settings.engines)
-        for source in self._sources - runner.sources:
-            self.fleet.reconcile(source, ())
-        self._runner, self._sources = runner, runner.sources
-        await self._asking.enter_async_context(fetcher)
-        await self._asking.enter_async_context(runner)
+    def check(self, wanted: Settings) -> Sequence[str]:
+        """What `reload` would give. Raises ConfigError."""
+        settings, left = servable(self._settings, wanted, OF_THE_HOST)
+        App(settings)
+        return left
 
-    async def _open_admin(self, settings: Settings) -> None:
+    async def _change_workers(self, before: Settings, settings: Settings) -> None:
+        """All of them, or none."""
+        grace = settings.reliability.drain.grace
+        if not servable(before, settings)[1]:
+            serve = await self._crew.reload(settings.source, grace)
+        else:
+            serve = await self._crew.replace(settings.source, grace)
+            if not serve:
+                await self._crew.replace(before.source, before.reliability.drain.grace)
+        if not serve:
+            raise ConfigError([Problem("", "a worker cannot serve with it; the log says why")])
+
+    async def _open_admin(self, stack: AsyncExitStack) -> None:
+        await self._doors.begin(stack)
         application = admin_application(
             fleet=self.fleet,
             exposition=self._exposition,
             config=lambda: self._single.effective(),
             session=self._session,
+            trust=self._trust,
             stopping=lambda: self._stopping or not self.serving,
-            api_key=settings.admin.api_key,
+            keys=lambda: (self._settings.admin.api_key, self._doors.door),
+            configurations=self.configurations,
+            breaker=self._breakers.state,
+            scaled=lambda: self.autoscaling.pools,
+            replicas=lambda: self._others.deployment.status() if self._others is not None else {},
         )
-        admin = AdminServer(settings.admin, application)
-        await self._administration.enter_async_context(admin)
-        self._admin = admin
-
-    async def _move_admin(self, before: Settings, settings: Settings) -> None:
-        await self._administration.aclose()
-        try:
-            await self._open_admin(settings)
-        except OSError as error:
-            log.error("the admin port stays where it was: %s", error)
-            await self._open_admin(dataclasses.replace(before, admin=_at(before.admin, settings.admin)))
+        self._admin = AdminServer(self._settings.admin, application)
+        await stack.enter_async_context(self._admin)
 
     # What happens in one room and is known in another.
 
@@ -174,7 +258,14 @@ class Supervisor:
         self._hub.tell(_KINDS[news], record)
 
     def _everything(self) -> Iterable[tuple[Kind, bytes]]:
-        return [(_KINDS[news], record) for news, record in self.fleet.records()]
+        known = [(_KINDS[news], record) for news, record in self.fleet.records()]
+        open_breakers = [pod.name for pod in self.fleet.endpoints if self._breakers.state(pod) == "open"]
+        broken = [(Kind.BREAKER, orjson.dumps((name, True))) for name in open_breakers]
+        stopping = [(Kind.STOPPING, b"")] if self._stopping else []
+        return [*known, (Kind.DOUBTS, self._doubts()), *broken, *stopping]
+
+    def _doubts(self) -> bytes:
+        return orjson.dumps(shared_doubts(self.fleet))
 
     def _take(self, worker: int, kind: Kind, body: bytes) -> None:
         child = self._crew.children.get(worker)
@@ -182,6 +273,14 @@ class Supervisor:
             self._peer_loads.take(worker, body)
         elif kind is Kind.RESET:
             self._peer_loads.vanished(worker)
+        elif kind is Kind.DOUBTS:
+            self.fleet.doubted_by(worker, orjson.loads(body))
+        elif kind is Kind.BREAKER:
+            self._broke(*orjson.loads(body))
+        elif kind is Kind.DRAINS and self._others is not None:
+            self._others.drains.take(body)
+        elif kind is Kind.RELOADED:
+            self._crew.reloaded(worker, *orjson.loads(body))
         elif kind is Kind.READY and child is not None:
             child.ready.set()
         elif kind is Kind.LEAVING and child is not None:
@@ -191,6 +290,7 @@ class Supervisor:
 
     def _vanished(self, worker: int) -> None:
         self._peer_loads.vanished(worker)
+        self.fleet.doubted_by(worker, {})
         if child := self._crew.children.get(worker):
             child.leaving.set()
             child.unlinked.set()
@@ -202,10 +302,22 @@ class Supervisor:
         if endpoint := self.fleet.get(name):
             self._ledger.elsewhere(endpoint, requests, tokens, work)
 
+    def _broke(self, name: str, is_open: bool) -> None:
+        if endpoint := self.fleet.get(name):
+            self._breakers.hear(endpoint, is_open)
+
+    def _doubting(self, endpoint: Endpoint) -> None:
+        self._hub.tell(Kind.DOUBTS, self._doubts())
+
+    def _drained(self, endpoint: Endpoint) -> None:
+        if self._others is not None:
+            self._others.drains.turned(endpoint, self.fleet.drains(endpoint))
+
+    def _moved(self, endpoint: Endpoint) -> None:
+        self._series.moved(endpoint)
+
+    def _restarted(self, endpoint: Endpoint) -> None:
+        self._breakers.forget(endpoint)
+
     def _missed(self, endpoint: Endpoint) -> None:
         self._series.of(endpoint).scrape_failures += 1
-
-
-def _at(before: Admin, wanted: Admin) -> Admin:
-    """The old address, with the key that is wanted."""
-    return dataclasses.replace(before, api_key=wanted.api_key)

@@ -4,56 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import shutil
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import cached_property, partial
+from functools import partial
 from types import TracebackType
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
-from proxy.app import App
 from proxy.collector import Collector, resident
-from proxy.fleet.bindings import SharedBindings
-from proxy.fleet.ledger import SharedLedger
+from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
-from proxy.prefix.index import PrefixIndex
-from proxy.replicas.prefixes import SharedIndex, index_tag
-from proxy.replicas.replica import Replica
+from proxy.flowcontrol.controller import FlowControl
+from proxy.flowcontrol.siblings import Lent, Siblings
+from proxy.replicas.queues import SharedQueue, said
 from proxy.replicas.wire import Kind
 from proxy.settings import Settings, from_mapping
+from proxy.sharing import SharingApp
 from proxy.supervisor.log_lock import LockedWriter
 from proxy.supervisor.setup import Setup
 from proxy.telemetry import logs
 
 log = logging.getLogger(__name__)
 
-MOST_BINDINGS = 20_000
-"""That a joining worker is told of: the ones used last."""
-
 _NEWS = {Kind.POD: News.POD, Kind.METRICS: News.METRICS, Kind.ROLL: News.ROLL}
 
 
-class Worker(App):
+class Worker(SharingApp):
     """Serves on sockets it was given; `lost` is called when the supervisor is gone."""
 
     fleet: Mirror
-    ledger: SharedLedger
-    _bindings: SharedBindings
 
     def __init__(self, settings: Settings, setup: Setup, lost: Callable[[], None]) -> None:
         self._setup = setup
+        self._workers = setup.workers
         self._on_lost = lost
         self._known = asyncio.Event()
+        self._is_up = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self._reloads = Tasks()
         super().__init__(settings)
+        self._share()
 
     async def __aenter__(self) -> Worker:
         await super().__aenter__()
+        self._is_up.set()
         self._replica.ready()
         return self
 
@@ -63,48 +64,49 @@ class Worker(App):
         self._replica.leaving()
         await super().__aexit__(kind, error, trace)
 
-    @cached_property
-    def _replica(self) -> Replica:
-        return Replica(
-            endpoints=lambda: self.fleet.endpoints,
-            apply=self._used_elsewhere,
-            told=self._told,
-            bound=self._bound_elsewhere,
-            bindings=lambda: self._bindings.recent(MOST_BINDINGS),
-            lost=self._lost,
-            dropped=self._catalogue.bus_dropped.cell(),
-            garbled=self._catalogue.bus_garbled.cell(),
-        )
-
     def _make_fleet(self) -> Mirror:
-        fleet = Mirror(self._clock, on_ready=self._ready, on_restarted=self._forget, on_removed=self._removed)
+        fleet = Mirror(
+            self._clock,
+            on_ready=self._ready,
+            on_restarted=self._restarted,
+            on_removed=self._removed,
+            on_changed=self._roomier,
+            on_doubts=lambda endpoint: self._replica.doubting(),
+            panic_percent=self._settings.reliability.breaker.panic_percent,
+            slow_start=self._make_slow_start(),
+        )
         fleet.watch(self._replica.peer_loads.added, lambda endpoint: None)
         return fleet
 
-    def _make_ledger(self) -> SharedLedger:
-        return SharedLedger(self._clock, self._replica.own_loads.changed)
+    def _share(self) -> None:
+        super()._share()
+        self._share_queues()
 
-    def _make_bindings(self) -> SharedBindings:
-        return SharedBindings(self._clock, self._replica.bound)
+    def _share_queues(self) -> None:
+        """Those that are shared stay: siblings have said who waits."""
+        flow_controls, known = self._gates.flow_controls, {queue.pool: queue for queue in self._replica.queues}
+        self._replica.queues = [
+            known.get(pool) or self._shared_queue(pool, control) for pool, control in flow_controls.items()
+        ]
 
-    def _indexes(self) -> Sequence[PrefixIndex]:
-        for producer in self._prefix_producers():
-            producer.index = index = SharedIndex(
-                self._clock,
-                producer.max_siblings,
-                producer.ttl,
-                producer.max_bytes,
-                tag=index_tag(producer.name, producer.block_size_tokens),
-                tell=self._replica.tell,
-                find=lambda name: self.fleet.get(name),
-            )
-            self._replica.indexes.append(index)
-        return self._replica.indexes
+    def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
+        def tell(highest: int | None, given: Lent) -> None:
+            self._replica.tell(Kind.WAITING, said(pool, highest, given))
+
+        siblings = Siblings(self._workers, tell, self._setup.seat, self._setup.worker)
+        flow_control.siblings = siblings
+        return SharedQueue(pool, siblings, flow_control.look)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         return partial(self._join, stack)
 
+    async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
+        """Not before it knows what its siblings know: it may stand in for one of them."""
+        await known()
+        await super()._listen(stack, self._known.wait)
+
     async def _join(self, stack: AsyncExitStack) -> None:
+        await stack.enter_async_context(self._reloads)
         await self._replica.connect(socket.socket(fileno=self._setup.bus))
         stack.push_async_callback(self._say_farewell)
         await self._known.wait()
@@ -119,8 +121,11 @@ class Worker(App):
         await web.UnixSite(runner, self._setup.metrics_path).start()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body, _ = await self._exposition.render("")
+        body, _ = await self._observation.exposition.render("")
         return web.Response(body=body)
+
+    async def _begin_scaling(self, stack: AsyncExitStack) -> None:
+        """The supervisor does."""
 
     def _sockets(self) -> Sequence[socket.socket]:
         return [socket.socket(fileno=number) for number in self._setup.listeners]
@@ -130,22 +135,34 @@ class Worker(App):
 
     async def _say_farewell(self) -> None:
         """What was counted since the last scrape would be lost with this process."""
-        body, _ = await self._exposition.render("")
+        body, _ = await self._observation.exposition.render("")
         await self._replica.close([(Kind.FAREWELL, body)])
 
     def _told(self, kind: Kind, record: bytes) -> None:
         if kind in _NEWS:
             self.fleet.told(_NEWS[kind], record)
+        elif kind is Kind.STOPPING:
+            self._path.turn_away()
+        elif kind is Kind.SETTINGS:
+            self._reloads.start(self._reload_with(record), "reload")
         if kind is Kind.ROLL:
             self._known.set()
 
-    def _used_elsewhere(self, name: str, requests: int, tokens: int, work: int) -> None:
-        if endpoint := self.fleet.get(name):
-            self.ledger.elsewhere(endpoint, requests, tokens, work)
+    async def _reload_with(self, record: bytes) -> None:
+        """What cannot be had is had by nobody: the supervisor sees to that."""
+        number, given = pickle.loads(record)
+        await self._is_up.wait()
+        try:
+            async with self._reloading:
+                await self.reload(await asyncio.to_thread(from_mapping, given))
+        except Exception:
+            log.exception("the settings of reload %d cannot be had", number)
+            self._replica.reloaded(number, False)
+        else:
+            self._replica.reloaded(number, True)
 
-    def _bound_elsewhere(self, response_id: str, name: str) -> None:
-        if endpoint := self.fleet.get(name):
-            self._bindings.bound_elsewhere(response_id, endpoint)
+    async def _know_differently(self, before: Settings) -> None:
+        """The supervisor asks the pods."""
 
     def _lost(self) -> None:
         """Whoever waits for the fleet must not wait for ever."""

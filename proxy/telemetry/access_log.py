@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import compress, repeat
 from operator import add, is_not, sub
-from queue import SimpleQueue
 
 import orjson
 
 from proxy.core.ports import Clock
 from proxy.telemetry.instruments import Counter
+from proxy.telemetry.line_writer import LineWriter
 from proxy.telemetry.logs import spelt_out
-from proxy.telemetry.records import TOKENS, VALUE, Record
-
-log = logging.getLogger(__name__)
-
-BACKLOG = 16 * 1024 * 1024
-"""Bytes that wait for a slow reader of the log; what comes on top is dropped and counted."""
-
-STOP_TIMEOUT = 2.0
-"""Seconds that a stopping process gives the reader to take what is left."""
+from proxy.telemetry.records import SENDER, VALUE, Record
 
 FIELDS = (
     "time",
@@ -43,10 +32,14 @@ FIELDS = (
     "cached_tokens",
     "bytes",
     "attempts",
+    "key",
+    "tenant",
 )
 """Times are seconds; a field without a value is left out."""
 
 _NO_USAGE = (None, None, None)
+"""In place of a usage, which is a tuple of its tokens in the order of the fields."""
+_NOBODY = (None, None)
 _is_known = partial(is_not, None)
 
 
@@ -54,47 +47,25 @@ class AccessLog:
     """`write_some` is `os.write` of some file descriptor: it may block, for it is called in a thread of its own, and
     may take a part only. Use as `async with`."""
 
-    # Not a buffered stream: if its reader stood still when the process ends, the interpreter would abort over its lock.
     def __init__(self, write_some: Callable[[bytes], int], clock: Clock, lost: Counter) -> None:
         self._write_some = write_some
         self._clock = clock
         self._lost = lost
-        self._batches: SimpleQueue[bytes | None] = SimpleQueue()
-        self._handed = 0
-        self._taken = 0
-        self._thread = threading.Thread(target=self._write_batches, name="access-log", daemon=True)
+        self._writer = LineWriter("the access log", self._write_all, lost)
 
     def write(self, requests: Sequence[Record]) -> None:
         """Formats the records of requests and hands them to the writer; drops them while it is too far behind."""
-        if self._handed - self._taken > BACKLOG:
+        if self._writer.is_behind:
             self._lost.add(len(requests))
             return
-        batch = lines_of(requests, self._clock.wall() - self._clock.now())
-        self._handed += len(batch)
-        self._batches.put(batch)
+        self._writer.hand(lines_of(requests, self._clock.wall() - self._clock.now()))
 
     async def __aenter__(self) -> AccessLog:
-        self._thread.start()
+        await self._writer.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Everything is written, unless nobody reads."""
-        self._batches.put(None)
-        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT)
-
-    def _write_batches(self) -> None:
-        """In the thread: `_taken` is written here only, `_handed` on the event loop only."""
-        broken = False
-        while (batch := self._batches.get()) is not None:
-            try:
-                self._write_all(batch)
-                broken = False
-            except (OSError, ValueError) as error:  # the reader is gone, or the stream is closed
-                self._lost.add(batch.count(b"\n"))
-                if not broken:
-                    log.warning("the access log cannot be written, its lines are lost: %s", error)
-                broken = True
-            self._taken += len(batch)
+    async def __aexit__(self, *error: object) -> None:
+        await self._writer.__aexit__(*error)
 
     def _write_all(self, batch: bytes) -> None:
         while batch:
@@ -104,7 +75,10 @@ class AccessLog:
 def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     """A line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was 0."""
     calls, ended_at, statuses, outcomes, sent, legs = zip(*requests, strict=True)
-    ids, methods, paths, received_at = zip(*calls, strict=True)
+    ids, methods, paths, received_at, identities = zip(*calls, strict=True)
+    senders = [(None,) * len(ids)] * 2
+    if any(identities):
+        senders = list(zip(*[SENDER(each) if each else _NOBODY for each in identities], strict=True))
     models, endpoints, begun_at, usages, received, attempts = zip(*legs, strict=True)
     waits = [None if at is None else round(at - since, 6) for at, since in zip(begun_at, received_at, strict=True)]
     columns = (
@@ -118,9 +92,10 @@ def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
         map(VALUE, outcomes),
         waits,
         map(round, map(sub, ended_at, received_at), repeat(6)),
-        *zip(*[_NO_USAGE if usage is None else TOKENS(usage) for usage in usages], strict=True),
+        *zip(*[usage or _NO_USAGE for usage in usages], strict=True),
         [own or relayed for own, relayed in zip(sent, received, strict=True)],
         map(add, attempts, repeat(1)),
+        *senders,
     )
     return _encode(list(zip(*columns, strict=True)))
 

@@ -39,6 +39,11 @@ class Catalogue:
             ("model", "path", "outcome", "status"),
         )
         self.refused = counter("refused", "Requests that kvlane refused, by x-kvlane-reason.", ("reason",))
+        self.hung_up = counter(
+            "client_connections_refused",
+            "Connections to the data port that kvlane ended as they brought no request to be served, by why.",
+            ("reason",),
+        )
         self.ttft = histogram(
             "time_to_first_token_seconds",
             "From receipt of a request to the first byte of a good answer.",
@@ -53,6 +58,25 @@ class Catalogue:
         )
         self.e2e = histogram(
             "request_duration_seconds", "From receipt to the last byte of good, whole answers.", ("model",), LATENCY
+        )
+
+        # keys and tenants, where keys are asked for
+        self.tenant_requests = counter("tenant_requests", "Requests answered, by tenant.", ("tenant", "outcome"))
+        self.tenant_prompt = counter("tenant_prompt_tokens", "Prompt tokens, as reported in usage.", ("tenant",))
+        self.tenant_completion = counter("tenant_completion_tokens", "Answered tokens, as reported.", ("tenant",))
+        self.tenant_cached = counter("tenant_cached_tokens", "Prompt tokens found in KV caches.", ("tenant",))
+        self.limited = counter(
+            "limited",
+            "Requests that the limits of a key or a tenant refused, or would have refused if they were no shadow.",
+            ("kind", "name", "shadow"),
+        )
+
+        # models, where `models` says that another one is meant
+        self.rewrites = counter(
+            "model_rewrites", "Requests that got another model than they named, by the rule.", ("rule", "model")
+        )
+        self.fallbacks = counter(
+            "model_fallbacks", "Requests passed on to another model because one had no room.", ("model", "to")
         )
 
         # tokens, as the pods count them
@@ -71,6 +95,12 @@ class Catalogue:
             "prefix_actual_prompt_tokens", "Prompt tokens of answers that reported cached tokens."
         )
         self.actual_hits = counter("prefix_actual_hit_tokens", "Of those, tokens that were in the pod's KV cache.")
+        self.index_error = gauge(
+            "endpoint_prefix_prediction_error_ratio",
+            "Mean of |expected - reported| cached tokens over the prompt tokens of the pod's latest answers, as far as"
+            " these report them.",
+            ("endpoint",),
+        )
         self.index_pairs = gauge(
             "prefix_index_blocks", "Blocks in the prefix index; a block counts for every pod that has it."
         )
@@ -96,8 +126,51 @@ class Catalogue:
         self.shadow = counter(
             "shadow_decisions", "Runs of shadow profiles, by whether they chose the same pod.", ("profile", "agrees")
         )
+        self.shadow_regret = histogram(
+            "shadow_regret_seconds",
+            "Predicted wait for the first token on the pod that was chosen against that on the pod a shadow chose:"
+            " the difference, by who would be answered sooner (live, shadow, or neither).",
+            ("profile", "sooner"),
+            LATENCY,
+        )
         self.attempts = counter("attempts", "Legs sent to pods, by how they ended.", ("endpoint", "ending"))
         self.retries = counter("retries", "Legs that were sent because an earlier one had failed.")
+        self.continuations = counter(
+            "continuations", "Legs that were to go on with a stream that had broken off; they are retries too."
+        )
+
+        # prefill on one pod, decode on another
+        self.handed_over = counter(
+            "disagg_requests",
+            "Requests of a profile with stages, by what came of them: split, or why not.",
+            ("result",),
+        )
+        self.stage_seconds = histogram(
+            "disagg_stage_duration_seconds",
+            "Legs that computed a prompt, or embeddings, for another pod, by how they ended.",
+            ("stage", "ending"),
+            LATENCY,
+        )
+
+        self.hedges = counter(
+            "hedges",
+            "Requests whose answer was late, where reliability.hedging is set: won and lost say whether the second"
+            " leg answered, failed that none did; no-pod and no-budget that there was none.",
+            ("outcome",),
+        )
+
+        # requests that wait for room, where flowControl says so
+        self.queue_wait = histogram(
+            "queue_wait_seconds", "That requests waited before they went on; 0 for most.", ("pool", "band"), LATENCY
+        )
+        self.queue_refused = counter(
+            "queue_refused",
+            "Requests that flow control refused, or ended, by x-kvlane-reason.",
+            ("pool", "band", "reason"),
+        )
+        self.queue_length = gauge("queue_requests", "Requests that wait.", ("pool", "band"))
+        self.queue_bytes = gauge("queue_bytes", "Bodies of the requests that wait.", ("pool", "band"))
+        self.saturation = gauge("saturation_ratio", "What flowControl.saturation measures; 1 is full.", ("pool",))
 
         # pods, read from the fleet for every exposition
         self.in_flight = gauge("endpoint_in_flight_requests", "Requests that kvlane has on the pod.", ("endpoint",))
@@ -105,22 +178,112 @@ class Catalogue:
             "endpoint_in_flight_tokens", "Uncached prompt tokens sent and not answered yet.", ("endpoint",)
         )
         self.state = gauge("endpoint_state", "1 for the state the pod is in.", ("endpoint", "state"))
+        self.transitions = counter(
+            "endpoint_transitions", "Changes of the pod's state, by the state it came to.", ("endpoint", "state")
+        )
+        self.breaker_state = gauge(
+            "endpoint_breaker_state", "1 for the state of the pod's breaker.", ("endpoint", "state")
+        )
+        self.doubts = gauge(
+            "endpoint_doubts", "1 for everything that speaks against sending requests there.", ("endpoint", "reason")
+        )
+        self.check_failures = counter(
+            "endpoint_check_failures", "Health checks that the pod failed, by their kind.", ("endpoint", "check")
+        )
         self.waiting = gauge("endpoint_waiting_requests", "Queue of the pod, as scraped.", ("endpoint",))
         self.running = gauge("endpoint_running_requests", "Running requests of the pod, as scraped.", ("endpoint",))
         self.kv_usage = gauge("endpoint_kv_cache_usage_ratio", "Used share of the pod's KV cache.", ("endpoint",))
         self.scrape_age = gauge("endpoint_scrape_age_seconds", "Age of the pod's last good scrape.", ("endpoint",))
         self.scrape_failures = counter("endpoint_scrape_failures", "Scrapes of the pod that failed.", ("endpoint",))
-        self.pool_waiting = gauge("pool_waiting_requests_mean", "Mean queue of the ready pods.")
-        self.pool_kv_usage = gauge("pool_kv_cache_usage_ratio_mean", "Mean used share of the ready pods' KV caches.")
-        self.pool_ready = gauge("pool_ready_endpoints", "Pods that are ready.")
+        self.pool_waiting = gauge("pool_waiting_requests_mean", "Mean queue of the ready pods.", ("pool",))
+        self.pool_kv_usage = gauge(
+            "pool_kv_cache_usage_ratio_mean", "Mean used share of the ready pods' KV caches.", ("pool",)
+        )
+        self.pool_ready = gauge("pool_ready_endpoints", "Pods that are ready.", ("pool",))
+
+        # what is recommended where `autoscale` says so, and what became of it
+        self.desired_replicas = gauge("autoscale_desired_replicas", "Replicas that there should be.", ("pool", "role"))
+        self.current_replicas = gauge("autoscale_current_replicas", "Replicas that were asked for.", ("pool", "role"))
+        self.ready_replicas = gauge("autoscale_ready_replicas", "Replicas that serve.", ("pool", "role"))
+        self.desired_ratio = gauge("autoscale_desired_ratio", "Desired over current replicas.", ("pool", "role"))
+        self.total_recommended = gauge(
+            "autoscale_total_recommended", "Replicas of all roles, raw and as limits leave it.", ("pool", "stage")
+        )
+        self.pressure = gauge("autoscale_pressure", "How hard the role is pressed; 1 is full.", ("pool", "role"))
+        self.signal = gauge("autoscale_signal", "Metrics and signals of the role.", ("pool", "role", "signal"))
+        self.signal_missing = gauge(
+            "autoscale_signal_missing", "1 for those that nothing is known of.", ("pool", "role", "signal")
+        )
+        self.share = gauge("autoscale_share", "Of the total, by the step of its division.", ("pool", "role", "kind"))
+        self.band_satisfied = gauge("autoscale_band_satisfied", "1 while preferred ratios are kept.", ("pool",))
+        self.autoscale_reason = gauge("autoscale_reason", "1 for the reasons of the latest result.", ("pool", "reason"))
+        self.autoscale_panic = gauge("autoscale_panic", "1 while there is panic.", ("pool",))
+        self.autoscale_valid = gauge(
+            "autoscale_valid", "1, or 0 while nothing can be seen and the last values are held.", ("pool",)
+        )
+        self.decided_at = gauge(
+            "autoscale_last_decision_timestamp_seconds", "Of the latest decision, since the Unix epoch.", ("pool",)
+        )
+        self.draining_replicas = gauge("autoscale_draining_replicas", "Pods that drain.", ("pool", "role"))
+        self.drain_ready_replicas = gauge(
+            "autoscale_drain_ready_replicas", "Pods that have drained, and may be taken away.", ("pool", "role")
+        )
+        self.scaling_decisions = counter(
+            "autoscale_decisions", "Decisions, by where they go and why.", ("pool", "role", "direction", "reason")
+        )
+        self.actuations = counter(
+            "autoscale_actuations", "Of a role, by what came of them.", ("pool", "role", "actuator", "result")
+        )
+        self.prefill_backlog = gauge(
+            "autoscale_prefill_backlog_seconds", "Prefill before the role's pods, as predicted.", ("pool", "role")
+        )
+        self.leg_ttft = histogram(
+            "autoscale_time_to_first_token_seconds",
+            "From sending to a pod of the role to its first byte; of prefill to its answer.",
+            ("pool", "role"),
+            LATENCY,
+        )
 
         # kvlane itself
+        self.config_version = gauge(
+            "config_version", "Which configuration is in effect: 1 from the start on, one more for every reload."
+        )
+        self.config_info = gauge(
+            "config_info", "1, labelled with the configuration in effect and where it came from.", ("sha256", "origin")
+        )
+        self.config_reloads = counter("config_reloads", "Reloads, by what came of them.", ("result",))
+        self.config_reloaded_at = gauge(
+            "config_last_reload_timestamp_seconds", "When the last reload was tried, since the Unix epoch."
+        )
+        self.config_reload_is_good = gauge(
+            "config_last_reload_successful", "1, or 0 if the last one had faults; what was in effect is so still."
+        )
         self.loop_lag = gauge("event_loop_lag_seconds", "How late the last timer of the event loop was.")
         self.log_lines_lost = counter("access_log_lines_lost", "Access log lines that nobody read in time.")
+        self.record_lines_lost = counter(
+            "record_lines_lost", "Requests that are missing in the record, as it could not be written."
+        )
         self.workers = gauge("workers", "Workers that serve, where there are several.")
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked and were replaced.")
         self.bus_dropped = counter("bus_dropped_frames", "Frames between workers that a slow reader made drop.")
         self.bus_garbled = counter("bus_garbled_frames", "Frames between workers that made no sense.")
+
+        # the other proxies of the deployment, where replicas.store is set
+        self.replicas_known = gauge("replicas_known", "Other hosts of the deployment that are heard of.")
+        self.replicas_disagreeing = gauge(
+            "replicas_disagreeing", "Of them, those that serve with another configuration."
+        )
+        self.replicas_store_up = gauge("replicas_store_up", "1, or 0 while the store is away.")
+        self.replicas_staleness = gauge(
+            "replicas_staleness_seconds",
+            "How old news of others are: what is said takes so long to come back; while nothing does, since when.",
+        )
+        self.replicas_store_losses = counter("replicas_store_losses", "Times that the store went away.")
+        self.replicas_missed = counter("replicas_missed", "Times that packets of others were missed, and asked for.")
+        self.replicas_garbled = counter("replicas_garbled_packets", "Packets of others that made no sense.")
+        self.replicas_bytes = counter("replicas_bytes", "Said to others, and heard.", ("direction",))
+        self.replicas_messages = counter("replicas_messages", "Packets said to others, and heard.", ("direction",))
+
         self.build = gauge("build_info", "1, labelled with what runs.", ("version", "python"))
         self.build.cell(version, platform.python_version()).value = 1
 

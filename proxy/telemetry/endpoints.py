@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState
@@ -19,6 +19,10 @@ class FleetView(Protocol):
     @property
     def endpoints(self) -> Collection[Endpoint]:
         """Every pod there is, whatever its state."""
+
+    @property
+    def pools(self) -> Sequence[str]:
+        """All that are configured."""
 
 
 class IndexView(Protocol):
@@ -39,15 +43,23 @@ class Predictor(Protocol):
     def is_trusted(self) -> bool: ...
 
 
+class EstimateView(Protocol):
+    """Expects cached tokens, and knows how wrong it was of late."""
+
+    def prediction_error(self, endpoint: Endpoint) -> float: ...
+
+
 class EndpointCounts:
     """What was counted for one pod since it was discovered."""
 
-    __slots__ = ("attempts", "decisions", "scrape_failures")
+    __slots__ = ("attempts", "check_failures", "decisions", "scrape_failures", "transitions")
 
     def __init__(self) -> None:
         self.decisions = 0
         self.scrape_failures = 0
         self.attempts: dict[str, int] = {}
+        self.check_failures: dict[str, int] = {}
+        self.transitions: dict[str, int] = {}
 
 
 class EndpointSeries:
@@ -61,18 +73,41 @@ class EndpointSeries:
         clock: Clock,
         limit: int = 1000,
         predictors: Sequence[Predictor] = (),
+        estimates: Sequence[EstimateView] = (),
+        doubts: Callable[[Endpoint], Sequence[str]] = lambda endpoint: (),
+        breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     ) -> None:
+        """`breaker`: the state of a pod's."""
         self._catalogue = catalogue
         self._fleet = fleet
         self._indexes = indexes
         self._clock = clock
         self._limit = limit
         self._predictors = predictors
+        self._estimates = estimates
+        self._doubts = doubts
+        self._breaker = breaker
         self._counts: dict[Endpoint, EndpointCounts] = {}
         self._present: frozenset[Endpoint] = frozenset()
 
+    def change(
+        self, indexes: Sequence[IndexView], predictors: Sequence[Predictor], estimates: Sequence[EstimateView]
+    ) -> None:
+        """These are in use from here on."""
+        self._indexes = indexes
+        self._predictors = predictors
+        self._estimates = estimates
+
     def of(self, endpoint: Endpoint) -> EndpointCounts:
         return self._counts.get(endpoint) or self._begin(endpoint)
+
+    def moved(self, endpoint: Endpoint) -> None:
+        """Its state is another one."""
+        _add_one(self.of(endpoint).transitions, endpoint.state.value)
+
+    def check_failed(self, endpoint: Endpoint, kind: str) -> None:
+        """A health check of this kind."""
+        _add_one(self.of(endpoint).check_failures, kind)
 
     async def read(self) -> None:
         """Bring the catalogue's endpoint, pool and index series up to date. Lets the event loop run in between, so one
@@ -86,9 +121,11 @@ class EndpointSeries:
                 await asyncio.sleep(0)
             label = endpoint.name if position < self._limit else OTHER
             self._read_load(label, endpoint)
+            self._read_trust(label, endpoint)
+            self._read_estimates(label, endpoint)
             self._read_metrics(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
-        self._read_pool([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
+        self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
         if self._predictors:
             self._catalogue.prediction_error.cell().value = max(one.error for one in self._predictors)
             self._catalogue.predictions_trusted.cell().value = float(all(one.is_trusted for one in self._predictors))
@@ -109,11 +146,24 @@ class EndpointSeries:
         c = self._catalogue
         yield from (c.decisions, c.attempts, c.scrape_failures)
         yield from (c.in_flight, c.in_flight_tokens, c.state, c.waiting, c.running, c.kv_usage, c.scrape_age)
+        yield from (c.transitions, c.check_failures, c.breaker_state, c.doubts, c.index_error)
+        yield from (c.pool_ready, c.pool_waiting, c.pool_kv_usage)
 
     def _read_load(self, label: str, endpoint: Endpoint) -> None:
         self._catalogue.in_flight.cell(label).value += endpoint.load.requests
         self._catalogue.in_flight_tokens.cell(label).value += endpoint.load.tokens
         self._catalogue.state.cell(label, endpoint.state.value).value += 1
+
+    def _read_trust(self, label: str, endpoint: Endpoint) -> None:
+        self._catalogue.breaker_state.cell(label, self._breaker(endpoint)).value += 1
+        for reason in self._doubts(endpoint):
+            self._catalogue.doubts.cell(label, reason).value += 1
+
+    def _read_estimates(self, label: str, endpoint: Endpoint) -> None:
+        """The worst of them, where there are several."""
+        for estimate in self._estimates:
+            cell = self._catalogue.index_error.cell(label)
+            cell.value = max(cell.value, estimate.prediction_error(endpoint))
 
     def _read_metrics(self, label: str, endpoint: Endpoint, now: float) -> None:
         metrics = endpoint.metrics
@@ -131,10 +181,19 @@ class EndpointSeries:
         self._catalogue.scrape_failures.cell(label).add(counts.scrape_failures)
         for ending, number in counts.attempts.items():
             self._catalogue.attempts.cell(label, ending).add(number)
+        for state, number in counts.transitions.items():
+            self._catalogue.transitions.cell(label, state).add(number)
+        for kind, number in counts.check_failures.items():
+            self._catalogue.check_failures.cell(label, kind).add(number)
 
-    def _read_pool(self, ready: Collection[Endpoint]) -> None:
-        views = [endpoint.view for endpoint in ready]
-        share = 1 / len(views) if views else 0.0
-        self._catalogue.pool_ready.cell().value = len(views)
-        self._catalogue.pool_waiting.cell().value = share * sum(view.waiting for view in views)
-        self._catalogue.pool_kv_usage.cell().value = share * sum(view.kv_usage for view in views)
+    def _read_pools(self, ready: Collection[Endpoint]) -> None:
+        for pool in self._fleet.pools:
+            views = [endpoint.view for endpoint in ready if endpoint.pool == pool]
+            share = 1 / len(views) if views else 0.0
+            self._catalogue.pool_ready.cell(pool).value = len(views)
+            self._catalogue.pool_waiting.cell(pool).value = share * sum(view.waiting for view in views)
+            self._catalogue.pool_kv_usage.cell(pool).value = share * sum(view.kv_usage for view in views)
+
+
+def _add_one(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1

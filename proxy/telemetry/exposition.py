@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
 from prometheus_client.exposition import choose_encoder
@@ -17,9 +17,17 @@ _END = b"# EOF\n"
 
 
 class Exposition:
-    """What /metrics answers with; the requests of the `observer`, if there is one, are counted to the last."""
+    """What /metrics answers with; the requests of the `observer`, if there is one, are counted to the last. `readers`
+    bring further gauges up to date."""
 
-    def __init__(self, catalogue: Catalogue, endpoints: EndpointSeries, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        endpoints: EndpointSeries,
+        observer: Observer | None = None,
+        readers: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self._readers = readers
         self._catalogue = catalogue
         self._endpoints = endpoints
         self._observer = observer
@@ -31,6 +39,8 @@ class Exposition:
             if self._observer is not None:
                 await self._observer.settle()
             await self._endpoints.read()
+            for read in self._readers:
+                read()
             return await expose(self._catalogue, accept)
 
 

@@ -11,6 +11,9 @@ import orjson
 
 from proxy.telemetry.settings import LogFormat, Telemetry
 
+AUDIT = "kvlane.audit"
+"""The logger of what is changed through the admin port: it says so at any log level."""
+
 
 def set_up(settings: Telemetry, stream: TextIO) -> None:
     """Gives the root logger one handler, in place of those it has."""
@@ -19,6 +22,7 @@ def set_up(settings: Telemetry, stream: TextIO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.name)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
 
 
 def _text() -> logging.Formatter:

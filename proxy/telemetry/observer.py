@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
@@ -52,6 +52,8 @@ class Observer:
         self._keep_first_byte = self._begun.append
         self._keep_leg = self._legs.append
         self._keep_request = self._requests.append
+        self.stage_watcher: Callable[[Exchange], None] | None = None
+        """Told of every leg that was for the next one."""
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """The scheduler returned."""
@@ -59,11 +61,18 @@ class Observer:
 
     def first_byte(self, exchange: Exchange) -> None:
         """The first byte of a pod's answer came; `status` and `first_byte_at` are set."""
-        self._keep_first_byte(FIRST_BYTE(exchange))
+        if not exchange.continued:
+            self._keep_first_byte(FIRST_BYTE(exchange))
 
     def leg_ended(self, exchange: Exchange) -> None:
-        """A leg is over; all that `Exchange` will ever say is set, `ending` in any case."""
-        self._keep_leg(LEG(exchange))
+        """A leg is over; all that `Exchange` will ever say is set, `ending` in any case. Tokens are those of the legs
+        that answer."""
+        if exchange.answers:
+            self._keep_leg(LEG(exchange))
+        else:
+            self._series.stage_ended(exchange)
+            if self.stage_watcher is not None:
+                self.stage_watcher(exchange)
 
     def request_ended(
         self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None = None, sent: int = 0
@@ -81,6 +90,12 @@ class Observer:
         """A shadow profile was run beside the decision."""
         agrees = "true" if result.best is decision.target else "false"
         self._catalogue.shadow.cell(result.profile, agrees).value += 1
+
+    def regret(self, profile: str, seconds: float) -> None:
+        """How much sooner the pod that this shadow profile chose is expected to answer than the one that was chosen;
+        negative if later."""
+        sooner = "shadow" if seconds > 0.0 else "live" if seconds < 0.0 else "neither"
+        self._catalogue.shadow_regret.cell(profile, sooner).observe(abs(seconds))
 
     def scrape_failed(self, endpoint: Endpoint) -> None:
         """A refresh of a pod's metrics came to nothing."""

@@ -29,7 +29,7 @@ LEG = attrgetter(
 )
 """Of an exchange that is over."""
 
-CALL = attrgetter("id", "method", "path", "received_at")
+CALL = attrgetter("id", "method", "path", "received_at", "identity")
 
 LAST_LEG = attrgetter("request.model", "endpoint.name", "first_byte_at", "usage", "response_bytes", "attempt")
 """Of the exchange that answered a request, or failed last."""
@@ -43,5 +43,5 @@ NO_LEG = (None, None, None, None, 0, -1)
 VALUE = attrgetter("_value_")
 """Of a member of an enum. Its `value` is a property: a Python call before Python 3.12."""
 
-TOKENS = attrgetter("prompt_tokens", "completion_tokens", "cached_tokens")
-"""Of a usage."""
+SENDER = attrgetter("name", "tenant")
+"""Of an identity."""

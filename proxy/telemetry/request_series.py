@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import compress, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, groupby, repeat
 from operator import attrgetter, is_not, itemgetter, sub
 from typing import Any
 
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Usage
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.identity import Identity
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.instruments import OTHER
@@ -22,6 +23,16 @@ _COMPLETION = attrgetter("completion_tokens")
 _CACHED = attrgetter("cached_tokens")
 _COMPLETE = Ending.COMPLETE.value
 
+_GOOD = frozenset(range(400)).__contains__
+"""Whether a status, or None, is that of an answer."""
+
+_MODEL = itemgetter(0)
+_MODEL_AND_STREAM = itemgetter(0, 1)
+_LAST = itemgetter(-1)
+
+MOST_TENANTS = 200
+"""That become labels."""
+
 
 class RequestSeries:
     """Each method takes the records of one kind of event, at least one; `records` says what is in them."""
@@ -31,6 +42,7 @@ class RequestSeries:
         self._endpoints = endpoints
         self._model_limit = model_limit
         self._models: dict[str, _ModelCells] = {}
+        self._tenants: set[str] = set()
         self._decision_seconds = catalogue.decision_seconds.cell()
         self._retries = catalogue.retries.cell()
         self._predicted_prompt = catalogue.predicted_prompt.cell()
@@ -46,16 +58,14 @@ class RequestSeries:
 
     def begun(self, records: Sequence[Record]) -> None:
         """Answers of which the first byte came."""
-        waits: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
-        for status, at, received_at, model, stream in records:
-            if status < 400:
-                waits[model, stream].append(at - received_at)
-        for (model, stream), seconds in waits.items():
+        statuses, at, received_at, models, streams = zip(*records, strict=True)
+        good = compress(zip(models, streams, map(sub, at, received_at), strict=True), map(_GOOD, statuses))
+        for (model, stream), answers in groupby(sorted(good, key=_MODEL_AND_STREAM), _MODEL_AND_STREAM):
             cells = self._answered_for(model)
-            (cells.ttft_stream if stream else cells.ttft_whole).observe_all(seconds)
+            (cells.ttft_stream if stream else cells.ttft_whole).observe_all(list(map(_LAST, answers)))
 
     def legs_ended(self, records: Sequence[Record]) -> None:
-        endpoints, endings, attempts, predicted, prompts, *answers = zip(*records, strict=True)
+        endpoints, endings, attempts, predicted, prompts, statuses, models, *answers = zip(*records, strict=True)
         for (endpoint, ending), number in collections.Counter(zip(endpoints, map(VALUE, endings), strict=True)).items():
             counts = self._endpoints.of(endpoint).attempts
             counts[ending] = counts.get(ending, 0) + number
@@ -63,11 +73,22 @@ class RequestSeries:
         told = list(map(is_not, predicted, repeat(None)))
         self._predicted_prompt.value += sum(compress(prompts, told))
         self._predicted_hits.value += sum(compress(predicted, told))
-        self._answered(zip(*answers, strict=True))
+        self._answered(statuses, models, zip(*answers, strict=True))
+
+    def stage_ended(self, exchange: Exchange) -> None:
+        """A leg whose answer was for the next one."""
+        counts, ending = self._endpoints.of(exchange.endpoint).attempts, VALUE(exchange.ending)
+        counts[ending] = counts.get(ending, 0) + 1
+        self._retries.value += exchange.attempt > 0
+        if exchange.last_byte_at is not None:
+            cell = self._catalogue.stage_seconds.cell(exchange.stage.value, ending)
+            cell.observe(exchange.last_byte_at - exchange.started_at)
 
     def requests_ended(self, records: Sequence[Record]) -> None:
         calls, ended_at, statuses, outcomes, _, legs = zip(*records, strict=True)
-        _, _, paths, received_at = zip(*calls, strict=True)
+        _, _, paths, received_at, identities = zip(*calls, strict=True)
+        if any(identities):
+            self._of_tenants(identities, outcomes, legs)
         kinds = zip(map(itemgetter(0), legs), paths, statuses, map(VALUE, outcomes), map(type, outcomes), strict=True)
         seconds: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
         for kind, taken in zip(kinds, map(sub, ended_at, received_at), strict=True):
@@ -75,20 +96,14 @@ class RequestSeries:
         for kind, of_kind in seconds.items():
             self._ended(*kind, of_kind)
 
-    def _answered(self, answers: Iterable[Record]) -> None:
-        usages: defaultdict[str, list[Usage | None]] = defaultdict(list)
-        paces: defaultdict[str, list[float]] = defaultdict(list)
-        for status, model, stream, usage, chunks, first, last in answers:
-            if status is not None and status < 400:
-                usages[model].append(usage)
-                if stream:
-                    tokens = usage.completion_tokens if usage is not None else chunks
-                    if tokens > 1 and first is not None and last is not None:
-                        paces[model].append((last - first) / (tokens - 1))
-        for model, said in usages.items():
+    def _answered(self, statuses: Iterable[int | None], models: Sequence[str], answers: Iterable[Record]) -> None:
+        good = compress(zip(models, answers, strict=True), map(_GOOD, statuses))
+        for model, of_model in groupby(sorted(good, key=_MODEL), _MODEL):
+            streams, usages, *rest = zip(*map(_LAST, of_model), strict=True)
             cells = self._answered_for(model)
-            cells.tpot.observe_all(paces[model])
-            self._used(cells, [usage for usage in said if usage is not None])
+            if any(streams):
+                cells.tpot.observe_all(list(_paces(compress(zip(usages, *rest, strict=True), streams))))
+            self._used(cells, list(filter(None, usages)))
 
     def _used(self, cells: _ModelCells, usages: Sequence[Usage]) -> None:
         cells.prompt.value += sum(map(_PROMPT, usages))
@@ -113,6 +128,29 @@ class RequestSeries:
         if cells is not None and outcome == _COMPLETE and status < 400:
             cells.e2e.observe_all(seconds)
 
+    def _of_tenants(
+        self, identities: Sequence[Identity | None], outcomes: Sequence[Ending | Reason], legs: Sequence[Record]
+    ) -> None:
+        catalogue = self._catalogue
+        for identity, outcome, (_, _, _, usage, *_) in zip(identities, outcomes, legs, strict=True):
+            if identity is None:
+                continue
+            tenant = self._tenant_label(identity.tenant)
+            said = outcome_label(outcome.value, refused=isinstance(outcome, Reason))
+            catalogue.tenant_requests.cell(tenant, said).add()
+            if usage is not None:
+                catalogue.tenant_prompt.cell(tenant).add(usage.prompt_tokens)
+                catalogue.tenant_completion.cell(tenant).add(usage.completion_tokens)
+                catalogue.tenant_cached.cell(tenant).add(usage.cached_tokens or 0)
+
+    def _tenant_label(self, tenant: str) -> str:
+        """Tokens can name any number of tenants."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= MOST_TENANTS or not is_label(tenant):
+                return OTHER
+            self._tenants.add(tenant)
+        return tenant
+
     def _answered_for(self, model: str) -> _ModelCells:
         """Only what a pod has answered becomes a label: clients can write any name."""
         cells = self._models.get(model)
@@ -121,6 +159,14 @@ class RequestSeries:
                 return _ModelCells(self._catalogue, OTHER)
             cells = self._models[model] = _ModelCells(self._catalogue, model)
         return cells
+
+
+def _paces(answers: Iterable[Record]) -> Iterator[float]:
+    """Seconds per token after the first one."""
+    for usage, chunks, first, last in answers:
+        tokens = usage.completion_tokens if usage is not None else chunks
+        if tokens > 1 and first is not None and last is not None:
+            yield (last - first) / (tokens - 1)
 
 
 class _ModelCells:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from bench.placement.engine import Counted, CountingEngine
-from bench.placement.prompts import parts
-from bench.placement.workload import CHUNK, Job, named
+from bench.placement.prompts import parts, parts_with_answer
+from proxy.replay.engine import Counted, CountingEngine
+from proxy.replay.workload import CHUNK, Job, named
 from proxy.sim import Engine, Finish, Output, SimConfig, StepTiming
-from proxy.sim.sequence import Phase, Progress, Sampling
+from proxy.sim.sequence import NO_TRANSFER, Phase, Progress, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,21 @@ class Replayed:
         self.index = index
         self.sampling = Sampling(job.output_tokens)
         self.adapter = None
+        self.media = ()
+        self.transfer = NO_TRANSFER
         self.phase = Phase.WAITING
         self.computed = self.hashed_blocks = self.open_blocks = 0
         per_chunk = CHUNK // block_size
-        names = [node * per_chunk + at for node in job.nodes for at in range(per_chunk)]
-        self.hashes = names[: job.prompt_tokens // block_size]
+        self._names = [node * per_chunk + at for node in job.continued_nodes or job.nodes for at in range(per_chunk)]
+        self._named = job.prompt_tokens + job.output_tokens if job.continued else 0
+        self.hashes = self._names[: job.prompt_tokens // block_size]
         self.tokens = job.prompt_tokens
         self.progress = Progress(prompt_tokens=self.tokens)
 
     def extend_hashes(self, block_size: int) -> None:
         for block in range(len(self.hashes), self.tokens // block_size):
-            self.hashes.append(-1 - self.index * 1_000_000 - block)
+            known = (block + 1) * block_size <= self._named
+            self.hashes.append(self._names[block] if known else -1 - self.index * 1_000_000 - block)
 
     def grow(self) -> Output:
         self.progress.generated_tokens += 1
@@ -83,9 +87,8 @@ def played(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
     return fates, Totals(stats.preemptions, pool.evictions, pool.used, pool.cached, stats.steps)
 
 
-def counted(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
-    """By the engine of the virtual fleet."""
-    engine = CountingEngine(config)
+def play(engine: Any, jobs: Sequence[Job]) -> tuple[list[Counted], dict[int, float], dict[int, float]]:
+    """An engine of the virtual fleet, through all of the jobs: its sequences, their first tokens and their last."""
     sequences: list[Counted] = []
     first: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -101,13 +104,20 @@ def counted(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]
                 first[event.sequence.index] = now
             if event.last:
                 last[event.sequence.index] = now
+    return sequences, first, last
+
+
+def counted(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
+    """By the engine of the virtual fleet."""
+    engine = CountingEngine(config)
+    sequences, first, last = play(engine, jobs)
     fates = [Fate(first[one.index], last[one.index], one.cached, one.preemptions) for one in sequences]
     pool = engine.pool
     return fates, Totals(engine.preemptions, pool.evictions, pool.used, pool.idle, engine.steps)
 
 
 def sequence(index: int, job: Job) -> Counted:
-    return Counted(index, job.prompt_tokens, job.output_tokens, parts(job, 16))
+    return Counted(index, job.prompt_tokens, job.output_tokens, parts(job, 16), parts_with_answer(job, 16))
 
 
 def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:
@@ -121,16 +131,32 @@ def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:
     )
     rate, now, fresh = rng.choice([1, 5, 30]), 0.0, 1_000
     said: list[list[int]] = []
+    answered: list[list[int]] = []
     jobs = []
     for _ in range(rng.choice([5, 20, 60])):
         now += rng.expovariate(rate)
+        if rng.random() < 0.1:
+            now += 300.0
+            said += answered
+            answered.clear()
         ids = rng.choice(said)[: rng.randint(1, 6)] if said and rng.random() < 0.6 else [rng.randint(0, 3)]
         added = rng.randint(0, 3)
         ids = [*ids, *range(fresh, fresh + added)]
         fresh += added
-        said.append(ids)
         prompt = max(1, len(ids) * CHUNK - rng.choice([0, 0, 16, rng.randint(0, 511), 496]))
         answer = rng.choice([1, 2, 5, 40, rng.randint(1, 300)])
         if prompt + answer + 40 <= config.num_gpu_blocks * config.block_size:
-            jobs.append(Job(now, prompt, answer, tuple(ids)))
+            job = Job(now, prompt, answer, tuple(ids))
+            if added and rng.random() < 0.5:
+                job = _continued(job, rng)
+                answered.append(list(job.continued))
+            else:
+                said.append(ids)
+            jobs.append(job)
     return named(jobs), config
+
+
+def _continued(job: Job, rng: Random) -> Job:
+    """Others may go on from its answer, once it is there."""
+    missing = -(-(job.prompt_tokens + job.output_tokens) // CHUNK) - len(job.ids)
+    return replace(job, continued=(*job.ids, *(rng.randint(1 << 20, 1 << 30) for _ in range(missing))))

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from bench.placement.engine import CountingEngine
-from bench.placement.workload import Job, named
+from proxy.replay.engine import CountingEngine
+from proxy.replay.workload import Job, named
 from proxy.sim import SimConfig, StepTiming
 from tests.bench.support import counted, crowd, played, sequence
 

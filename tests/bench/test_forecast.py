@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from bench.placement.engine import CountingEngine
 from bench.placement.forecast import Forecast
+from proxy.replay.engine import CountingEngine
 from tests.bench.support import crowd, sequence
 
 

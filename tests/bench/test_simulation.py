@@ -9,9 +9,9 @@ from bench.placement import policies
 from bench.placement.generators import generate
 from bench.placement.pods import VirtualPod
 from bench.placement.report import Objectives, figures, summary
-from bench.placement.simulation import Outcome, Restart, Simulation
-from bench.placement.workload import Job, Workload, named
 from proxy.core.clock import ManualClock
+from proxy.replay.simulation import Outcome, Restart, Simulation
+from proxy.replay.workload import Job, Workload, named
 from proxy.sim import SimConfig
 
 POLICIES = ("default", *policies.NAMED)

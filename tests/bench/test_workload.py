@@ -9,9 +9,10 @@ import pytest
 
 from bench.placement.capacity import capacity
 from bench.placement.generators import GENERATORS, generate
+from bench.placement.pods import VirtualPod
 from bench.placement.prompts import body, parts, text
-from bench.placement.workload import CHUNK, Job, Workload, load_trace, named, reusable_share
 from proxy.openai.parse import parse
+from proxy.replay.workload import CHUNK, Job, Workload, load_trace, named, reusable_share
 from proxy.sim import SimConfig
 
 ROWS = [
@@ -114,4 +115,8 @@ def test_as_much_is_shared_as_the_kind_of_traffic_implies(name: str, least: floa
 def test_twice_as_many_pods_take_twice_as_much() -> None:
     jobs = generate("bimodal", 600, 20.0, Random(4)).jobs
     config = SimConfig(num_gpu_blocks=25_000, max_num_seqs=8)
-    assert capacity(jobs, [config] * 4) == pytest.approx(2 * capacity(jobs, [config] * 2), rel=0.1)
+
+    def most(pods: int) -> float:
+        return capacity(jobs, [VirtualPod(index, config) for index in range(pods)])
+
+    assert most(4) == pytest.approx(2 * most(2), rel=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -69,7 +70,21 @@ def test_check_prints_json_for_programs() -> None:
     assert described["listen"]["port"] == {"value": 8000, "origin": "default"}
     assert described["pods"]["static"]["origin"] == "file"
     plugins = {plugin["name"]: plugin["origin"] for plugin in described["scheduling"]["plugins"]}
-    assert plugins["prefix-cache-scorer"] == plugins["approx-prefix-cache-producer"] == "injected"
+    assert plugins["latency-scorer"] == plugins["approx-prefix-cache-producer"] == "injected"
+
+
+def test_check_prints_pools_and_names_what_is_wrong_in_them(tmp_path: Path) -> None:
+    result = run("check", "-c", str(CONFIG / "pools.yaml"))
+    assert result.exit_code == 0
+    large = yaml.safe_load(result.stdout)["pools"]["large"]
+    assert large["flowControl"]["maxConcurrentPerPod"] == 32
+    assert {plugin["type"] for plugin in large["scheduling"]["plugins"]} >= {"queue-scorer"}
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("pools: {large: {scheduling: {plugins: [{type: queue-scorr}]}, pods: {statics: []}}}")
+    result = run("check", "-c", str(file))
+    assert result.exit_code == 2
+    assert "pools.large.scheduling.plugins.queue-scorr: unknown plugin type 'queue-scorr'" in result.output
+    assert "pools.large.pods: unknown field 'statics'; did you mean 'static'?" in result.output
 
 
 def test_check_shows_no_secret(tmp_path: Path) -> None:
@@ -83,14 +98,14 @@ def test_check_shows_no_secret(tmp_path: Path) -> None:
 
 def test_check_reports_all_faults_and_ends_with_two(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
-    file.write_text("listen: {prot: 1}\nscheduling: {plugins: [{type: queue-scorr}]}\nmodels: {}\n")
+    file.write_text("listen: {prot: 1}\nscheduling: {plugins: [{type: queue-scorr}]}\nreplicas: {stor: x}\n")
     result = run("check", "-c", str(file))
     assert result.exit_code == 2
     assert "the configuration has 3 faults:" in result.output
     for fault in (
         "listen: unknown field 'prot'; did you mean 'port'?",
         "unknown plugin type 'queue-scorr'; did you mean 'queue-scorer'?",
-        "models: is not yet supported",
+        "replicas: unknown field 'stor'; did you mean 'store'?",
     ):
         assert fault in result.output
     assert "Traceback" not in result.output
@@ -116,6 +131,12 @@ def test_plugins_lists_every_type_and_describes_one() -> None:
     assert "did you mean 'load-aware-scorer'?" in unknown.output
 
 
+def test_roles_that_are_none_are_refused() -> None:
+    result = run("sim", "--port", "1", "--roles", "2X")
+    assert result.exit_code == 2
+    assert "'2X' is not of the form 2P2D" in result.output
+
+
 @pytest.mark.parametrize("command", [("sim",), ("serve", "--pod", "http://127.0.0.1:1", "--admin-port", "0")])
 def test_a_port_that_is_none_is_refused(command: tuple[str, ...]) -> None:
     result = run(*command, "--port", "70000")
@@ -127,6 +148,18 @@ STATE = {
     "scheduling": {"plugins": [{"type": "queue-scorer"}]},
     "endpoints": [{"name": "a", "metrics": {"waiting": 3}}, {"name": "b"}],
 }
+
+
+def test_explain_takes_the_scheduling_of_a_pool_of_a_configuration(tmp_path: Path) -> None:
+    file, stated = tmp_path / "kvlane.yaml", json.dumps({key: STATE[key] for key in STATE if key != "scheduling"})
+    file.write_text("pools: {large: {scheduling: {plugins: [{type: running-requests-size-scorer}]}}}")
+    plain = json.loads(run("explain", "--state", "-", "-c", str(file), stdin=stated).stdout)
+    of_large = json.loads(run("explain", "--state", "-", "-c", str(file), "--pool", "large", stdin=stated).stdout)
+    names = [[one["name"] for one in each["profiles"]["default"]["scorers"]] for each in (plain, of_large)]
+    assert "running-requests-size-scorer" not in names[0]
+    assert names[1] == ["running-requests-size-scorer"]
+    missing = run("explain", "--state", "-", "-c", str(file), "--pool", "huge", stdin=stated)
+    assert (missing.exit_code, "there is no pool 'huge'" in missing.output) == (2, True)
 
 
 def test_explain_reads_json_and_yaml_from_a_file_and_from_stdin(tmp_path: Path) -> None:
@@ -160,3 +193,17 @@ def test_demo_as_json_compares_two_policies() -> None:
         assert sum(row["pod_shares"].values()) == pytest.approx(1, abs=0.01)
     assert results["round robin"]["requests"] == results["prefix-aware"]["requests"]
     assert results["prefix-aware"]["hit_rate"] > results["round robin"]["hit_rate"]
+
+
+def test_check_warns_of_thresholds_that_are_never_reached(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("pods: {static: [{url: http://a:1}]}\nreliability: {timeouts: {idle: 1h, request: 10m}}")
+    result = run("check", "-c", str(file))
+    assert result.exit_code == 0
+    assert "Warning: reliability.timeouts.idle: 3600 s never pass" in result.stderr
+
+
+def test_a_key_and_its_hash_belong_together() -> None:
+    key, hashed = (line.split()[1] for line in run("key").output.splitlines())
+    assert hashed == "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    assert run("key").output.split()[1] != key

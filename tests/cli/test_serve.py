@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,44 +53,41 @@ def test_sim_serves_its_model_and_its_adapters(pods: list[str]) -> None:
     assert [card["id"] for card in json.loads(body)["data"]] == ["sim", "poems"]
 
 
+def test_sim_pods_are_like_the_gpus_that_are_named_in_turn() -> None:
+    port = free_port(2)
+    gpus = ("--gpu", "generic-8b", "--gpu", "h100-tp4-llama-3.3-70b")
+    with kvlane("sim", "--port", str(port), "--pods", "2", *gpus, "--slow-pod", "3", "--noise", "0.1") as sim:
+        for at, blocks in enumerate((25_625, 28_125)):
+            until_answered(f"http://127.0.0.1:{port + at}/health", sim)
+            assert f'num_gpu_blocks="{blocks}"'.encode() in ask(f"http://127.0.0.1:{port + at}/metrics")[1]
+
+
+def test_sim_pods_have_roles_and_hand_prompts_over() -> None:
+    port = free_port(2)
+    body = {"model": "sim", "prompt": "Hello!", "max_tokens": 1}
+    with kvlane("sim", "--port", str(port), "--roles", "PD", "--time-scale", "2") as sim:
+        prefill, decode = (f"http://127.0.0.1:{port + at}" for at in range(2))
+        for url in (prefill, decode):
+            until_answered(url + "/health", sim)
+        _, answer = ask(prefill + "/v1/completions", {**body, "kv_transfer_params": {"do_remote_decode": True}})
+        params = json.loads(answer)["kv_transfer_params"]
+        assert ask(decode + "/v1/completions", {**body, "kv_transfer_params": params})[0] == 200
+        assert b'source="external_kv_transfer"} 2.0' in ask(decode + "/metrics")[1]
+        sim.signal(signal.SIGINT)
+        assert sim.ended() == 0
+        assert sim.output.endswith(f"port {port} to {port + 1}: prefill, decode\n")
+
+
 def test_pods_on_the_command_line_are_all_it_takes(serving: Serving, pods: list[str]) -> None:
     status, body = ask(serving.url + "/v1/chat/completions", CHAT)
     assert (status, len(json.loads(body)["choices"])) == (200, 1)
     _, listed = ask(serving.admin + "/admin/pods")
     assert [pod["url"] for pod in json.loads(listed)["pods"]] == pods
-    serving.process.signal(signal.SIGTERM)
+    serving.process.signal(signal.SIGINT)
     assert serving.process.ended() == 0
     access = [json.loads(line) for line in serving.process.output.splitlines()]
     assert [line["status"] for line in access if line["path"] == "/v1/chat/completions"] == [200]
     assert "Hello!" not in serving.process.output + serving.process.errors
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_running_stream_is_finished_before_the_end(serving: Serving, number: signal.Signals) -> None:
-    body = json.dumps({**CHAT, "max_tokens": 300, "stream": True}).encode()
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(serving.url + "/v1/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        assert answer.readline().startswith(b"data: ")
-        serving.process.signal(number)
-        assert answer.read().endswith(b"data: [DONE]\n\n")
-    assert serving.process.ended() == 0
-    assert ask(serving.url + "/health")[0] == 0
-    assert "Traceback" not in serving.process.errors
-
-
-def test_a_second_interrupt_does_not_wait_for_the_stream(serving: Serving) -> None:
-    body = json.dumps({**CHAT, "max_tokens": 100_000, "stream": True}).encode()
-    request = urllib.request.Request(serving.url + "/v1/chat/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        assert answer.readline().startswith(b"data: ")
-        serving.process.signal(signal.SIGINT)
-        while ask(serving.url + "/health")[0]:
-            assert answer.readline()
-        serving.process.signal(signal.SIGTERM)
-        assert all(answer.readline() for _ in range(20))
-        serving.process.signal(signal.SIGINT)
-        assert serving.process.ended() == -signal.SIGINT
 
 
 def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
@@ -117,7 +113,7 @@ def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: P
     file = tmp_path / "kvlane.yaml"
     file.write_text(
         "listen: {host: 127.0.0.1, port: 1}\nadmin: {port: 0}\npods: {static: [{url: '${POD}', name: mine}]}\n"
-        "telemetry: {accessLog: false, logFormat: json}\n"
+        "telemetry: {accessLog: false, logFormat: json}\nreliability: {drain: {settle: 0s}}\n"
     )
     port = free_port()
     with kvlane("serve", "-c", str(file), "--port", str(port), POD=pods[0]) as process:

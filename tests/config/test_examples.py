@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,28 @@ from tests.scenarios.stack import CHAT
 
 CONFIG = Path(__file__).parents[2] / "config"
 EXAMPLES = sorted(CONFIG.glob("*.yaml"))
-ENVIRON = {"KVLANE_ADMIN_KEY": "secret"} | {f"POD_{index}": f"http://127.0.0.1:810{index}" for index in range(4)}
+KEY = "of-a-client"
+ENVIRON = {"KVLANE_ADMIN_KEY": "secret", "CHAT_APP_KEY": KEY, "BATCH_KEY": "of-a-batch"} | {
+    f"POD_{index}": f"http://127.0.0.1:810{index}" for index in range(4)
+}
 
-each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+EXTRA = all(map(find_spec, ("zmq", "msgpack", "tokenizers", "jinja2")))
+with_extra = pytest.mark.skipif(not EXTRA, reason="needs the extra: pip install 'kvlane[precise]'")
+
+each_example = pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=with_extra) if "precise" in path.name else path for path in EXAMPLES],
+    ids=lambda path: path.name,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The folder of a model that an example may name."""
+    if EXTRA:
+        from tests.tokens.model import write
+
+        ENVIRON["KVLANE_MODEL"] = str(write(tmp_path_factory.mktemp("model")))
 
 
 @each_example
@@ -41,6 +61,7 @@ def origins(value: Any) -> Iterator[str]:
             yield from origins(item)
 
 
+@with_extra
 def test_together_the_examples_use_every_plugin_there_is() -> None:
     used: set[str] = set()
     for example in EXAMPLES:
@@ -70,10 +91,11 @@ async def test_an_example_serves(example: Path, tmp_path: Path) -> None:
         file.write_text(f"- {{url: {sim.urls[1]}, name: from-file}}")
         environ = ENVIRON | {f"POD_{index}": url for index, url in enumerate(sim.urls)}
         environ |= {"KVLANE_PODS_FILE": str(file), "KVLANE_PODS_NAME": "localhost"}
+        environ |= {"KVLANE_RECORD": str(tmp_path / "record.jsonl")}
         environ |= {"KVLANE_PODS_PORT": str(sim.pods[0].port)}
         async with App(load(example, environ, local(example, environ, sim.urls))) as app:
             assert len(app.fleet.ready) >= 2
-            async with aiohttp.ClientSession() as http:
+            async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as http:
                 for number in range(6):
                     body = {"model": "poems", "messages": [{"role": "user", "content": f"question {number}"}]}
                     async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=body) as response:
@@ -81,12 +103,15 @@ async def test_an_example_serves(example: Path, tmp_path: Path) -> None:
 
 
 def local(example: Path, environ: dict[str, str], urls: list[str]) -> dict[str, dict[str, Any]]:
-    """What differs from the example: free ports, and simulated pods in place of those it names."""
+    """What differs from the example: free ports, no certificates, and simulated pods in place of those it names."""
     pods = load(example, environ).pods
-    overrides: dict[str, dict[str, Any]] = {"listen": {"host": "127.0.0.1", "port": 0}}
-    overrides |= {"admin": {"host": "127.0.0.1", "port": 0}, "telemetry": {"accessLog": False}}
+    overrides: dict[str, dict[str, Any]] = {"listen": {"host": "127.0.0.1", "port": 0, "tls": None}}
+    overrides |= {"admin": {"host": "127.0.0.1", "port": 0, "tls": None}, "telemetry": {"accessLog": False}}
     if pods.file is None:
-        named = [{"labels": dict(pod.labels), "weight": pod.weight, "models": pod.models} for pod in pods.static]
+        named = [
+            {"labels": dict(pod.labels), "weight": pod.weight, "models": pod.models, "role": pod.role}
+            for pod in pods.static
+        ]
         named = named or [{}, {}]
         overrides["pods"] = {"static": [{"url": url, **pod} for url, pod in zip(urls, named, strict=False)]}
     return overrides

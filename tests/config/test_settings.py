@@ -11,7 +11,7 @@ import pytest
 from proxy.app import App
 from proxy.core.errors import ConfigError
 from proxy.core.units import Duration
-from proxy.settings import NOT_YET, Settings, effective, from_mapping, load
+from proxy.settings import Settings, effective, from_mapping, load
 from proxy.telemetry.settings import LogLevel
 
 
@@ -133,7 +133,7 @@ def test_a_syntax_error_has_line_and_column(files: Files) -> None:
 
 @pytest.mark.parametrize("text", ["", "- a list", "text"])
 def test_a_file_without_a_mapping_says_so(files: Files, text: str) -> None:
-    assert files.faults(text) == ["kvlane.yaml: the file must hold a mapping"]
+    assert files.faults(text) == ["kvlane.yaml: must hold a mapping"]
 
 
 def test_a_file_that_cannot_be_read_says_so(files: Files, tmp_path: Path) -> None:
@@ -172,11 +172,17 @@ def test_a_variable_that_is_no_number_is_refused_where_one_is_wanted(files: File
     assert fault == "listen.port: must be a whole number, not the text 'http'"
 
 
-@pytest.mark.parametrize("section", NOT_YET)
-def test_a_section_without_anything_behind_it_is_named_as_such(files: Files, section: str) -> None:
-    faults = files.faults(f"{section}: {{}}\nlisten: {{port: -1}}")
-    assert f"{section}: is not yet supported; take this section out" in faults
+def test_faults_of_a_scaling_policy_stand_beside_all_others(files: Files) -> None:
+    role = "{name: a, min: 2, max: 1, metrics: [{name: m, kind: avg, target: 1}]}"
+    faults = files.faults(f"autoscale: {{pools: {{default: {{roles: [{role}]}}}}}}\nlisten: {{port: -1}}")
+    assert "autoscale.pools.default.roles[0].min: must be <= max" in faults
     assert "listen.port: must be at least 0, not -1" in faults
+
+
+def test_a_scaling_policy_is_for_a_pool_that_there_is(files: Files) -> None:
+    role = "{name: a, min: 1, max: 2, metrics: [{name: m, kind: avg, target: 1}]}"
+    (fault,) = files.faults(f"autoscale: {{pools: {{defualt: {{roles: [{role}]}}}}}}")
+    assert fault == "autoscale.pools.defualt: there is no such pool; did you mean 'default'?"
 
 
 def test_two_pods_of_one_name_or_url_are_an_error(files: Files) -> None:

@@ -12,6 +12,7 @@ import pytest
 from proxy import __version__
 from proxy.core.errors import Reason, RequestError
 from proxy.telemetry.catalogue import Catalogue
+from tests.docs.greenest import MODULE
 from tests.docs.pages import PACKAGE, PAGES, ROOT, blocks
 
 OPERATING = ROOT / "docs" / "operating.md"
@@ -56,7 +57,8 @@ def test_the_readme_is_short() -> None:
 
 def test_the_plugins_shown_are_the_files_of_the_package() -> None:
     shown = {block.text for block in blocks("python") if "@plugin(" in block.text}
-    assert shown == {(PACKAGE / "kvlane_greenest" / name).read_text() for name in ("label_scorer.py", "forecast.py")}
+    files = (PACKAGE / MODULE / f"{name}.py" for name in ("label_scorer", "forecast", "prefill_decider"))
+    assert shown == {file.read_text() for file in files}
 
 
 def test_the_entry_points_shown_are_those_of_the_package() -> None:

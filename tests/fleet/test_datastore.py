@@ -6,6 +6,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.errors import BadRequest
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
 
@@ -120,13 +121,14 @@ def test_a_pod_that_serves_anything_makes_every_model_known_even_while_it_is_awa
 
 def test_the_only_model_is_the_one_base_model_there_is() -> None:
     calls = Calls()
-    assert calls.fleet.only_model() is None
+    assert calls.fleet.only_model() == ""
     endpoint = calls.ready("a", "m")
     calls.fleet.listed(endpoint, [{"id": "m"}, {"id": "adapter", "parent": "m"}])
     calls.ready("b", "m")
     assert calls.fleet.only_model() == "m"
     calls.ready("c", "n")
-    assert calls.fleet.only_model() is None
+    with pytest.raises(BadRequest, match="there are several: m, adapter, n"):
+        calls.fleet.only_model()
 
 
 def test_a_model_under_several_names_is_one_and_its_first_name_counts() -> None:
@@ -136,7 +138,7 @@ def test_a_model_under_several_names_is_one_and_its_first_name_counts() -> None:
     calls.fleet.listed(b, cards("m", root="/models/m"))
     assert calls.fleet.only_model() == "m"
     calls.fleet.listed(b, cards("other", root="/models/m"))
-    assert calls.fleet.only_model() is None
+    assert calls.fleet.only_model() == "", "nobody is ready, so nothing can be named"
 
 
 def test_model_cards_are_merged_in_the_order_of_pod_names_with_all_their_fields() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.tls import PodTls
 from proxy.fleet.mirror import Mirror, News, Origin
 from proxy.fleet.settings import PodSettings
 
@@ -82,6 +83,15 @@ def test_a_pod_is_a_candidate_in_the_mirror_when_it_is_one_in_the_origin() -> No
     pair.origin.refused(endpoint)
     pair.tell()
     assert pair.seen("a").state is EndpointState.EJECTED
+
+
+def test_a_mirror_speaks_to_a_pod_over_tls_as_the_origin_does() -> None:
+    pair = Pair()
+    tls = PodTls(ca="ca.pem", server_name="pod.internal")
+    assert pair.ready("a", tls=tls).tls == tls
+    pair.ready("b")
+    pair.tell()
+    assert [endpoint.tls for endpoint in pair.mirror.endpoints] == [tls, None]
 
 
 def test_a_drained_pod_is_drained_everywhere_and_comes_back_everywhere() -> None:
@@ -181,3 +191,43 @@ def test_garbage_is_refused_and_changes_nothing(news: News, record: bytes) -> No
     with pytest.raises((ValueError, KeyError, TypeError)):
         pair.mirror.told(news, record)
     assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]
+
+
+def test_a_mirror_knows_what_was_sent_in_vain() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    pair.tell()
+    there = pair.mirror.get("a")
+    assert there is not None
+    pair.other_clock.advance(10.0)
+    assert pair.mirror.lost_at(there, 5000.0) is None
+    pair.origin.refused(endpoint)
+    pair.tell()
+    assert pair.mirror.lost_at(there, 5000.0) == 5010.0
+    pair.other_clock.advance(2.0)
+    pair.origin.restarted(endpoint)
+    pair.origin.reached(endpoint)
+    pair.tell()
+    assert (pair.mirror.lost_at(there, 5000.0), pair.mirror.lost_at(there, 5012.0)) == (5012.0, None)
+
+
+def test_doubts_of_an_origin_do_not_change_what_it_says_of_the_pod() -> None:
+    pair = Pair()
+    endpoint = pair.ready("a")
+    pair.tell()
+    pair.origin.doubt(endpoint, "ill")
+    assert [news for news, _ in pair.said] == []
+
+
+def test_a_pod_of_the_same_name_with_another_uid_is_another_one_to_mirrors_too() -> None:
+    pair = Pair()
+    pair.ready("a", uid="1")
+    pair.tell()
+    first = pair.mirror.get("a")
+    pair.origin.add(pod("a", uid="2"))
+    pair.tell()
+    second = pair.mirror.get("a")
+    assert second is not None
+    assert second is not first
+    assert second.state is EndpointState.STARTING
+    assert pair.heard[-1] == ("removed", "a")

@@ -12,6 +12,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import EndpointState
 from proxy.core.units import Duration
 from proxy.fleet.datastore import Fleet
+from proxy.fleet.discovery.source import Source
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import DnsSettings, FleetSettings, PodSettings, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
@@ -129,3 +130,23 @@ async def test_configured_attributes_are_scraped() -> None:
         async with runner(fleet, FleetSettings(static=(PodSettings(url=pod.url),), refresh=refresh)) as running:
             assert await running.first_contact(5)
             assert fleet.endpoints[0].metrics.attributes == {"temp": 55.0}
+
+
+class Late(Source):
+    """A source that finds nobody when it is asked first."""
+
+    name = "late"
+    interval = 3600.0
+
+    def __init__(self, pod: PodSettings) -> None:
+        self._found: list[list[PodSettings]] = [[pod], []]
+
+    async def poll(self) -> list[PodSettings]:
+        return self._found.pop()
+
+
+async def test_while_there_is_no_pod_sources_are_asked_more_often() -> None:
+    fleet = Fleet(SystemClock())
+    async with FakePod() as pod, runner(fleet, FleetSettings(refresh=FAST)) as running:
+        running._discover_by([Late(PodSettings(url=pod.url))])
+        await until(lambda: bool(fleet.ready))

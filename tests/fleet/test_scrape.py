@@ -223,3 +223,21 @@ def test_a_model_list_that_is_none_is_an_error(body: bytes) -> None:
 def test_any_bytes_are_a_model_list_or_a_scrape_error(body: bytes) -> None:
     with contextlib.suppress(ScrapeError):
         assert all(card["id"] for card in parse_models(body))
+
+
+def test_progress_is_the_sum_of_all_that_was_taken_in_and_given_out() -> None:
+    ranks = b"".join(
+        b'vllm:prompt_tokens_total{engine="%d"} 100\nvllm:generation_tokens_total{engine="%d"} 7\n' % (rank, rank)
+        for rank in range(2)
+    )
+    assert parse(ranks, VLLM).progress == 214
+    assert parse(b"vllm:generation_tokens_total 0\n", VLLM).progress == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "grows"), [("vllm", True), ("sglang", True), ("llamacpp", True), ("triton-tensorrt-llm", False)]
+)
+def test_of_an_engine_that_does_not_count_tokens_no_progress_is_known(engine: str, grows: bool) -> None:
+    dialect = DIALECTS[engine]
+    assert bool(dialect.progress) is grows
+    assert parse(f"{dialect.waiting[0].name} 1\n".encode(), dialect).progress == -1

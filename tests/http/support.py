@@ -6,8 +6,10 @@ import asyncio
 import http.client
 import io
 import json
+import math
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,8 +23,10 @@ from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
+from proxy.http.hung_up import HungUp
 from proxy.http.server import DataServer
 from proxy.http.settings import Listen, Security
+from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
 
 CHAT = "/v1/chat/completions"
@@ -186,6 +190,7 @@ class FakeGateway:
     calls: list[Call] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     crash: Exception | None = None
+    patience: float = math.inf
 
     async def serve(self, call: Call, relay: Relay) -> None:
         self.calls.append(call)
@@ -201,6 +206,7 @@ class FakeGateway:
             headers=call.headers,
             stream=fields.get("stream", False),
             received_at=call.received_at,
+            deadline=call.received_at + self.patience,
         )
         failure: UpstreamFailed | None = None
         for attempt, pod in enumerate(self.pods):
@@ -218,6 +224,9 @@ class FakeGateway:
                 return
         raise BadGateway("nobody answered") from failure
 
+    def takes(self, exchange: Exchange, status: int) -> bool:
+        return status >= 500 and exchange.endpoint is not self.pods[-1]
+
     def health(self) -> bool:
         return self.ready
 
@@ -233,6 +242,7 @@ class Rig:
     gateway: FakeGateway
     first_bytes: list[Exchange]
     ended: list[Ended]
+    hung_up: Counter[HungUp] = field(default_factory=Counter)
 
     @property
     def exchange(self) -> Exchange:
@@ -271,11 +281,17 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    *pods: Pod | Endpoint, timeouts: Timeouts = PATIENT, security: Security | None = None, **listen: Any
+    *pods: Pod | Endpoint,
+    timeouts: Timeouts = PATIENT,
+    security: Security | None = None,
+    trust: Trust | None = None,
+    **listen: Any,
 ) -> AsyncIterator[Rig]:
-    gateway = FakeGateway([pod.endpoint if isinstance(pod, Pod) else pod for pod in pods])
+    endpoints = [pod.endpoint if isinstance(pod, Pod) else pod for pod in pods]
+    gateway = FakeGateway(endpoints, patience=timeouts.request)
     first_bytes: list[Exchange] = []
     ended: list[Ended] = []
+    hung_up: Counter[HungUp] = Counter()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
         security or Security(),
@@ -284,10 +300,13 @@ async def rig(
         SystemClock(),
         first_bytes.append,
         lambda call, status, outcome, exchange, sent: ended.append(Ended(call.path, status, outcome, exchange)),
+        gateway.takes,
+        trust=trust,
+        hung_up=lambda why, number: hung_up.update({why: number}),
     )
     await server.start()
     try:
-        yield Rig(server, gateway, first_bytes, ended)
+        yield Rig(server, gateway, first_bytes, ended, hung_up)
     finally:
         await server.stop(grace=0)
 

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending, Usage
 from proxy.http.answer import UNSETTLED
 from proxy.http.framing import HELD_LIMIT
@@ -198,3 +199,54 @@ async def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
         assert leg.client.written.endswith(b"content-length: 2\r\nx-request-id: id-1\r\n\r\n")
         assert leg.pod.aborted
     await asyncio.sleep(0)
+
+
+async def test_an_answer_that_is_given_up_before_its_first_byte_is_for_another_pod() -> None:
+    leg = Leg()
+    leg.clock.advance(7.0)
+    leg.answer.check(leg.clock.now())
+    assert not leg.answer.done.done()
+    leg.given_up = "the pod is gone"
+    leg.answer.check(leg.clock.now())
+    error = leg.answer.done.result()
+    assert isinstance(error, UpstreamFailed)
+    assert (leg.client.written, leg.pod.aborted) == (b"", True)
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_a_stream_that_is_given_up_ends_with_an_error_event() -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD + event("first"))
+    leg.answer.check(1.0)
+    leg.given_up = "the pod is gone"
+    leg.clock.advance(9.0)
+    leg.answer.check(9.0)
+    assert leg.asked == [1.0]
+    assert b"error" in leg.client.written
+    assert b"[DONE]" not in leg.client.written
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_while_bytes_flow_nobody_asks_whether_to_give_up() -> None:
+    leg = Leg()
+    leg.given_up = "the pod is gone"
+    leg.read(SSE_HEAD)
+    for second in range(20):
+        leg.read(event(str(second)))
+        leg.answer.check(float(second))
+    assert leg.asked == []
+    leg.read(END)
+    assert leg.exchange.ending is Ending.COMPLETE
+
+
+async def test_a_client_that_does_not_read_and_an_upload_that_is_not_over_are_not_silence_of_the_pod() -> None:
+    for hold in ("reading", "upload"):
+        leg = Leg()
+        leg.given_up = "the pod is gone"
+        if hold == "reading":
+            leg.answer.paused = True
+        else:
+            leg.connection.request_sent = False
+        for second in range(20):
+            leg.answer.check(float(second))
+        assert leg.asked == []

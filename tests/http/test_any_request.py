@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from proxy.core.errors import RequestError
 from proxy.core.exchange import Ending
 from proxy.http.call import HttpCall
 from proxy.http.clients import Clients
+from proxy.http.seam import BodyBroke
 from proxy.http.settings import Listen
 from tests.http.messages import reads
 
@@ -37,6 +39,9 @@ class Socket(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.closed = True
 
@@ -55,15 +60,21 @@ class Seen:
     refusals: int = 0
 
 
-async def served(pieces: list[bytes], patience: int, collected: int) -> Seen:
+async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen:
     """What is served of these reads. A request takes `patience` turns of the loop; bodies of up to `collected` bytes
     are collected."""
     seen = Seen()
 
     async def serve(call: HttpCall) -> None:
         body = call.body
-        while call.payload is not None and (piece := await call.payload.readany()):
-            body += piece
+        try:
+            while call.payload is not None and (piece := await call.payload.readany()):
+                body += piece
+        except BodyBroke:
+            seen.refusals += 1
+            call.closing = True
+            connection.answered(call)
+            return
         for _ in range(patience):
             await asyncio.sleep(0)
         seen.requests.append((call.method, call.path + call.query, body))

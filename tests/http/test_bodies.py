@@ -58,7 +58,11 @@ async def test_a_body_that_does_not_arrive_is_408() -> None:
 
 
 async def test_a_slow_body_that_moves_is_read() -> None:
-    async with Pod(answering(plain())) as pod, rig(pod, body_timeout=Duration(0.3)) as port, port.client() as client:
+    async with (
+        Pod(answering(plain())) as pod,
+        rig(pod, body_timeout=Duration(0.3), min_body_rate=Size(10)) as port,
+        port.client() as client,
+    ):
         client.send(head(CHAT, "content-length: 8", "connection: close"))
         for byte in b'{"a": 1}':
             client.send(bytes([byte]))
@@ -325,6 +329,20 @@ async def test_an_upload_that_was_passed_on_is_not_sent_twice() -> None:
         assert answer.startswith(b"HTTP/1.1 502 ")
         assert good.requests == []
         assert port.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_a_pod_that_declines_in_the_middle_of_an_upload_answers_the_client_itself() -> None:
+    async def script(request: Received) -> None:
+        await request.reader.read(200_000)
+        await asyncio.sleep(0.05)
+        await request.send(b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy")
+
+    async with Pod(script) as bad, Pod(answering(plain())) as good, rig(bad, good) as port, port.client() as client:
+        client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
+        answer = await client.answer()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b"\r\n\r\nbusy")
+        assert good.requests == []
 
 
 async def test_an_upload_that_stops_arriving_is_408_and_lets_the_pod_go() -> None:

@@ -416,8 +416,8 @@ async def test_stopping_waits_for_no_client_that_does_not_send_its_body() -> Non
         await eventually(lambda: port.server._clients.busy)
         async with asyncio.timeout(2):
             await port.server.stop(grace=0.05)
-        assert (await client.until_closed()).raw == b""
-        assert [ended.outcome for ended in port.ended] == [Ending.EVICTED]
+        assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
+        assert [ended.outcome for ended in port.ended] == [Reason.SHUTTING_DOWN]
 
 
 async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_on() -> None:

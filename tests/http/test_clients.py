@@ -12,6 +12,7 @@ import uvloop
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Ending
+from proxy.http.hung_up import HungUp
 from tests.http.support import (
     CHAT,
     ROOM,
@@ -238,6 +239,22 @@ async def test_a_request_that_cannot_be_read_is_refused_and_the_connection_close
             assert seen.status == 400
             assert seen.json()["error"]["type"] == "invalid_request_error"
             assert seen.all("connection") == ["close"]
+        assert port.hung_up == {HungUp.BAD_REQUEST: 3}
+
+
+async def test_what_is_refused_and_leaves_its_connection_is_not_hung_up_on() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
+        for path in ("/nowhere", CHAT):
+            client.send(post(path, close=False))
+            await client.answer()
+        assert port.hung_up == {}
+
+
+async def test_a_body_whose_chunks_make_no_sense_is_hung_up_on() -> None:
+    async with rig() as port, port.client() as client:
+        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n".encode())
+        assert (await client.until_closed()).status == 400
+        assert port.hung_up == {HungUp.BAD_REQUEST: 1}
 
 
 async def test_a_request_of_two_lengths_is_not_served() -> None:

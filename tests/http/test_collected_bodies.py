@@ -227,14 +227,14 @@ async def test_stopping_lets_a_collected_body_come_and_serves_it() -> None:
         await stopping
 
 
-async def test_a_body_that_does_not_come_within_the_grace_is_given_up() -> None:
+async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
     async with rig() as port, port.client() as client:
         client.send(head(8) + b"{")
         await eventually(lambda: port.server.retained == 8)
         async with asyncio.timeout(2):
             await port.server.stop(grace=0.05)
-        assert (await client.until_closed()).raw == b""
-        assert [(ended.status, ended.outcome) for ended in port.ended] == [(499, Ending.EVICTED)]
+        assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
+        assert [(ended.status, ended.outcome) for ended in port.ended] == [(503, Reason.SHUTTING_DOWN)]
         assert port.server.retained == 0
 
 

@@ -156,17 +156,30 @@ async def test_a_cut_stream_ends_with_an_error_event() -> None:
     assert (ended.status, ended.outcome) == (200, Ending.UPSTREAM_FAILED)
 
 
-async def test_the_error_event_is_worded_as_the_api_words_it() -> None:
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        (CHAT, b'data: {"error":{"message":"The pod stopped answering; this answer is incomplete.",'),
+        ("/v1/completions", b'data: {"error":{"message":"The pod stopped answering; this answer is incomplete.",'),
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"The pod '),
+        ("/v1/responses", b'event: error\ndata: {"type":"error","code":"server_error","message":"The pod '),
+    ],
+)
+async def test_the_error_event_is_worded_as_the_api_words_it(path: str, error: bytes, version: str) -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
-        seen = await port.ask(post("/v1/messages", STREAMED))
-    assert b"event: error\ndata: " in seen.body
-    assert b"message_stop" not in seen.body
+        seen = await port.ask(post(path, STREAMED, version=version))
+        ended = await port.until_ended()
+    assert seen.body.startswith(b"data: 1\n\n" + error)
+    assert seen.body.endswith(b"}\n\n")
+    assert seen.body.count(b"\n\n") == 2
+    assert (seen.ending, ended.outcome) == ("complete", Ending.UPSTREAM_FAILED)
 
 
 async def test_half_an_event_is_closed_by_a_blank_line_before_the_error() -> None:
-    async with Pod(breaking_off(SSE_HEAD, chunk(b"data: ha"))) as pod, rig(pod) as port:
+    async with Pod(breaking_off(SSE_HEAD, event("1"), chunk(b"data: ha"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
-    assert seen.body.startswith(b'data: ha\n\ndata: {"error"')
+    assert seen.body.startswith(b'data: 1\n\ndata: ha\n\ndata: {"error"')
 
 
 async def test_half_a_chunk_of_a_stream_is_not_sent() -> None:
@@ -176,17 +189,27 @@ async def test_half_a_chunk_of_a_stream_is_not_sent() -> None:
     assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
 
 
+async def test_the_request_behind_a_cut_stream_is_served_on_the_same_connection() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED, close=False) + post(body=STREAMED))
+    assert seen.raw.count(b"HTTP/1.1 200 ") == seen.raw.count(b'data: {"error":') == 2
+
+
 async def test_a_cut_stream_to_an_old_client_ends_with_an_error_event_too() -> None:
     async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED, version="1.0"))
     assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
 
 
-async def test_a_compressed_stream_that_is_cut_can_only_be_aborted() -> None:
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_compressed_stream_that_is_cut_can_only_be_aborted(version: str) -> None:
     head = SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
     async with Pod(breaking_off(head, chunk(b"\x1f\x8b"))) as pod, rig(pod) as port:
-        seen = await port.ask(post(body=STREAMED))
-    assert seen.ending in ("cut", "reset")
+        seen = await port.ask(post(body=STREAMED, version=version))
+        ended = await port.until_ended()
+    assert seen.ending == "reset" if version == "1.0" else seen.ending in ("cut", "reset")
+    assert not seen.raw.endswith(b"0\r\n\r\n")
+    assert ended.outcome is Ending.UPSTREAM_FAILED
 
 
 async def test_a_stream_that_never_begins_is_timed_out_and_the_pod_let_go() -> None:
@@ -207,7 +230,7 @@ async def test_a_head_is_not_yet_a_first_byte() -> None:
     async with Pod(script) as pod, rig(pod, timeouts=timeouts(first_byte=0.1)) as port:
         seen = await port.ask(post(body=STREAMED))
         assert port.exchange.ending is Ending.TIMED_OUT
-    assert seen.body.startswith(b'data: {"error"')
+    assert seen.status == 504
 
 
 async def test_a_stream_that_stalls_ends_with_an_error_event() -> None:
@@ -254,3 +277,25 @@ async def test_a_gateway_that_breaks_is_a_500_and_the_next_request_is_served() -
         port.gateway.crash = None
         client.send(post(CHAT, close=False))
         assert b" 200 " in await client.answer()
+
+
+ABORTED = b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}],"usage":{"completion_tokens":0}}'
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        plain(ABORTED),
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        + chunk(ABORTED)
+        + b"0\r\n\r\n",
+        SSE_HEAD + chunk(b"data: " + ABORTED + b"\n\n") + event("[DONE]") + b"0\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_the_engine_aborted_as_it_stops_is_asked_of_another_pod(raw: bytes) -> None:
+    async with Pod(answering(raw)) as stopping, Pod(answering(plain())) as pod, rig(stopping, pod) as port:
+        seen = await port.ask(post())
+        assert seen.body == b'{"ok":true}'
+        assert [each.ending for each in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+        await port.ask(post())
+        assert stopping.connections == (1 if raw == plain(ABORTED) else stopping.connections)

@@ -292,3 +292,22 @@ async def test_metrics_behind_https_are_read_if_the_certificate_is_trusted(
                 with pytest.raises(UpstreamFailed):
                     await fetcher.get(pod.endpoint.url + "/metrics", None)
         assert pod.connections == 1 or not trusted
+
+
+async def test_a_prompt_is_posted_whole_with_its_length_and_key_over_the_connection_there_is() -> None:
+    async def script(request: Received) -> None:
+        bodies.append((request.line.split()[0], await request.body(), request.all(b"authorization")))
+        await request.send(plain(b"{}"))
+
+    bodies: list[tuple[bytes, bytes, list[bytes]]] = []
+    async with asking(script) as it:
+        url = it.pod.endpoint.url + "/v1/chat/completions"
+        assert await it.fetcher.post(url, b"x" * 100_000, "key") == (200, b"{}")
+        assert await it.fetcher.post(url, b"short", None) == (200, b"{}")
+        assert await it.get() == (200, b"{}")
+        assert it.pod.connections == 1
+    assert bodies == [
+        (b"POST", b"x" * 100_000, [b"Bearer key"]),
+        (b"POST", b"short", []),
+        (b"GET", b"", []),
+    ]

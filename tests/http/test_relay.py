@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from proxy.core.exchange import Ending, Usage
 from tests.http.support import (
     CHAT,
@@ -14,6 +16,7 @@ from tests.http.support import (
     answering,
     chunk,
     event,
+    eventually,
     plain,
     post,
     rig,
@@ -74,21 +77,33 @@ async def test_whole_chunks_do_not_wait_for_the_rest_of_a_read() -> None:
         await client.until(b"data: second\n\n\r\n0\r\n\r\n")
 
 
-async def test_the_head_reaches_the_client_before_the_body() -> None:
+async def test_the_head_of_a_stream_comes_with_its_first_event_and_another_one_before_the_body() -> None:
     go_on = asyncio.Event()
 
     async def script(request: Received) -> None:
         await request.body()
-        await request.send(SSE_HEAD)
+        if request.line.startswith(b"POST /v1/embeddings"):
+            await request.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        else:
+            await request.send(SSE_HEAD + event("1")[:-3])
         await go_on.wait()
-        await request.send(b"0\r\n\r\n")
+        await request.send(event("1")[-3:] if b"chat" in request.line else b"", b"0\r\n\r\n")
 
-    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
-        client.send(post(body=STREAMED))
-        assert b" 200 OK" in await client.until(b"\r\n\r\n")
-        assert port.first_bytes == []
-        go_on.set()
-        await client.until(b"0\r\n\r\n")
+    async with Pod(script) as pod, rig(pod) as port:
+        async with port.client() as client:
+            client.send(post("/v1/embeddings"))
+            assert b" 200 OK" in await client.until(b"\r\n\r\n")
+            assert port.first_bytes == []
+        async with port.client() as client:
+            client.send(post(body=STREAMED))
+            await eventually(lambda: len(pod.requests) == 2)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.reader.read(1)
+            assert port.first_bytes == []
+            go_on.set()
+            assert b" 200 OK" in await client.until(event("1") + b"0\r\n\r\n")
+            assert len(port.first_bytes) == 1
 
 
 async def test_what_the_exchange_tells_of_an_answer() -> None:

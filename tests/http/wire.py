@@ -10,8 +10,9 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
 from proxy.core.exchange import Exchange
-from proxy.core.request import InferenceRequest
-from proxy.http.answer import Answer, Rim
+from proxy.core.request import InferenceRequest, Naming
+from proxy.http.answer import Rim
+from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -59,10 +60,13 @@ class Caller:
         self.id_line = b"x-request-id: id-1\r\n"
         self.speaks_11 = speaks_11
         self.wants_websocket = False
+        self.upload = None
+        self.answer_lines = b""
         self.closing = not speaks_11
         self.answered = 0
         self.sink: object = None
         self.writing_paused = False
+        self.story: object = None
 
     def connection_header(self) -> bytes:
         return b"connection: close\r\n" if self.closing else b""
@@ -71,7 +75,17 @@ class Caller:
 class Leg:
     """One answer under way. Made within a running loop."""
 
-    def __init__(self, speaks_11: bool = True, path: str = CHAT) -> None:
+    def __init__(
+        self,
+        speaks_11: bool = True,
+        *,
+        path: str = CHAT,
+        asks_usage: bool = False,
+        others: bool = False,
+        asked: str = "m",
+    ) -> None:
+        """`others`: there are pods that can be asked instead; `asked` is what the client calls the model `m`."""
+        self.others = others
         self.released: list[Connection] = []
         self.first_bytes: list[Exchange] = []
         self.pod, self.client = Wire(), Wire()
@@ -79,17 +93,31 @@ class Leg:
         self.connection.connection_made(cast(asyncio.Transport, self.pod))
         self.clock = clock = ManualClock()
         endpoint = Endpoint("p", "http://p")
-        self.exchange = Exchange(InferenceRequest("1", path, "m", stream=True), Decision(endpoint), endpoint, 0, 0.0)
+        request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(asked))
+        self.exchange = Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
         pool = UpstreamPool(1.0, clock)
-        self.rim = Rim(pool, Timeouts(), clock, asyncio.get_running_loop(), self._first_byte)
+        self.given_up = ""
+        """Why the answer is not waited for."""
+        self.asked: list[float] = []
+        """Since when nothing had come, whenever that was asked."""
+        self.rim = Rim(
+            pool, Timeouts(), clock, asyncio.get_running_loop(), self._first_byte, self._takes, self._give_up
+        )
         caller = cast(Any, Caller(self.client, speaks_11))
-        self.answer = Answer(caller, self.exchange, self.rim, self.connection)
+        self.answer = kind_of_answer(self.exchange)(caller, self.exchange, self.rim, self.connection)
         self.connection.send(self.answer, b"POST", b"")
+
+    def _takes(self, exchange: Exchange, status: int) -> bool:
+        return status >= 500 and self.others
 
     def _first_byte(self, exchange: Exchange) -> None:
         assert exchange.status is not None
         assert exchange.first_byte_at is not None
         self.first_bytes.append(exchange)
+
+    def _give_up(self, exchange: Exchange, heard_at: float) -> str:
+        self.asked.append(heard_at)
+        return self.given_up
 
     def read(self, data: bytes) -> None:
         """From the pod."""
@@ -116,13 +144,24 @@ class Outcome:
         return understand(self.raw)
 
 
-def play(pieces: list[bytes], ending: str, speaks_11: bool = True) -> Outcome:
+def play(
+    pieces: list[bytes],
+    ending: str,
+    speaks_11: bool = True,
+    *,
+    asks_usage: bool = False,
+    others: bool = False,
+    asked: str = "m",
+) -> Outcome:
     """`ending`: open (the pod says no more), closed or reset."""
-    return asyncio.run(_play(pieces, ending, speaks_11))
+
+    async def played() -> Outcome:
+        return _play(Leg(speaks_11, asks_usage=asks_usage, others=others, asked=asked), pieces, ending)
+
+    return asyncio.run(played())
 
 
-async def _play(pieces: list[bytes], ending: str, speaks_11: bool) -> Outcome:
-    leg = Leg(speaks_11)
+def _play(leg: Leg, pieces: list[bytes], ending: str) -> Outcome:
     for piece in pieces:
         leg.read(piece)
     if ending != "open":

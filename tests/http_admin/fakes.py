@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +13,12 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConfigError, Conflict, Problem
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
 from proxy.http.admin import admin_application
+from proxy.http.admin_autoscale import Scaled
+from proxy.http.admin_keys import Admins
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import Exposition
@@ -52,8 +55,23 @@ class Port:
         return fields
 
 
+class Fixed:
+    """A configuration that nobody changes."""
+
+    def described(self) -> dict[str, Any]:
+        return {"number": 1}
+
+    async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
+        raise ConfigError([Problem("listen.port", f"{text!r} is none")])
+
+    async def roll_back(self) -> dict[str, Any]:
+        raise Conflict("There is none before.")
+
+
 @asynccontextmanager
-async def admin_port(api_key: str | None = None) -> AsyncIterator[Port]:
+async def admin_port(
+    api_key: str | None = None, admins: Admins | None = None, scaled: Mapping[str, Scaled] | None = None
+) -> AsyncIterator[Port]:
     clock = ManualClock()
     fleet = Fleet(clock)
     catalogue = Catalogue("test")
@@ -64,7 +82,9 @@ async def admin_port(api_key: str | None = None) -> AsyncIterator[Port]:
             config=lambda: port.config,
             session=session,
             stopping=lambda: port.stopping,
-            api_key=api_key,
+            keys=lambda: (api_key, admins),
+            configurations=Fixed(),
+            scaled=lambda: scaled or {},
         )
         async with TestClient(TestServer(app)) as client:
             port = Port(client, fleet)

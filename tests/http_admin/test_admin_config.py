@@ -32,5 +32,29 @@ async def test_the_configuration_is_shown_with_origins_and_without_secrets() -> 
             "admin": {"apiKey": {"value": "s3", "origin": "file"}, "port": {"value": 9190, "origin": "default"}}
         }
         assert await port.json("GET", "/admin/config") == {
-            "admin": {"apiKey": {"value": "***", "origin": "file"}, "port": {"value": 9190, "origin": "default"}}
+            "version": {"number": 1},
+            "admin": {"apiKey": {"value": "***", "origin": "file"}, "port": {"value": 9190, "origin": "default"}},
         }
+
+
+async def test_faults_of_a_configuration_are_told_one_by_one() -> None:
+    async with admin_port() as port:
+        answer = await port.json("POST", "/admin/config", 400, data="none")
+        assert answer["error"]["code"] == "invalid_configuration"
+        assert answer["error"]["problems"] == [{"path": "listen.port", "message": "'none' is none"}]
+
+
+async def test_a_configuration_that_is_no_text_is_no_crash() -> None:
+    async with admin_port() as port:
+        assert (await port.error("POST", "/admin/config", 400, data=b"\xff\xfe"))["type"] == "invalid_request_error"
+
+
+async def test_nothing_to_go_back_to_is_a_conflict() -> None:
+    async with admin_port() as port:
+        assert (await port.error("POST", "/admin/config/rollback", 409))["code"] == "conflict"
+
+
+async def test_who_has_no_key_changes_nothing() -> None:
+    async with admin_port("s3") as port:
+        for path in ("/admin/config", "/admin/config/rollback", "/admin/config?dry_run=1"):
+            await port.error("POST", path, 401)

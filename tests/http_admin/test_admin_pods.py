@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from proxy.core.endpoint import Freshness, Metrics
+from proxy.core.endpoint import EndpointState, Freshness, Metrics
 from tests.http_admin.fakes import admin_port
 
 
@@ -139,3 +140,53 @@ async def test_a_pod_that_does_not_exist_is_named(method: str, path: str) -> Non
 
 def _fields(metrics: Metrics) -> dict[str, Any]:
     return {name: getattr(metrics, name) for name in Metrics.__slots__}
+
+
+async def test_what_speaks_against_a_pod_is_shown() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        port.fleet.doubt(endpoint, "ill")
+        pod = await port.json("GET", "/admin/pods/pod-a")
+        assert (pod["doubts"], pod["breaker"], pod["scrapeAge"]) == (["ill"], "closed", None)
+
+
+async def test_a_drain_can_be_waited_for() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        endpoint.charge(1, 0)
+        waiting = asyncio.create_task(port.json("POST", "/admin/pods/pod-a/drain?wait=30s"))
+        while endpoint.state is not EndpointState.DRAINING:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        endpoint.charge(-1, 0)
+        pod = await waiting
+        assert (pod["state"], pod["load"]["requests"]) == ("draining", 0)
+
+
+async def test_a_drain_that_takes_too_long_says_so_and_goes_on() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        endpoint.charge(1, 0)
+        pod = await port.json("POST", "/admin/pods/pod-a/drain?wait=100ms", 202)
+        assert (pod["state"], pod["load"]["requests"]) == ("draining", 1)
+
+
+async def test_who_waits_for_a_drain_that_is_undone_is_told() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        endpoint.charge(1, 0)
+        waiting = asyncio.create_task(port.json("POST", "/admin/pods/pod-a/drain?wait=30s", 202))
+        while endpoint.state is not EndpointState.DRAINING:
+            await asyncio.sleep(0.005)
+        await port.json("POST", "/admin/pods/pod-a/undrain")
+        assert (await waiting)["state"] == "ready"
+
+
+@pytest.mark.parametrize("wait", ["soon", "20m", "-1s"])
+async def test_a_time_to_wait_that_is_none_changes_nothing(wait: str) -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        error = await port.error("POST", f"/admin/pods/pod-a/drain?wait={wait}", 400)
+        assert error["param"] == "wait"
+        assert endpoint.state is EndpointState.READY

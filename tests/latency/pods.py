@@ -9,13 +9,20 @@ from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.latency.fleet import FleetModel
 from proxy.latency.pod import PodModel, Prices
+from proxy.latency.published import TTFT, seconds, tpots
 
 
 class Pod:
     """Prompts are computed one after the other, `fixed` + `per_token` each, times chance; answers have one token."""
 
-    def __init__(self, fleet: FleetModel | None = None, fixed: float = 0.02, per_token: float = 100e-6) -> None:
-        self.endpoint = Endpoint("pod")
+    def __init__(
+        self,
+        fleet: FleetModel | None = None,
+        fixed: float = 0.02,
+        per_token: float = 100e-6,
+        endpoint: Endpoint | None = None,
+    ) -> None:
+        self.endpoint = endpoint or Endpoint("pod")
         self.model = PodModel(self.endpoint, fleet or FleetModel(), Prices(0.0, 0.0), 0.0)
         self.fixed = fixed
         self.per_token = per_token
@@ -53,8 +60,22 @@ class Pod:
 
     def error(self, tokens: int = 4000) -> float:
         """Relative, of the time to first token on the idle pod."""
-        seconds = self.fixed + tokens * self.per_token
-        return abs(self.model.ttft(tokens, tokens, self.now) - seconds) / seconds
+        takes = self.fixed + tokens * self.per_token
+        return abs(self.ttft(tokens, self.now) - takes) / takes
+
+    def ttft(self, tokens: float, now: float) -> float:
+        """What is predicted for a prompt of which nothing is cached."""
+        self.model.catch_up(now)
+        (found,) = seconds([self.model], TTFT, [tokens], tokens, now)
+        return found
+
+    def wait(self, now: float) -> float:
+        """What is predicted to pass before the pod turns to the next prompt."""
+        return self.ttft(0, now) - self.model.own[0]
+
+    def tpot(self) -> float:
+        (found,) = tpots([self.model])
+        return found
 
 
 def answer(exchange: Exchange, now: float, tokens: int = 1) -> None:

@@ -20,7 +20,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
-from proxy.core.request import InferenceRequest
+from proxy.core.request import InferenceRequest, Prompt
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 
@@ -77,6 +77,22 @@ def test_its_scorer_decides_and_its_parameters_are_strict(registry: Registry) ->
     assert built.scheduler.schedule(request(), pods()).target.name == "wind"
     with pytest.raises(ConfigError, match="unknown field 'regionLabl'; did you mean 'regionLabel'"):
         scheduling(registry, {"type": "greenest-region-scorer", "parameters": {"regionLabl": "r"}})
+
+
+def test_its_decider_says_who_computes_a_prompt(registry: Registry) -> None:
+    decider = {"type": "greener-prefill-decider", "parameters": {"renewableShare": {"north": 0.9, "x": 0.1}}}
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider["type"]}}}
+    plugins = [decider, handler, {"type": "decode-filter"}, {"type": "prefill-filter"}]
+    stages = [{"name": name, "plugins": [{"pluginRef": f"{name}-filter"}]} for name in ("decode", "prefill")]
+    ports = {Clock: ManualClock(), Random: random.Random(0)}
+    scheduler = build(read({"plugins": plugins, "schedulingProfiles": stages}), registry, ports).scheduler
+    coal, wind, _ = pods()
+    for answers, computes, tokens in ((coal, wind, 1000), (wind, coal, 1000), (coal, wind, 999)):
+        answers.role, computes.role = "decode", "prefill"
+        asked = InferenceRequest("id", "/v1/completions", "model", Prompt((bytes(4 * tokens),)))
+        decision = scheduler.schedule(asked, [coal, wind])
+        assert decision.target is answers
+        assert decision.prefill == ((wind,) if answers is coal and tokens == 1000 else ())
 
 
 def test_a_fresh_interpreter_lists_it(site: Path) -> None:

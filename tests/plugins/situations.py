@@ -14,9 +14,11 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metric
 from proxy.core.errors import Problem
 from proxy.core.exchange import Exchange
 from proxy.core.params import Invalid
-from proxy.core.ports import Clock, InstanceName, ProfileNames, Random
+from proxy.core.ports import Clock, Deciders, InstanceName, KvEvents, ProfileNames, Random, Tokenizers, Unconnected
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.latency.keys import LatencyForecast
+from proxy.plugins.deciders.prefix_based import PrefixBasedPdDecider
 from proxy.prefix.keys import PrefixMatch
 
 RUN = ProfileRun("default")
@@ -44,8 +46,11 @@ def make(type_name: str, *, clock: ManualClock | None = None, seed: int = 0, nam
     ports = {
         Clock: clock or ManualClock(),
         Random: random.Random(seed),
+        KvEvents: Unconnected(),
+        Tokenizers: Unconnected(),
         InstanceName: InstanceName(name or type_name),
         ProfileNames: ProfileNames(("default",)),
+        Deciders: Deciders({"prefix-based-pd-decider": PrefixBasedPdDecider()}),
     }
     return wiring.make(cls, parameters, type_name, ports)
 
@@ -92,3 +97,31 @@ class Held(PrefixMatch):
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
         return [self.blocks.get(endpoint.name, 0) for endpoint in endpoints]
+
+
+class Foretold(LatencyForecast):
+    """A forecast in seconds, by pod: of the cost, of the first token and of each other alike; `delays` are nothing
+    unless they are given."""
+
+    def __init__(
+        self, seconds: Mapping[str, float], *, is_trusted: bool = True, delays: Mapping[str, float] | None = None
+    ) -> None:
+        self._seconds = seconds
+        self._delays = delays or {}
+        self._is_trusted = is_trusted
+
+    @property
+    def is_trusted(self) -> bool:
+        return self._is_trusted
+
+    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [self._seconds[endpoint.name] for endpoint in endpoints]
+
+    def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return self.costs(endpoints)
+
+    def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return self.costs(endpoints)
+
+    def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [self._delays.get(endpoint.name, 0.0) for endpoint in endpoints]

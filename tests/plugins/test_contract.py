@@ -13,6 +13,7 @@ from proxy.core.decision import ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import (
     DataProducer,
+    Decider,
     EndpointRemoved,
     Filter,
     Picker,
@@ -39,6 +40,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 3}]},
     "label-selector-filter": {"matchLabels": {"zone": "a"}},
     "context-length-aware": {"enableFiltering": True},
+    "disagg-profile-handler": {"profiles": {"decode": "default"}},
+    "pd-profile-handler": {"decodeProfile": "default", "prefillProfile": "default"},
 }
 """For types that do nothing, or nothing at all, without parameters."""
 
@@ -112,6 +115,19 @@ class TestEveryPlugin:
         for name in fields:
             mine, its = getattr(first, name), getattr(second, name)
             assert mine is not its or isinstance(mine, int | float | str | tuple | frozenset | type(None))
+
+    def test_it_takes_the_place_of_another_that_was_at_work(self, cls: type[Plugin]) -> None:
+        first, second = instance(cls), instance(cls)
+        asked, target = request(tokens=500), pod("a")
+        leg = exchange(asked, target, pod("b"))
+        if PreRequest in points_of(cls):
+            first.pre_request(leg, target)
+        second.adopt(first)
+        for one in (first, second):
+            if PostResponse in points_of(cls):
+                one.post_response(leg, target)
+            if EndpointRemoved in points_of(cls):
+                one.endpoint_removed(target)
 
     def test_data_keys_are_stable(self, cls: type[Plugin]) -> None:
         made = instance(cls)
@@ -205,6 +221,24 @@ class TestEveryHandler:
         with pytest.raises(StopIteration) as end:
             plan.send(ProfileResult(name, (ScoredEndpoint(a, 1.0),)))
         assert end.value.value.target is a
+
+
+@adopt(Decider)
+class TestEveryDecider:
+    @given(endpoints=fleets(), asked=requests())
+    @settings(max_examples=15, deadline=None)
+    def test_it_says_yes_or_no_twice_the_same_and_nothing_changes(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+    ) -> None:
+        made, (decode, *prefill) = instance(cls), endpoints
+        before, state = observable(endpoints), dict(asked.state)
+        answers = [made.wants(asked, decode) for _ in range(2)]
+        answers += [made.confirms(asked, decode, prefill) for _ in range(2) if prefill]
+        assert set(answers) <= {True, False}
+        assert answers[0] is answers[1]
+        assert answers[-1] is answers[-2]
+        assert observable(endpoints) == before
+        assert dict(asked.state) == state
 
 
 @adopt(DataProducer)

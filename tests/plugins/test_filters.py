@@ -1,13 +1,15 @@
 """What the filters keep."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Filter
+from proxy.latency.keys import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
-from tests.plugins.situations import Held, fault, kept, make, pod, request
+from tests.plugins.situations import Foretold, Held, fault, kept, make, pod, request
 
 ROLES = [
     "",
@@ -214,8 +216,44 @@ class TestPrefixCacheAffinity:
         asked.state.write(PREFIX_MATCH.of("mine"), Held(10, {"a": 10}))
         assert kept(self.KIND, [pod("a"), pod("b")], asked, prefixMatchInfoProducerName="mine") == ["a"]
 
-    def test_the_latency_predictor_is_refused(self) -> None:
-        assert "not yet supported" in fault(self.KIND, ttftSource="latencyPredictor")
+    @pytest.mark.parametrize(("is_trusted", "names"), [(True, ["a", "b"]), (False, ["a"])])
+    def test_the_latency_predictor_says_it_while_it_is_trusted(self, is_trusted: bool, names: list[str]) -> None:
+        asked = self.asked(a=10)
+        asked.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}, is_trusted=is_trusted))
+        given: dict[str, Any] = {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 1000}
+        assert make(self.KIND, **given).requires == (PREFIX_MATCH, LATENCY)
+        assert kept(self.KIND, [pod("a"), pod("b")], asked, **given) == names
+
+
+class TestSloHeadroomTier:
+    def kept(
+        self, header: str = "x-llm-d-slo-ttft-ms", *, stream: bool = True, trusted: bool = True, **given: Any
+    ) -> str:
+        asked = replace(request(10), stream=stream, headers={header: "500"})
+        asked.state.write(LATENCY, Foretold({"a": 0.2, "b": 0.5, "c": 0.9}, is_trusted=trusted))
+        return "".join(kept("slo-headroom-tier-filter", [pod(name) for name in "abc"], asked, **given))
+
+    @pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"])
+    def test_pods_that_are_expected_to_break_an_objective_go(self, header: str) -> None:
+        assert self.kept(header, epsilonExploreNeg=0) == "ab"
+
+    def test_now_and_then_they_are_those_that_stay(self) -> None:
+        assert self.kept(epsilonExploreNeg=1) == "c"
+        assert [self.kept(seed=seed) for seed in range(500)].count("c") in range(1, 20)
+
+    def test_all_stay_without_objectives_or_predictions_that_can_be_trusted(self) -> None:
+        assert self.kept("x-other", epsilonExploreNeg=1) == "abc"
+        assert self.kept(trusted=False, epsilonExploreNeg=1) == "abc"
+        assert kept("slo-headroom-tier-filter", [pod("a")], request(10)) == ["a"]
+
+    @pytest.mark.parametrize("seconds", [0.1, 0.9])
+    def test_all_stay_where_all_or_none_would_keep_it(self, seconds: float) -> None:
+        asked = replace(request(10), headers={"x-slo-ttft-ms": "500"})
+        asked.state.write(LATENCY, Foretold({"a": seconds, "b": seconds}))
+        assert kept("slo-headroom-tier-filter", [pod("a"), pod("b")], asked, epsilonExploreNeg=1) == ["a", "b"]
+
+    def test_who_does_not_stream_sees_no_single_tokens(self) -> None:
+        assert self.kept("x-slo-tpot-ms", stream=False, epsilonExploreNeg=0) == "abc"
 
 
 def test_only_the_utilization_filter_calls_pods_exhausted() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
@@ -24,8 +24,9 @@ PER_TOKEN = 100e-6
 class Fleet:
     """Pods that compute prompts one after the other, and what the proxy makes of it."""
 
-    def __init__(self, *names: str, slow: float = 1.0, **parameters: Any) -> None:
+    def __init__(self, *names: str, slow: float = 1.0, says_usage: bool = True, **parameters: Any) -> None:
         """The first pod is `slow` times slower."""
+        self._says_usage = says_usage
         self.clock = ManualClock()
         self.producer = make("predicted-latency-producer", clock=self.clock, **parameters)
         self.scorer = make("latency-scorer")
@@ -57,7 +58,7 @@ class Fleet:
             at, leg = self._live.pop(0)
             self.clock.advance(max(0.0, at - self.clock.now()))
             leg.status, leg.first_byte_at, leg.last_byte_at, leg.ending = 200, at, at, Ending.COMPLETE
-            leg.usage = Usage(leg.request.prompt.tokens, 1)
+            leg.usage = Usage(leg.request.prompt.tokens, 1) if self._says_usage else None
             assert leg.charge is not None
             leg.endpoint.charge(-1, -leg.charge[0])
             self.producer.post_response(leg, leg.endpoint)
@@ -126,7 +127,7 @@ async def test_a_pod_that_is_three_times_slower_gets_less_without_being_told() -
     assert await fleet.best(streamed(4096)) == "quick"
     fleet.send(streamed(4000), fleet.pods[1])
     assert await fleet.best(streamed(4096)) == "quick"
-    fleet.send(streamed(6000), fleet.pods[1])
+    fleet.send(streamed(7000), fleet.pods[1])
     assert await fleet.best(streamed(4096)) == "slow"
 
 
@@ -152,6 +153,52 @@ async def test_a_pod_that_no_producer_has_seen_is_not_waited_for() -> None:
     leg = exchange(streamed(10), fleet.pods[0])
     fleet.producer.pre_request(leg, fleet.pods[0])
     fleet.producer.post_response(leg, fleet.pods[0])
+
+
+async def test_a_pod_that_comes_while_a_request_is_prepared_is_scored_too() -> None:
+    fleet = Fleet("a")
+    await fleet.learn(5)
+    asked = streamed(1000)
+    await fleet.producer.produce(asked, fleet.pods)
+    fleet.pods.append(pod("b"))
+    fleet.producer.endpoint_removed(fleet.pods[0])
+    assert fleet.scorer.score(RUN, asked, fleet.pods) == [1.0, 1.0]
+
+
+async def test_what_is_sent_is_in_the_next_forecast_though_both_were_prepared_before() -> None:
+    fleet = Fleet("a", "b")
+    first, second = streamed(1000), streamed(1000)
+    for asked in (first, second):
+        await fleet.producer.produce(asked, fleet.pods)
+    assert fleet.scorer.score(RUN, first, fleet.pods) == [1.0, 1.0]
+    fleet.send(first, fleet.pods[0])
+    scores = fleet.scorer.score(RUN, second, fleet.pods)
+    assert scores[0] < scores[1] == 1.0
+
+
+async def test_a_pod_without_answers_of_its_own_follows_what_the_others_teach() -> None:
+    fleet = Fleet("known", "new", slow=0.1)
+    for at in range(40):
+        fleet.send(streamed(500 + 397 * at % 4000), fleet.pods[0])
+        fleet.advance(2.0)
+        scores = await fleet.scores(streamed(4000))
+    assert scores == {"known": 1.0, "new": 1.0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_pods_that_report_nothing_share_the_work(stream: bool) -> None:
+    """No usage, no scrape: what was sent is all that is known."""
+    fleet, sent = Fleet("a", "b", says_usage=False), {"a": 0, "b": 0}
+    for _ in range(60):
+        asked = replace(streamed(1000), stream=stream)
+        found = await fleet.scores(asked)
+        best = [one for one in fleet.pods if found[one.name] == max(found.values())]
+        target = min(best, key=lambda one: sent[one.name])
+        sent[target.name] += 1000
+        fleet.send(asked, target)
+        fleet.advance(0.06)
+    assert sent == {"a": 30_000, "b": 30_000}
+    assert fleet.producer.is_trusted
 
 
 async def test_without_the_delay_of_others_a_pod_that_decodes_much_is_as_good_as_an_idle_one() -> None:
@@ -264,7 +311,7 @@ class Costs:
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return self._costs
 
-    ttfts = tpots = costs
+    ttfts = tpots = delays = costs
 
 
 @settings(max_examples=100)
@@ -283,3 +330,59 @@ def test_scores_are_in_0_to_1_and_cheaper_is_not_worse(costs: list[float], slo: 
         ordered = [score for _, score in sorted(zip(costs, scores, strict=True), key=lambda pair: pair[0])]
         assert ordered == sorted(ordered, reverse=True)
         assert max(scores) == 1.0
+
+
+class TestStages:
+    """Several pods serve one request."""
+
+    def begin(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Exchange:
+        leg = exchange(streamed(tokens), target)
+        leg.stage, leg.answers = stage, stage is Stage.DECODE
+        leg.started_at = fleet.clock.now()
+        leg.charge = (0 if stage is Stage.DECODE else tokens, 0)
+        fleet.producer.pre_request(leg, target)
+        return leg
+
+    async def wait(self, fleet: Fleet) -> list[float]:
+        """What a prompt would wait on each pod."""
+        asked = streamed(16)
+        await fleet.producer.produce(asked, fleet.pods)
+        forecast = asked.state.read(LATENCY)
+        assert forecast is not None
+        return forecast.ttfts(fleet.pods)
+
+    async def test_who_computes_a_prompt_is_busy_and_who_answers_or_encodes_is_not(self) -> None:
+        fleet = Fleet("computes", "answers", "encodes", "idle")
+        await fleet.learn()
+        for target, stage in zip(fleet.pods, (Stage.PREFILL, Stage.DECODE, Stage.ENCODE), strict=False):
+            self.begin(fleet, target, stage)
+        computes, answers, encodes, idle = await self.wait(fleet)
+        assert computes > idle + 0.7
+        assert answers == pytest.approx(idle, abs=0.03)
+        assert encodes == pytest.approx(idle, abs=0.03)
+
+    async def test_a_leg_that_encodes_teaches_nothing(self) -> None:
+        fleet = Fleet("a")
+        await fleet.learn()
+        before = await self.wait(fleet)
+        for _ in range(30):
+            leg = self.begin(fleet, fleet.pods[0], Stage.ENCODE)
+            fleet.clock.advance(9.0)
+            leg.status, leg.ending = 200, Ending.COMPLETE
+            leg.first_byte_at = leg.last_byte_at = fleet.clock.now()
+            leg.usage = Usage(8000, 1)
+            fleet.producer.post_response(leg, leg.endpoint)
+        assert await self.wait(fleet) == pytest.approx(before)
+
+    async def test_a_prompt_delays_the_answers_that_run_by_what_is_not_cached(self) -> None:
+        fleet = Fleet("a", "b")
+        await fleet.learn()
+        for target in fleet.pods:
+            target.publish(replace(target.metrics, running=4, scraped_at=fleet.clock.now()), 0)
+        asked = streamed(4096, {"b": 4080})
+        await fleet.producer.produce(asked, fleet.pods)
+        forecast = asked.state.read(LATENCY)
+        assert forecast is not None
+        cold, warm = forecast.delays(fleet.pods)
+        assert cold == pytest.approx(4 * 0.41, rel=0.2)
+        assert warm < 0.1 * cold

@@ -28,6 +28,11 @@ class TestMaxScore:
         ranked = make("max-score-picker").pick(RUN, request(), scored(pods))
         assert [one.endpoint.name for one in ranked] == ["idle", "some", "busy"]
 
+    def test_equal_scores_go_to_the_fewest_requests_in_flight_per_weight_before_that(self) -> None:
+        pods = [pod("idle", recent=9.0), pod("two", requests=2), pod("strong", requests=3, weight=2.0)]
+        ranked = make("max-score-picker").pick(RUN, request(), scored(pods))
+        assert [one.endpoint.name for one in ranked] == ["idle", "strong", "two"]
+
     def test_a_better_score_beats_less_work(self) -> None:
         ranked = make("max-score-picker").pick(
             RUN, request(), scored([pod("idle"), pod("good", recent=9.0), pod("c")], [0.1, 0.2, 0.1])

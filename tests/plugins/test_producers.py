@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
 from proxy.plugins.producers.session_id import SESSION_ID
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.keys import PREFIX_MATCH, TOKEN_IDS, TOKENIZED_PROMPT
 from tests.plugins.situations import fault, make, request
 
 
@@ -26,14 +26,34 @@ class TestTokens:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ({"vllm": {"url": "http://x"}}, "'vllm' is not yet supported"),
-            ({"uds": {}}, "'uds' is not yet supported"),
-            ({"modelName": "m"}, "not yet supported"),
+            ({"uds": {}}, "'uds' is not supported"),
+            ({"modelName": "m"}, "have no effect on estimates"),
+            ({"models": ["m"]}, "have no effect on estimates"),
+            ({"vllm": {"url": "http://x"}, "pod": {}}, "the modes pod and vllm exclude each other"),
+            ({"local": {}}, "local.model: is required"),
             ({"estimate": {"image": {"mode": "static"}}}, "estimate.image would have no effect"),
         ],
     )
     def test_what_would_not_act_is_refused(self, given: dict[str, Any], said: str) -> None:
         assert said in fault("token-producer", **given)
+
+    @pytest.mark.parametrize("given", [{"vllm": {}}, {"pod": {}}, {"local": {"model": "m"}}], ids=str)
+    async def test_a_mode_that_asks_provides_token_ids_and_estimates_where_there_are_none(self, given: Any) -> None:
+        asked = await produced("token-producer", request(7), **given)
+        made = make("token-producer", **given)
+        assert made.waits
+        assert TOKEN_IDS.of("token-producer") in made.provides
+        assert asked.state.read(TOKEN_IDS) is None
+        assert asked.state.read(TOKENIZED_PROMPT) is asked.prompt
+
+    def test_an_estimate_provides_no_token_ids_and_does_not_wait(self) -> None:
+        made = make("token-producer")
+        assert not made.waits
+        assert made.provides == (TOKENIZED_PROMPT.of("token-producer"),)
+
+    def test_the_older_name_asks_the_pods_unless_it_is_told_otherwise(self) -> None:
+        assert TOKEN_IDS.of("tokenizer") in make("tokenizer").provides
+        assert TOKEN_IDS.of("tokenizer") in make("tokenizer", modelName="m").provides
 
 
 class TestOutputEstimate:

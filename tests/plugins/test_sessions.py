@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.core.endpoint import Endpoint
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.exchange import Exchange, Stage
 from proxy.core.request import InferenceRequest
+from proxy.latency.keys import LATENCY
 from proxy.plugins.producers.session_id import SESSION_ID
 from proxy.plugins.session_table import SessionTable
-from tests.plugins.situations import RUN, exchange, fault, make, pod, request
+from tests.plugins.situations import RUN, Foretold, exchange, fault, make, pod, request
 
 BY_ID: dict[str, Any] = {"strategy": "session_id"}
 
@@ -70,6 +73,49 @@ class TestToken:
         for leg in (other, decode):
             scorer.pre_request(leg, leg.endpoint)
         assert (len(other.response_headers), len(decode.response_headers)) == (0, 1)
+
+
+class TestStages:
+    """One pod computes the prompt, another answers."""
+
+    def split(
+        self, plugin: Any, asked: InferenceRequest, decode: Endpoint, *prefill: Endpoint
+    ) -> list[tuple[str, str]]:
+        """What the client is told."""
+        answering = Exchange(asked, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
+        answering.stage = Stage.DECODE
+        plugin.pre_request(answering, decode)
+        computing = Exchange(asked, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
+        computing.stage, computing.answers = Stage.PREFILL, False
+        plugin.pre_request(computing, prefill[0])
+        assert computing.response_headers == []
+        return answering.response_headers
+
+    def test_the_token_is_of_the_pod_that_answers(self) -> None:
+        told = self.split(make("session-affinity-scorer"), request(), pod("d"), pod("p"))
+        assert told == [("x-session-token", token("default/d"))]
+        told = self.split(make("session-affinity-scorer", profileName="decode"), request(), pod("d"), pod("p"))
+        assert told == [("x-session-token", token("default/d"))]
+
+    def test_or_of_the_pod_that_computes_prompts_for_it(self) -> None:
+        told = self.split(make("session-affinity-scorer", profileName="prefill"), request(), pod("d"), pod("p"))
+        assert told == [("x-session-token", token("default/p"))]
+
+    def test_a_session_is_bound_to_the_pod_that_answers(self) -> None:
+        plugin, asked, d, p = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("d"), pod("p")
+        self.split(plugin, asked, d, p)
+        assert kept(plugin, asked, p, d, pod("e")) == ["d"]
+
+    def test_or_to_the_pod_that_computes_prompts_and_stays_while_it_can(self) -> None:
+        plugin = make("session-affinity-filter", **BY_ID, profileName="prefill")
+        asked, d, p, q = request(x_session_id="s"), pod("d"), pod("p"), pod("q")
+        self.split(plugin, asked, d, p, q)
+        self.split(plugin, asked, d, q, p)
+        assert kept(plugin, asked, q, p) == ["p"]
+        plugin.pre_request(exchange(asked, d, profile="decode"), d)  # it did all of one itself
+        assert kept(plugin, asked, q, p) == ["p"]
+        self.split(plugin, asked, d, q)
+        assert kept(plugin, asked, q, p) == ["q"]
 
 
 class TestSessionId:
@@ -135,7 +181,126 @@ class TestSessionId:
         assert "sessionIdConfig" in fault("session-affinity-filter", **BY_ID, sessionIdConfig=config)
 
 
+class TestRebalance:
+    YIELDS: dict[str, Any] = {**BY_ID, "rebalance": {"requests": 4, "seconds": 0.5}}
+
+    def test_without_it_a_session_stays_however_busy_its_pod_is(self) -> None:
+        plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        plugin.pre_request(exchange(asked, a, b), a)
+        a.charge(1000, 1000)
+        assert kept(plugin, asked, a, b) == ["a"]
+
+    def test_a_session_leaves_a_pod_that_is_behind_and_is_bound_to_where_it_goes(self) -> None:
+        plugin, asked, a, b = (
+            make("session-affinity-filter", **self.YIELDS),
+            request(x_session_id="s"),
+            pod("a"),
+            pod("b"),
+        )
+        plugin.pre_request(exchange(asked, a, b), a)
+        a.charge(4, 0)
+        assert kept(plugin, asked, a, b) == ["a"]
+        a.charge(1, 0)
+        assert kept(plugin, asked, a, b) == ["a", "b"]
+        plugin.pre_request(exchange(asked, b, a), b)
+        a.charge(-5, 0)
+        assert kept(plugin, asked, a, b) == ["b"]
+
+    def test_the_scorer_prefers_nobody_while_the_pod_is_behind(self) -> None:
+        plugin, asked, a, b = (
+            make("session-affinity-scorer", **self.YIELDS),
+            request(x_session_id="s"),
+            pod("a"),
+            pod("b"),
+        )
+        plugin.pre_request(exchange(asked, a, b), a)
+        assert scores(plugin, asked, a, b) == [1.0, 0.0]
+        a.charge(5, 0)
+        assert scores(plugin, asked, a, b) == [0.0, 0.0]
+
+    def test_a_token_is_given_up_in_the_same_way(self) -> None:
+        plugin = make("session-affinity-filter", rebalance={"requests": 4})
+        asked, a, b = request(x_session_token=token("default/a")), pod("a", running=5), pod("b")
+        assert kept(plugin, asked, a, b) == ["a", "b"]
+        assert kept(plugin, asked, a) == ["a"]
+
+    @pytest.mark.parametrize(
+        ("behind", "trusted", "names"), [(0.5, True, ["a"]), (0.6, True, ["a", "b"]), (9.0, False, ["a"])]
+    )
+    def test_seconds_count_where_a_forecast_is_trusted(self, behind: float, trusted: bool, names: list[str]) -> None:
+        plugin, asked, a, b = (
+            make("session-affinity-filter", **self.YIELDS),
+            request(x_session_id="s"),
+            pod("a"),
+            pod("b"),
+        )
+        plugin.pre_request(exchange(asked, a, b), a)
+        asked.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}, is_trusted=trusted))
+        if trusted:
+            a.charge(1000, 1000)
+        assert kept(plugin, asked, a, b) == names
+
+    def test_sessions_of_a_draining_pod_follow_the_one_that_went_before(self) -> None:
+        plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
+        first, second = request(x_session_id="1"), request(x_session_id="2")
+        for asked in (first, second):
+            plugin.pre_request(exchange(asked, old, a, b), old)
+        old.state = EndpointState.DRAINING
+        assert kept(plugin, first, a, b) == ["a", "b"]
+        plugin.pre_request(exchange(first, b, a), b)
+        assert kept(plugin, second, a, b) == ["b"]
+        b.charge(5, 0)
+        assert kept(plugin, second, a, b) == ["a", "b"]
+
+    def test_those_that_did_not_ask_meanwhile_follow_when_it_is_gone(self) -> None:
+        plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
+        first, second = request(x_session_id="1"), request(x_session_id="2")
+        for asked in (first, second):
+            plugin.pre_request(exchange(asked, old, a, b), old)
+        old.state = EndpointState.DRAINING
+        plugin.pre_request(exchange(first, b, a), b)
+        plugin.endpoint_removed(old)
+        assert kept(plugin, second, a, b) == ["b"]
+        plugin.endpoint_removed(b)
+        assert kept(plugin, second, a, b) == ["a", "b"]
+
+    def test_a_pod_that_lost_its_memory_leaves_its_sessions_to_nobody(self) -> None:
+        plugin, old, a = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a")
+        asked = request(x_session_id="1")
+        plugin.pre_request(exchange(asked, old, a), old)
+        plugin.endpoint_removed(old)
+        assert kept(plugin, asked, old, a) == ["old", "a"]
+
+    def test_a_heir_that_is_gone_inherits_nothing(self) -> None:
+        plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
+        first, second = request(x_session_id="1"), request(x_session_id="2")
+        for asked in (first, second):
+            plugin.pre_request(exchange(asked, old, a, b), old)
+        old.state = EndpointState.DRAINING
+        plugin.pre_request(exchange(first, b, a), b)
+        plugin.endpoint_removed(b)
+        plugin.endpoint_removed(old)
+        assert kept(plugin, second, a) == ["a"]
+        assert plugin.table.get("2", 0.0) is None
+
+
 class TestTable:
+    def test_what_others_bound_counts_unless_it_is_older(self) -> None:
+        mine, its, a, b = SessionTable(100, 100), SessionTable(100, 100), pod("a"), pod("b")
+        mine.on_bind = lambda key, endpoint: its.take(key, endpoint, 5.0)
+        its.bind("s", b, now=1.0)
+        mine.bind("s", a, now=5.0)
+        assert its.get("s", now=5.0) is a
+        its.bind("s", b, now=6.0)
+        mine.bind("s", a, now=6.0)
+        assert its.get("s", now=6.0) is b
+
+    def test_the_recent_ones_come_oldest_first(self) -> None:
+        table, a = SessionTable(ttl=100, sweep_every=100), pod("a")
+        for at, session in enumerate("xyzx"):
+            table.bind(session, a, now=float(at))
+        assert [used_at for _, _, used_at in table.recent(2)] == [2.0, 3.0]
+
     def test_it_never_holds_more_than_its_most_and_drops_the_longest_unused(self) -> None:
         table, a = SessionTable(ttl=100, sweep_every=100, most=2), pod("a")
         for session in ("x", "y", "x", "z"):

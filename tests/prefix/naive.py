@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,6 +15,10 @@ class Block:
     pins: int = 0
     used_at: float | None = None
     turn: int = 0
+    answer: int = 0
+    """Blocks of what the pod said to the prompt that ends here."""
+    said: object = None
+    """Another for every answer, but for one that takes the place of another."""
 
 
 @dataclass
@@ -21,6 +26,7 @@ class Pod:
     depths: Sequence[int]
     capacity: int = 0
     blocks: dict[Prefix, Block] = field(default_factory=dict)
+    horizon: float = -math.inf
 
     def size(self, prefix: Prefix) -> int:
         """Of its last element, in blocks."""
@@ -29,6 +35,10 @@ class Pod:
     @property
     def used(self) -> int:
         return sum(map(self.size, self.blocks))
+
+    @property
+    def answered(self) -> int:
+        return sum(block.answer for block in self.blocks.values())
 
     @property
     def pinned(self) -> int:
@@ -43,6 +53,8 @@ class Pod:
 class Claim:
     pod: Pod
     spans: list[Prefix]
+    behind: tuple[Prefix, object] | None = None
+    """The prompt before the answer behind which this one goes on, and that answer."""
 
 
 class NaiveIndex:
@@ -55,6 +67,7 @@ class NaiveIndex:
         self.ttl = ttl
         self.now = 0.0
         self.pods: dict[str, Pod] = {}
+        self.answerers: dict[Prefix, Block] = {}
         self.turns = count()
 
     def match(self, chain: Prefix, name: str) -> int:
@@ -66,6 +79,39 @@ class NaiveIndex:
 
     def counts(self, block: Block) -> bool:
         return block.used_at is not None or block.pins < self.max_siblings
+
+    def match_turn(self, before: Prefix, chain: Prefix, name: str, end: int) -> int:
+        """Of a conversation that goes on behind the answer to `before`, which ends at `end` blocks."""
+        depth, pod = self.match(chain, name), self.pods.get(name)
+        block = pod.blocks.get(before) if pod else None
+        said = block is not None and block.answer and self.answerers.get(before) is block
+        return max(depth, end) if said and depth >= self.depths[len(before)] else depth
+
+    def answer(self, claim: Claim, chain: Prefix, blocks: int) -> None:
+        if self.alive(claim) and claim.spans == [chain]:
+            self.answerers[chain] = block = claim.pod.blocks[chain]
+            block.said = block.said if block.answer else object()
+            block.answer = blocks
+
+    def go_on(self, claim: Claim, before: Prefix) -> None:
+        block = claim.pod.blocks.get(before)
+        if block and block.answer and self.answerers.get(before) is block:
+            claim.behind = before, block.said
+
+    def prove(self, claim: Claim) -> None:
+        for span in claim.spans if self.alive(claim) else ():
+            for depth in range(len(span), 0, -1):
+                block = claim.pod.blocks[span[:depth]]
+                block.used_at = self.now if block.used_at is None else block.used_at
+
+    def doubt(self, name: str) -> None:
+        """Nothing was found of what was expected."""
+        if pod := self.pods.get(name):
+            idle = [pod.blocks[prefix].used_at or 0.0 for prefix in pod.idle()]
+            pod.horizon = max(idle, default=pod.horizon)
+
+    def alive(self, claim: Claim) -> bool:
+        return any(pod is claim.pod for pod in self.pods.values())
 
     def reserve(self, chains: Sequence[Prefix], name: str, capacity: int) -> Claim:
         pod = self.pods.setdefault(name, Pod(self.depths))
@@ -84,8 +130,12 @@ class NaiveIndex:
         return chain
 
     def settle(self, claim: Claim, computed: bool) -> None:
-        if all(pod is not claim.pod for pod in self.pods.values()):
+        if not self.alive(claim):
             return
+        if computed and claim.behind:
+            before, said = claim.behind
+            if (block := claim.pod.blocks.get(before)) and block.said is said:
+                block.answer = 0
         for span in claim.spans:
             for depth in range(len(span), 0, -1):
                 self.free(claim.pod, span[:depth], computed)
@@ -105,10 +155,12 @@ class NaiveIndex:
 
     def tidy(self, pod: Pod) -> None:
         for prefix in pod.idle():
-            if pod.used > pod.capacity:
+            if pod.used + pod.answered > pod.capacity:
+                pod.blocks[prefix].answer = 0
+            if pod.used + pod.answered > pod.capacity:
                 del pod.blocks[prefix]
         for other in self.pods.values():
             for prefix in other.idle():
                 used_at = other.blocks[prefix].used_at
-                if used_at is not None and self.now - used_at >= self.ttl:
+                if used_at is not None and (self.now - used_at >= self.ttl or used_at <= other.horizon):
                     del other.blocks[prefix]

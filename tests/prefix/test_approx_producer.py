@@ -7,13 +7,14 @@ from proxy.core import wiring
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Metrics
-from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.params import Invalid
 from proxy.core.plugin import points_of
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.prefix.index import Prediction
+from proxy.prefix.counters import MOST_LEGS
+from proxy.prefix.feedback import Prediction
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 NAME = "approx-prefix-cache-producer"
@@ -57,10 +58,11 @@ def end(
     status: int | None = 200,
     first_byte: bool = True,
     cached: int | None = None,
+    said: int = 1,
 ) -> None:
     exchange.ending, exchange.status = ending, status
     exchange.first_byte_at = 1.0 if first_byte else None
-    exchange.usage = Usage(640, 1, cached)
+    exchange.usage = Usage(640, said, cached)
     producer.post_response(exchange, exchange.endpoint)
 
 
@@ -166,9 +168,13 @@ async def test_a_leg_without_hashes_is_left_alone(producer: ApproxPrefixCachePro
     assert (exchange.predicted_cached_tokens, producer.index.pairs) == (None, 0)
 
 
-async def test_an_empty_prompt_is_no_match_and_no_fault(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    request = replace(ask(), prompt=Prompt())
-    end(producer, await begin(producer, request, pod))
+@pytest.mark.parametrize("prompt", [Prompt(), Prompt((b"",))])
+@pytest.mark.parametrize("said", [1, 64])
+async def test_an_empty_prompt_is_no_match_and_no_fault(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint, prompt: Prompt, said: int
+) -> None:
+    request = replace(ask(), prompt=prompt)
+    end(producer, await begin(producer, request, pod), said=said)
     match = request.state.read(PREFIX_MATCH)
     assert match is not None
     assert (match.total, match.matched((pod,))) == (0, [0])
@@ -234,7 +240,150 @@ async def test_predictions_are_counted_where_the_engine_reports(
 ) -> None:
     end(producer, await begin(producer, ask(), pod))
     end(producer, await begin(producer, ask(), pod), cached=600)
-    assert producer.index.prediction(pod) == Prediction(640, 600)
+    assert producer.index.prediction(pod) == Prediction(640, 600, 40 / 640)
+
+
+SAID = b"user\n" + b"question " * 100 + b"\n"
+ANSWERED = SAID + b"assistant\n" + b"answer " * 150 + b"\nuser\n" + b"and then? " * 60 + b"\n"
+
+
+async def converse(producer: ApproxPrefixCacheProducer, pod: Endpoint, tokens: int = 260) -> None:
+    exchange = await begin(producer, ask(SAID), pod)
+    exchange.ending, exchange.status, exchange.first_byte_at = Ending.COMPLETE, 200, 1.0
+    exchange.usage = Usage(225, tokens)
+    producer.post_response(exchange, pod)
+
+
+async def test_the_next_turn_finds_the_answer_on_the_pod_that_gave_it(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    other = Endpoint("other")
+    end(producer, await begin(producer, ask(SAID), other))
+    await converse(producer, pod)
+    answer_ends = len(SAID) + len(b"assistant\n") + len(b"answer " * 150)
+    match = await produced(producer, ask(ANSWERED))
+    assert match.matched((pod, other)) == [answer_ends // BLOCK, len(SAID) // BLOCK]
+
+
+async def test_a_turn_that_went_elsewhere_finds_no_answer(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
+    await converse(producer, pod)
+    edited = ANSWERED.replace(b"question \n", b"question!\n")
+    assert await held(producer, pod, ask(edited)) == len(SAID) // BLOCK
+
+
+async def test_an_answer_whose_reasoning_is_left_out_is_not_expected(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    await converse(producer, pod, tokens=2000)
+    assert await held(producer, pod, ask(ANSWERED)) == len(SAID) // BLOCK
+
+
+async def test_without_usage_the_chunks_of_a_stream_tell_how_long_the_answer_was(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    exchange = await begin(producer, ask(SAID), pod)
+    exchange.ending, exchange.status, exchange.chunks = Ending.COMPLETE, 200, 260
+    producer.post_response(exchange, pod)
+    assert await held(producer, pod, ask(ANSWERED)) > len(SAID) // BLOCK
+
+
+async def test_what_began_to_be_answered_is_computed_however_many_wait_for_it(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    legs = [await begin(producer, ask(), pod) for _ in range(16)]
+    assert await held(producer, pod) == 0
+    legs[3].first_byte_at, legs[3].status = 1.0, 200
+    assert isinstance(producer.clock, ManualClock)
+    producer.clock.advance(0.1)
+    assert await held(producer, pod) == 10
+    assert not producer.index.is_crowded
+
+
+async def test_a_refusal_does_not_prove_that_the_prompt_was_computed(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    legs = [await begin(producer, ask(), pod) for _ in range(16)]
+    legs[3].first_byte_at, legs[3].status = 1.0, 429
+    assert isinstance(producer.clock, ManualClock)
+    producer.clock.advance(0.1)
+    assert await held(producer, pod) == 0
+    assert producer.index.is_crowded
+
+
+async def counted(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint, hits: float, queries: float = 640 * 8, ending: bool = True
+) -> None:
+    """Eight requests of ten known blocks, of none of which the pod says what it had cached; then a scrape."""
+    clock = producer.clock
+    assert isinstance(clock, ManualClock)
+    scraped = pod.metrics
+    end(producer, await begin(producer, ask(), pod))
+    for number in range(8):
+        request = ask()
+        await produced(producer, request)
+        exchange = Exchange(request, Decision(pod), pod, 0, clock.now())
+        producer.pre_request(exchange, pod)
+        clock.advance(0.1)
+        exchange.first_byte_at, exchange.status = clock.now(), 200
+        if ending or number == 0:
+            exchange.ending = Ending.COMPLETE
+            producer.post_response(exchange, pod)
+    clock.advance(3)
+    pod.publish(
+        replace(
+            scraped,
+            prefix_queries=scraped.prefix_queries + queries,
+            prefix_hits=scraped.prefix_hits + hits,
+            scraped_at=clock.now(),
+        ),
+        0,
+    )
+    late = ask(b"something else" * 100)
+    await produced(producer, late)
+    producer.pre_request(Exchange(late, Decision(pod), pod, 0, clock.now()), pod)
+    await begin(producer, ask(b"and another" * 100), pod)
+
+
+@pytest.mark.parametrize(
+    ("hits", "queries", "ending", "kept"),
+    [
+        (0, 640 * 8, True, 0),
+        (640, 640 * 8, True, 0),
+        (640 * 8, 640 * 8, True, 10),
+        (640 * 7, 640 * 8, True, 10),
+        (640 * 30, 640 * 60, True, 10),
+        (0, 0, True, 10),
+    ],
+)
+async def test_a_pod_that_counts_fewer_hits_than_were_predicted_is_doubted(
+    producer: ApproxPrefixCacheProducer, hits: float, queries: float, ending: bool, kept: int
+) -> None:
+    """However many hits of others it counts too."""
+    pod = Endpoint("pod", metrics=Metrics(scraped_at=-1.0, prefix_queries=5000, prefix_hits=400))
+    await counted(producer, pod, hits, queries, ending)
+    assert await held(producer, pod) == kept
+
+
+async def test_hits_are_missed_before_the_answers_have_ended(producer: ApproxPrefixCacheProducer) -> None:
+    pod = Endpoint("pod", metrics=Metrics(scraped_at=-1.0))
+    end(producer, await begin(producer, ask(b"idle" * 1000), pod))
+    await counted(producer, pod, 0, ending=False)
+    assert await held(producer, pod, ask(b"idle" * 1000)) == 0
+    assert await held(producer, pod) == 10, "in use"
+
+
+async def test_of_a_pod_without_counters_little_is_remembered(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    assert isinstance(producer.clock, ManualClock)
+    for _ in range(MOST_LEGS + 2):
+        end(producer, await begin(producer, ask(b"x"), pod))
+    request = ask()
+    await produced(producer, request)
+    producer.pre_request(Exchange(request, Decision(pod), pod, 0, 100.0), pod)
+    assert not producer._windows[pod].ended
+    producer.endpoint_removed(pod)
+    assert not producer._windows
 
 
 @pytest.mark.parametrize(
@@ -251,8 +400,8 @@ async def test_predictions_are_counted_where_the_engine_reports(
 def test_a_pod_is_remembered_as_far_as_its_kv_cache_goes(
     parameters: dict[str, Any], blocks: int, block_size: int, expected: int
 ) -> None:
-    pod = Endpoint("pod", metrics=Metrics(blocks=blocks, block_size=block_size))
-    assert make(**parameters)._capacity(pod) == expected
+    pod, producer = Endpoint("pod", metrics=Metrics(blocks=blocks, block_size=block_size)), make(**parameters)
+    assert producer._capacity(pod.metrics.blocks * pod.metrics.block_size) == expected
 
 
 @pytest.mark.parametrize(
@@ -285,3 +434,88 @@ def test_it_says_where_it_takes_part() -> None:
     points = {point.__name__ for point in points_of(ApproxPrefixCacheProducer)}
     assert points == {"DataProducer", "PreRequest", "PostResponse", "EndpointRemoved"}
     assert not ApproxPrefixCacheProducer.waits
+
+
+class TestStages:
+    """One pod computes the prompt, another answers: their legs have one request."""
+
+    def leg(
+        self, producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint, stage: Stage
+    ) -> Exchange:
+        exchange = Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
+        exchange.stage, exchange.answers = stage, stage is Stage.DECODE
+        producer.pre_request(exchange, endpoint)
+        return exchange
+
+    async def split(self, producer: ApproxPrefixCacheProducer, *pods: Endpoint) -> list[Exchange]:
+        request = ask()
+        await produced(producer, request)
+        stages = (Stage.DECODE, Stage.PREFILL, Stage.ENCODE)
+        return [self.leg(producer, request, pod, stage) for pod, stage in zip(pods, stages, strict=False)]
+
+    async def test_who_computes_has_it_at_once_and_who_answers_when_its_answer_has_begun(
+        self, producer: ApproxPrefixCacheProducer
+    ) -> None:
+        decode, prefill = Endpoint("decode"), Endpoint("prefill")
+        answering, _ = await self.split(producer, decode, prefill)
+        assert (await held(producer, prefill), await held(producer, decode)) == (10, 0)
+        answering.first_byte_at, answering.status = 1.0, 200
+        clock = producer.clock
+        assert isinstance(clock, ManualClock)
+        clock.advance(1.0)
+        assert (await held(producer, prefill), await held(producer, decode)) == (10, 10)
+
+    async def test_afterwards_both_have_it(self, producer: ApproxPrefixCacheProducer) -> None:
+        decode, prefill = Endpoint("decode"), Endpoint("prefill")
+        answering, computing = await self.split(producer, decode, prefill)
+        end(producer, computing)
+        end(producer, answering)
+        assert (await held(producer, prefill), await held(producer, decode)) == (10, 10)
+
+    async def test_a_failed_transfer_leaves_it_where_it_was_computed(self, producer: ApproxPrefixCacheProducer) -> None:
+        decode, prefill = Endpoint("decode"), Endpoint("prefill")
+        answering, computing = await self.split(producer, decode, prefill)
+        end(producer, answering, Ending.UPSTREAM_FAILED, 500)
+        end(producer, computing)
+        assert (await held(producer, prefill), await held(producer, decode)) == (10, 0)
+
+    async def test_a_failed_prefill_leaves_nothing_there(self, producer: ApproxPrefixCacheProducer) -> None:
+        decode, prefill = Endpoint("decode"), Endpoint("prefill")
+        answering, computing = await self.split(producer, decode, prefill)
+        end(producer, computing, Ending.UPSTREAM_FAILED, 500)
+        answering.stage = Stage.WHOLE  # and computes it itself
+        end(producer, answering)
+        assert (await held(producer, prefill), await held(producer, decode)) == (0, 10)
+
+    async def test_cached_tokens_of_who_computed_correct_and_those_of_who_answers_do_not(
+        self, producer: ApproxPrefixCacheProducer
+    ) -> None:
+        decode, prefill = Endpoint("decode"), Endpoint("prefill")
+        for leg_of in await self.split(producer, decode, prefill):
+            end(producer, leg_of)
+        for _ in range(5):
+            answering, computing = await self.split(producer, decode, prefill)
+            end(producer, computing, cached=640)
+            end(producer, answering, cached=0)
+        assert (await held(producer, prefill), await held(producer, decode)) == (10, 10)
+        assert producer.index.prediction(decode).predicted_tokens == 0
+        assert producer.index.prediction(prefill).predicted_tokens > 0
+
+    async def test_who_encodes_media_computes_no_prompt(self, producer: ApproxPrefixCacheProducer) -> None:
+        decode, prefill, encode = (Endpoint(name) for name in ("decode", "prefill", "encode"))
+        *_, encoding = await self.split(producer, decode, prefill, encode)
+        assert await held(producer, encode) == 0
+        end(producer, encoding)
+        assert await held(producer, encode) == 0
+
+    async def test_what_a_whole_request_computes_there_meanwhile_is_found_when_it_is_proved(
+        self, producer: ApproxPrefixCacheProducer
+    ) -> None:
+        decode, prefill = Endpoint("decode"), Endpoint("prefill")
+        answering, _ = await self.split(producer, decode, prefill)
+        whole = await begin(producer, ask(), decode)
+        assert await held(producer, decode) == 0
+        end(producer, whole)
+        assert await held(producer, decode) == 10
+        end(producer, answering, Ending.UPSTREAM_FAILED, 500)
+        assert await held(producer, decode) == 10

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.core.request import BYTES_PER_TOKEN, Prompt
 from proxy.prefix.depth import DEPTHS, PER_DOUBLING, cuts
-from proxy.prefix.hashing import chain, chains, namespace
+from proxy.prefix.hashing import chain, chains, last_turn, namespace
 
 DEPTHS_OF_ANY_KIND = st.lists(st.integers(1, 9), max_size=20).map(lambda sizes: [0, *accumulate(sizes)])
 
@@ -107,3 +107,27 @@ def test_empty_parts_have_no_chain() -> None:
 def test_hashes_are_the_same_in_every_process() -> None:
     assert namespace("model", "salt") == 7939720834766408479
     assert chain(b"hello world", 0, cuts(range(3), 8)) == [7220761301581054836, 3351644343595789659]
+
+
+@given(st.binary(max_size=40_000), st.binary(max_size=900), st.binary(max_size=300))
+def test_the_turn_of_a_conversation_names_the_prompt_before_its_last_answer(
+    said: bytes, answer: bytes, question: bytes
+) -> None:
+    before = b"user\n" + said.replace(b"\n", b" ") + b"\n"
+    answered = before + b"assistant\n" + answer.replace(b"\n", b" ")
+    whole = answered + b"\nuser\n" + question.replace(b"\n", b" ") + b"\n"
+    (earlier,), (later,) = chains(Prompt((before,)), "m", 64, 2048), chains(Prompt((whole,)), "m", 64, 2048)
+    turn = last_turn(whole, "m", "", later, 64, 2048)
+    assert turn is not None
+    assert turn.key == earlier[-1]
+    assert later[: turn.hashes] == earlier[: turn.hashes]
+    assert len(earlier) - turn.hashes in (0, 1)
+    assert turn.blocks == len(answered) // 256
+    assert turn.answer_bytes == len(answer)
+
+
+def test_a_turn_beyond_what_is_hashed_is_none() -> None:
+    whole = b"user\n" + b"x" * 2000 + b"\nassistant\nhello\nuser\nyes\n"
+    (hashes,) = chains(Prompt((whole,)), "m", 64, 4)
+    assert last_turn(whole, "m", "", hashes, 64, 4) is None
+    assert last_turn(b"user\nhello\n", "m", "", [1], 64, 4) is None

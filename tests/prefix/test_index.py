@@ -2,8 +2,9 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.prefix.feedback import Prediction
 from proxy.prefix.hashing import Chain
-from proxy.prefix.index import Prediction, PrefixIndex
+from proxy.prefix.index import PrefixIndex
 from proxy.prefix.upkeep import WORK
 
 ROOM = 1 << 40
@@ -303,15 +304,16 @@ def test_what_was_in_flight_for_long_is_used_last_when_it_ends(index: PrefixInde
 
 def report(index: PrefixIndex, cached: int, length: int = 10, prompt_tokens: int = 1000) -> bool:
     reservation = index.reserve((blocks(1, length),), A, ROOM)
+    kept = index.observe(reservation, prompt_tokens, cached)
     index.confirm(reservation)
-    return index.observe(reservation, prompt_tokens, cached)
+    return kept
 
 
 def test_predictions_are_kept_beside_what_the_engine_reported(index: PrefixIndex) -> None:
     assert report(index, cached=0)
     assert index.prediction(A) == Prediction(0, 0)
     assert report(index, cached=900)
-    assert index.prediction(A) == Prediction(1000, 900)
+    assert index.prediction(A) == Prediction(1000, 900, 100 / 1950)
     assert index.prediction(B) == Prediction(0, 0)
 
 
@@ -329,15 +331,15 @@ def test_a_single_hit_restores_the_trust(index: PrefixIndex) -> None:
 def test_blocks_that_no_answer_had_confirmed_are_no_prediction(index: PrefixIndex) -> None:
     siblings = [index.reserve((blocks(1, 10),), A, ROOM) for _ in range(5)]
     for sibling in siblings:
-        index.confirm(sibling)
         assert index.observe(sibling, 1000, 0)
+        index.confirm(sibling)
     assert index.prediction(A) == Prediction(0, 0)
 
 
 def test_predictions_weigh_a_hash_by_what_it_stands_for(index: PrefixIndex) -> None:
     hold(index, blocks(1, 96), A)
     report(index, cached=0, length=128, prompt_tokens=256 * 64)
-    assert index.prediction(A) == Prediction(128 * 64, 0)
+    assert index.prediction(A) == Prediction(128 * 64, 0, 0.5)
 
 
 def test_short_prompts_prove_nothing(index: PrefixIndex) -> None:

@@ -6,8 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.forest import HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES
-from proxy.prefix.index import PrefixIndex, Reservation
+from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES
+from proxy.prefix.hashing import Turn
+from proxy.prefix.index import PrefixIndex
+from proxy.prefix.reservation import Reservation
 from tests.prefix.naive import Claim, NaiveIndex, Prefix
 
 CONTENTS = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=8).map(tuple)
@@ -28,6 +30,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.cut(ALL_ALIKE)
         self.endpoints = {name: Endpoint(name) for name in "abc"}
         self.in_flight: list[tuple[Reservation, Claim]] = []
+        self.asked: dict[Reservation, Prefix] = {}
         self.hashes: dict[Prefix, int] = {}
         self.seen: set[Prefix] = set()
         self.found: dict[Prefix, dict[str, int]] = {}
@@ -51,7 +54,41 @@ class AnyHistory(RuleBasedStateMachine):
     def reserve(self, chains: Sequence[Prefix], name: str, capacity: int) -> None:
         reservation = self.index.reserve([self.hashed(chain) for chain in chains], self.endpoints[name], capacity)
         self.in_flight.append((reservation, self.naive.reserve(chains, name, capacity)))
+        self.asked[reservation] = chains[0]
         self.seen.update(chains)
+
+    @rule(which=st.integers(0, 1000), blocks=st.integers(1, 4))
+    def answer(self, which: int, blocks: int) -> None:
+        if self.in_flight:
+            reservation, claim = self.in_flight[which % len(self.in_flight)]
+            self.index.answered(reservation, blocks * 64, blocks)
+            if len(reservation.spans) == 1:
+                self.naive.answer(claim, self.asked[reservation], blocks)
+
+    @rule(before=CONTENTS, further=CONTENTS, names=st.tuples(NAMES, NAMES), capacity=CAPACITIES)
+    def converse(self, before: Prefix, further: Prefix, names: tuple[str, str], capacity: int) -> None:
+        """A prompt, its answer, and the next turn, which is in flight from here on."""
+        self.reserve([before], names[0], capacity)
+        self.answer(len(self.in_flight) - 1, 2)
+        self.settle(len(self.in_flight) - 1, True)
+        if (chain := (*before, *further)[:8]) != before:
+            self.reserve([chain], names[1], capacity)
+            reservation, claim = self.in_flight[-1]
+            self.index.go_on(reservation, self.turn(before))
+            self.naive.go_on(claim, before)
+
+    @rule(which=st.integers(0, 1000))
+    def begin_to_answer(self, which: int) -> None:
+        if self.in_flight:
+            reservation, claim = self.in_flight[which % len(self.in_flight)]
+            self.index.prove(reservation)
+            self.naive.prove(claim)
+
+    @rule(name=NAMES)
+    def find_nothing(self, name: str) -> None:
+        self.index.doubt(self.endpoints[name], 0.0)
+        self.naive.doubt(name)
+        self.wait(1)
 
     @rule(which=st.integers(0, 1000), computed=st.booleans())
     def settle(self, which: int, computed: bool) -> None:
@@ -90,6 +127,21 @@ class AnyHistory(RuleBasedStateMachine):
         self.found_at = self.index.version
 
     @invariant()
+    def answers_are_found_by_what_follows_them(self) -> None:
+        for before in self.seen:
+            chain = (*before, 2)
+            turn = self.turn(before)
+            found = self.index.match(self.hashed(chain))
+            self.index.add_answer(found, turn)
+            expected = {name: self.naive.match_turn(before, chain, name, turn.blocks) for name in "abc"}
+            assert {endpoint.name: depth for endpoint, depth in found.items()} == {
+                name: depth for name, depth in expected.items() if depth
+            }
+
+    def turn(self, before: Prefix) -> Turn:
+        return Turn(self.hashed(before)[-1], len(before), self.naive.depths[len(before)] + 1, 1000)
+
+    @invariant()
     def nothing_is_left_behind(self) -> None:
         for name, endpoint in self.endpoints.items():
             expected = self.naive.pods[name].used if name in self.naive.pods else 0
@@ -103,12 +155,19 @@ class AnyHistory(RuleBasedStateMachine):
         holdings = sum(segment.holders.bit_count() for segment in segments)
         hashes = sum(len(segment.hashes) for segment in segments)
         pods = len(forest._by_number)
+        answers = sum(
+            holding.answer is not None for pod in forest._by_number if pod is not None for holding in pod.held.values()
+        )
         assert len(segments) == len(forest.segments)
         for segment in segments:
             depth = self.index.depth_of
             assert segment.blocks == depth(segment.start + len(segment.hashes)) - depth(segment.start)
         assert self.index.bytes == (
-            len(segments) * SEGMENT_BYTES + holdings * HOLDING_BYTES + hashes * HASH_BYTES + pods * POD_BYTES
+            len(segments) * SEGMENT_BYTES
+            + holdings * HOLDING_BYTES
+            + hashes * HASH_BYTES
+            + answers * ANSWER_BYTES
+            + pods * POD_BYTES
         )
 
     def teardown(self) -> None:
@@ -121,6 +180,7 @@ class AnyHistory(RuleBasedStateMachine):
             self.disturb(name, "restart")
         assert self.index.pairs == 0
         assert not self.index._forest.segments
+        assert not self.index._forest.answers
 
 
 TestAnyHistory = AnyHistory.TestCase

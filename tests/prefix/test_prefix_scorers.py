@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.core import wiring
 from proxy.core.decision import Decision, ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import Invalid
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
@@ -114,9 +114,21 @@ def test_used_endpoints_rank_behind_by_how_long_ago_they_were_used() -> None:
     assert scorer.score(RUN, ask(0), PODS) == pytest.approx([1 / 3, 1, 0, 2 / 3])
 
 
-def test_the_position_counts_in_the_whole_lru_and_the_score_stays_above_0() -> None:
+def test_only_the_order_among_the_candidates_counts() -> None:
     assert no_hit(*PODS).score(RUN, ask(0), [PODS[3], PODS[0]]) == [0.0, 1.0]
+    assert no_hit(*PODS).score(RUN, ask(0), [PODS[3], PODS[1]]) == [0.0, 1.0], "two others, of another stage, are older"
     assert no_hit(*PODS).score(RUN, ask(0), [PODS[3], PODS[1], PODS[0]]) == [0.0, 0.5, 1.0]
+
+
+def test_each_stage_of_a_cold_request_counts_for_its_own_pod() -> None:
+    scorer, request, (prefill, other, decode, another) = no_hit(), ask(0), PODS
+    answering = Exchange(request, Decision(decode, (another,), "decode", (prefill, other)), decode, 0, 0.0)
+    computing = Exchange(request, Decision(prefill, (other,)), prefill, 0, 0.0)
+    answering.stage, computing.stage = Stage.DECODE, Stage.PREFILL
+    scorer.pre_request(answering, decode)
+    scorer.pre_request(computing, prefill)
+    assert scorer.score(RUN, ask(0), [prefill, other]) == [0.0, 1.0]
+    assert scorer.score(RUN, ask(0), [decode, another]) == [0.0, 1.0]
 
 
 def test_a_prompt_without_state_is_cold_to_score_and_leaves_the_lru_alone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from proxy.core.clock import SystemClock
@@ -37,6 +37,10 @@ class Member:
         self.told: list[tuple[Kind, bytes]] = []
         self.bound: dict[str, str] = {}
         self.own_bound: list[tuple[str, Endpoint]] = []
+        self.own_doubts: dict[str, list[str]] = {}
+        self.doubts: dict[int, Mapping[str, Sequence[str]]] = {}
+        """Of others, by who has them."""
+        self.breakers: list[tuple[str, bool]] = []
         self.lost = asyncio.Event()
         self.dropped, self.garbled = Counter(), Counter()
         self.replica = Replica(
@@ -45,6 +49,9 @@ class Member:
             told=lambda kind, body: self.told.append((kind, body)),
             bound=self.bound.__setitem__,
             bindings=lambda: self.own_bound,
+            doubts=lambda: self.own_doubts,
+            doubted=self.doubts.__setitem__,
+            broke=lambda name, is_open: self.breakers.append((name, is_open)),
             lost=self.lost.set,
             dropped=self.dropped,
             garbled=self.garbled,
@@ -149,6 +156,28 @@ async def test_who_vanishes_is_forgotten_at_once() -> None:
         await it.members.pop(1).replica.close()
         await until(lambda: two.pod.load.requests == 0 and two.depth([1, 2]) == 0)
         assert it.vanished == [1]
+
+
+async def test_doubts_are_known_to_all_to_those_who_join_and_go_with_those_who_have_them() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.own_doubts["a"] = ["ill"]
+        one.replica.doubting()
+        await until(lambda: two.doubts.get(1) == {"a": ["ill"]})
+        assert Kind.DOUBTS in [kind for worker, kind, _ in it.heard if worker == 1]
+        late = await it.join(3)
+        await until(lambda: late.doubts.get(1) == {"a": ["ill"]})
+        await it.members.pop(1).replica.close()
+        await until(lambda: two.doubts[1] == late.doubts[1] == {})
+
+
+async def test_a_breaker_that_turns_is_known_to_all() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.replica.breaker_turned(one.pod, True)
+        one.replica.breaker_turned(one.pod, False)
+        await until(lambda: two.breakers == [("a", True), ("a", False)])
+        assert [kind for _, kind, _ in it.heard].count(Kind.BREAKER) == 2
 
 
 async def test_nobody_waits_for_a_slow_reader_and_it_is_told_all_when_it_reads_again() -> None:

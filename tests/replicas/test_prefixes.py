@@ -13,8 +13,8 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.prefix.depth import DEPTHS
 from proxy.prefix.hashing import Chain
-from proxy.prefix.index import Reservation
-from proxy.replicas.prefixes import SharedIndex, index_tag
+from proxy.prefix.reservation import Reservation
+from proxy.replicas.prefixes import ANEW, SharedIndex, index_tag
 from proxy.replicas.wire import Garbled, Kind
 
 ROOM = 1000
@@ -28,8 +28,9 @@ class Peer:
         self.number = number
         self.pods = {name: Endpoint(name) for name in NAMES}
         self.said: list[tuple[Kind, bytes]] = []
+        self.clock = ManualClock()
         self.index = SharedIndex(
-            ManualClock(),
+            self.clock,
             4,
             3600.0,
             1 << 20,
@@ -162,13 +163,75 @@ def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
     assert there.match([1, 2]) == {}
 
 
-@given(st.binary(max_size=60), st.sampled_from([Kind.RESERVE, Kind.SETTLE, Kind.FORGET, Kind.MEMORY]))
+@given(st.binary(max_size=60), st.sampled_from([Kind.RESERVE, Kind.RESERVE_ON, Kind.SETTLE, Kind.FORGET, Kind.MEMORY]))
 def test_garbage_does_no_harm(garbage: bytes, kind: Kind) -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2]))
     with suppress(Garbled):
         here.index.take(9, kind, (1).to_bytes(4, "little") + garbage)
     assert here.match([1, 2]) == {"a": 2}
+
+
+def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() -> None:
+    here, there = Peer(1), Peer(2)
+    turns = [list(range(1, 31)), list(range(1, 36)), list(range(1, 41))]
+    sizes = []
+    for turn in turns:
+        reservation = here.reserve(turn)
+        sizes.append(len(here.said[-1][1]))
+        exchange(here, there)
+        assert there.match(turn) == {"a": len(turn)}
+        here.index.confirm(reservation)
+        exchange(here, there)
+    assert list(map(_kind, sizes)) == [Kind.RESERVE, Kind.RESERVE_ON, Kind.RESERVE_ON]
+    assert list(there.index.memory()) == list(here.index.memory())
+    there.index.vanished(1)
+    assert there.match(turns[-1]) == {"a": 40}
+
+
+def _kind(size: int) -> Kind:
+    return Kind.RESERVE if size > 200 else Kind.RESERVE_ON
+
+
+def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
+    here, joins = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.said.clear()
+    here.reserve([1, 2, 3, 4])
+    exchange(here, joins)
+    assert joins.match([1, 2, 3, 4]) == {}
+    here.index.begin_anew()
+    for body in here.index.in_flight():
+        joins.index.take(1, Kind.RESERVE, body)
+    assert joins.match([1, 2, 3, 4]) == {"a": 4}
+    here.reserve([1, 2, 3, 5])
+    exchange(here, joins)
+    assert joins.match([1, 2, 3, 5]) == {"a": 4}
+
+
+def test_who_does_not_know_what_a_prompt_goes_on_from_knows_it_a_minute_later() -> None:
+    here, forgetful = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    exchange(here, forgetful)
+    forgetful.index.forget(forgetful.pods["a"])
+    here.reserve([1, 2, 3, 4])
+    exchange(here, forgetful)
+    assert forgetful.match([1, 2, 3, 4]) == {}
+    here.clock.advance(ANEW)
+    here.reserve([1, 2, 3, 5])
+    exchange(here, forgetful)
+    assert forgetful.match([1, 2, 3, 5]) == {"a": 4}
+
+
+def test_a_pod_that_was_forgotten_is_told_whole_prompts() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    exchange(here, there)
+    here.index.lost(here.pods["a"])
+    here.index.forget(here.pods["a"])
+    here.reserve([1, 2, 3, 4])
+    exchange(here, there)
+    assert there.match([1, 2, 3, 4]) == {"a": 4}
 
 
 @pytest.mark.parametrize("cut", [1, 8, 17])

@@ -15,6 +15,9 @@ from tests.scenarios.stack import BLIND, Stack, stack, until
 SLOW = SimConfig(timing=StepTiming(base=0.05, per_prefill_token=0.0))
 """A burst has arrived long before the first answer."""
 
+LONG_PREFILLS = SimConfig(timing=StepTiming(per_prefill_token=0.0002))
+"""What chance there is in the times of a busy machine is little of what a prompt takes, so that pods are alike."""
+
 THREE_TO_ONE = [{"weight": 3}, {"weight": 1}]
 
 
@@ -92,7 +95,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 async def test_conversations_stay_with_their_pod_and_documents_are_shared_out() -> None:
     documents = [f"document {number}: " + "words of its own " * 200 for number in range(8)]
-    async with stack(4, settings=BLIND) as s:
+    async with stack(4, LONG_PREFILLS, BLIND) as s:
         homes = {}
         for document in documents:
             response, _ = await s.chat(document)

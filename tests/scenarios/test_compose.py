@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -37,6 +38,10 @@ class Stack:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Stack:
+        """With the configurations of the containers, on loopback."""
+        self._config = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        for file in (ROOT / "config").glob("*.yaml"):
+            (self._config / file.name).write_text(file.read_text().replace("0.0.0.0", "127.0.0.1"))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -67,12 +72,16 @@ class Stack:
 
     def serve(self, service: str) -> None:
         data, admin = self.port(service, 8000), self.port(service, 9190)
-        self.start(service, SERVICES[service]["command"], ["--port", str(data), "--admin-port", str(admin)])
+        self.start(
+            service,
+            SERVICES[service]["command"],
+            ["--host", "127.0.0.1", "--port", str(data), "--admin-port", str(admin)],
+        )
 
     def local(self, text: str) -> str:
         """As the text reads in the container, said of this machine."""
         text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: self._environ.get(match[1], match[2]), text)
-        text = text.replace("/etc/kvlane", str(ROOT / "config"))
+        text = text.replace("0.0.0.0", "127.0.0.1").replace("/etc/kvlane", str(self._config))
         return re.sub(r"http://([a-z0-9-]+):(\d+)", self._address, text)
 
     def _address(self, match: re.Match[str]) -> str:
@@ -144,7 +153,7 @@ def test_the_default_stack_answers_through_every_pod(running: Stack) -> None:
 def test_the_default_stack_shows_metrics_to_all_and_the_rest_to_holders_of_the_key(running: Stack) -> None:
     status, metrics = running.ask("kvlane", 9190, "/metrics")
     assert status == 200
-    assert "\nkvlane_pool_ready_endpoints 4.0\n" in metrics
+    assert '\nkvlane_pool_ready_endpoints{pool="default"} 4.0\n' in metrics
     assert running.ask("kvlane", 9190, "/healthz")[0] == 200
     assert running.ask("kvlane", 9190, "/readyz")[0] == 200
     assert running.ask("kvlane", 9190, "/admin/pods")[0] == 401
@@ -152,14 +161,18 @@ def test_the_default_stack_shows_metrics_to_all_and_the_rest_to_holders_of_the_k
 
 
 def test_the_stack_of_real_pods_finds_them_under_their_names(running: Stack) -> None:
-    assert {name for name, one in SERVICES.items() if one.get("profiles")} == {"kvlane-vllm", "vllm-0", "vllm-1"}
+    assert {name for name, one in SERVICES.items() if one.get("profiles") == ["vllm"]} == {
+        "kvlane-vllm",
+        "vllm-0",
+        "vllm-1",
+    }
     assert running.ask("kvlane-vllm", 8000, "/v1/chat/completions", CHAT)[0] == 200
-    assert "\nkvlane_pool_ready_endpoints 2.0\n" in running.ask("kvlane-vllm", 9190, "/metrics")[1]
+    assert '\nkvlane_pool_ready_endpoints{pool="default"} 2.0\n' in running.ask("kvlane-vllm", 9190, "/metrics")[1]
 
 
 def test_what_is_mounted_exists_and_says_the_names_of_the_stack() -> None:
     mounted = [volume for one in SERVICES.values() for volume in one.get("volumes", []) if volume.startswith("./")]
-    assert len(mounted) == 3
+    assert len(mounted) == 4
     for volume in mounted:
         assert (ROOT / volume.split(":")[0]).exists(), volume
     deploy = ROOT / "config" / "deploy"

@@ -187,7 +187,7 @@ class Knotty(PreRequest):
 async def test_a_plugin_that_makes_cycles_does_not_fill_the_memory() -> None:
     registry = Registry([*Registry.discover(), Knotty])
     async with proxy(registry, {"plugins": [{"type": "knotty"}]}) as app:
-        knotty = app.scheduling.instances["knotty"]
+        knotty = app.schedulings["default"].instances["knotty"]
         assert isinstance(knotty, Knotty)
         async with Collector(lambda: False, lambda: (200 + len(knotty.alive)) * MIB) as collector:
             alive = []

@@ -150,7 +150,7 @@ def names(s: Stack) -> set[str]:
 
 async def test_a_pod_that_died_returns_with_an_empty_cache_and_is_used_again() -> None:
     prompt = "warm words " * 800
-    async with stack(2) as s:
+    async with stack(2, settings={"reliability": {"breaker": {"slowStart": 0}}}) as s:
         first, _ = await s.chat(prompt)
         name = first.headers["x-kvlane-endpoint"]
         pod, endpoint = s.pod(name), s.app.fleet.get(name)

@@ -55,6 +55,8 @@ async def test_what_is_no_request_is_counted_as_one_that_was_refused() -> None:
         found = await samples(s)
         assert total(found, "kvlane_requests_total", 'outcome="refused"', 'path="other"', 'status="4xx"') == 1
         assert found['kvlane_refused_total{reason="invalid-request"}'] == 1
+        assert found['kvlane_client_connections_refused_total{reason="bad-request"}'] == 1
+        assert found['kvlane_client_connections_refused_total{reason="tls-handshake"}'] == 0
 
 
 async def test_tokens_and_hits_are_those_that_the_pods_report() -> None:
@@ -131,11 +133,11 @@ async def test_a_retry_is_an_attempt_of_its_own() -> None:
 
 async def test_pod_states_follow_the_pods() -> None:
     async with stack(2) as s:
-        assert (await samples(s))["kvlane_pool_ready_endpoints"] == 2
+        assert (await samples(s))['kvlane_pool_ready_endpoints{pool="default"}'] == 2
         await s.pods[0].kill()
         await until(gone(s))
         found = await samples(s)
-        assert found["kvlane_pool_ready_endpoints"] == 1
+        assert found['kvlane_pool_ready_endpoints{pool="default"}'] == 1
         assert found['kvlane_endpoint_state{endpoint="pod-0",state="ejected"}'] == 1
         assert total(found, "kvlane_endpoint_state", 'endpoint="pod-0"') == 1
 

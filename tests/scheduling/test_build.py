@@ -136,13 +136,10 @@ class TestWhatIsInjected:
     def test_without_a_section_the_default_profile_decides(self) -> None:
         built = scheduling(None)
         assert uses(built) == [
-            ("prefix-cache-scorer", 3.0, "injected"),
-            ("queue-scorer", 2.0, "injected"),
-            ("kv-cache-utilization-scorer", 2.0, "injected"),
-            ("active-request-scorer", 1.0, "injected"),
+            ("latency-scorer", 1.0, "injected"),
             ("max-score-picker", 1.0, "injected"),
         ]
-        assert "approx-prefix-cache-producer" in built.instances
+        assert {"approx-prefix-cache-producer", "predicted-latency-producer"} <= set(built.instances)
         assert {plugin.origin.value for plugin in built.effective.plugins} == {"injected"}
 
     def test_without_profiles_every_filter_scorer_and_picker_makes_one_in_the_order_of_the_file(self) -> None:
@@ -223,7 +220,7 @@ class TestWhatIsRefused:
         (fault,) = complaints({"plugins": [{"type": "queue-scorer"}], "schedulingProfiles": profiles})
         assert fault == "schedulingProfiles: several profiles (a, b) and no profile handler that chooses"
 
-    @pytest.mark.parametrize("type_name", ["disagg-profile-handler", "header-profile-handlr"])
+    @pytest.mark.parametrize("type_name", ["data-parallel-profile-handler", "header-profile-handlr"])
     def test_a_handler_that_is_misspelt_or_not_yet_supported_is_not_called_missing_as_well(
         self, type_name: str
     ) -> None:
@@ -353,7 +350,8 @@ class TestAssembly:
         def wrap(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
             return copy.copy(plugin) if point in (DataProducer, PreRequest, PostResponse) else plugin
 
-        built = scheduling({"plugins": types("approx-prefix-cache-producer")}, watch=Watch(wrap, every=2))
+        document = {"plugins": types("approx-prefix-cache-producer", "queue-scorer")}
+        built = scheduling(document, watch=Watch(wrap, every=2))
         plain = (built.instances["approx-prefix-cache-producer"],)
         assert built.producers == plain
         for rounds in (built.producer_rounds, built.pre_request_rounds, built.post_response_rounds):

@@ -50,7 +50,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
         [
             "unknown field 'plugin'; did you mean 'plugins'?",
             "apiVersion: 'llm-d.ai/v1alpha2' is none of llm-d.ai/v1alpha1, inference.networking.x-k8s.io/v1alpha1",
-            "flowControl: is not yet supported",
+            "flowControl: needs the feature gate 'flowControl'",
             "featureGates[0]: unknown feature gate 'flowControll'; did you mean 'flowControl'?",
             "featureGates[1]: 'haPopulateNonLeaderDatastore' must be true or false, not 'maybe'",
             "plugins.approx: unknown plugin type 'aprox-prefix-cache-producer'; "
@@ -60,7 +60,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
             "plugins.kv-cache-utilization-scorer: two plugins have this name",
             "plugins.pick: unknown field 'maxNumOfEndpoint'; did you mean 'maxNumOfEndpoints'?",
             "plugins.nameless.type: is required",
-            "plugins.decider: 'prefix-based-pd-decider' is not yet supported",
+            "plugins.source: 'p2p-source-producer' is not yet supported",
             "plugins.metrics-data-source.scheme: 'ftp' is none of http, https",
             "plugins.metrics-data-source.interval: 'fast' is not a duration; write 250ms, 15s, 5m or 1h30m",
             "schedulingProfiles.decode.plugins[0].pluginRef: no plugin is named 'queue-scorrer'; "
@@ -128,13 +128,13 @@ def test_gates_are_known_by_name_and_value() -> None:
 def test_a_type_of_later_work_is_no_typo_and_may_be_referred_to() -> None:
     document = read(
         {
-            "plugins": [{"type": "disagg-profile-handler"}, {"name": "sat", "type": "utilization-detector"}],
-            "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "sat"}]}],
+            "plugins": [{"type": "data-parallel-profile-handler"}, {"name": "fair", "type": "program-aware-fairness"}],
+            "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "fair"}]}],
         }
     )
     assert faults(document) == [
-        "plugins.disagg-profile-handler: 'disagg-profile-handler' is not yet supported",
-        "plugins.sat: 'utilization-detector' is not yet supported",
+        "plugins.data-parallel-profile-handler: 'data-parallel-profile-handler' is not yet supported",
+        "plugins.fair: 'program-aware-fairness' is not yet supported",
     ]
 
 
@@ -155,7 +155,9 @@ def test_two_sources_of_metrics_are_one_too_many() -> None:
 
 
 keys = st.sampled_from(["plugins", "schedulingProfiles", "dataLayer", "requestHandler", "featureGates", "type", "name"])
-words = st.sampled_from(["queue-scorer", "max-score-picker", "disagg-profile-handler", "file-discovery", "x", ""])
+words = st.sampled_from(
+    ["queue-scorer", "max-score-picker", "data-parallel-profile-handler", "file-discovery", "x", ""]
+)
 values = st.recursive(
     words | st.none() | st.booleans() | st.integers() | st.floats(),
     lambda inner: (

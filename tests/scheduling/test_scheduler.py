@@ -86,7 +86,7 @@ def test_a_handler_that_leaves_nothing_to_discuss_has_shadows_too() -> None:
         Silent("all"),
         keeps("all", "a"),
         shadows=[keeps("shadow", "b", shadow=True)],
-        on_shadow=lambda decision, result: seen.append((decision, result)),
+        on_shadow=lambda request, decision, result: seen.append((decision, result)),
     )
     decision = observed.schedule(request(), [A, B])
     assert [(told is decision, result.best) for told, result in seen] == [(True, B)]
@@ -150,7 +150,7 @@ def test_a_shadow_runs_after_the_decision_and_never_changes_it() -> None:
         decides_by("all"),
         keeps("all", "a", "b"),
         shadows=[keeps("trial", "b", shadow=True)],
-        on_shadow=lambda decision, result: seen.append((decision.target, result.best)),
+        on_shadow=lambda request, decision, result: seen.append((decision.target, result.best)),
     )
     assert built.schedule(request(), [A, B]).target is A
     assert seen == [(A, B)]

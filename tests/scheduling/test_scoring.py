@@ -13,7 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.guard import GuardedScorer
-from proxy.scheduling.scoring import Scoring, UnguardedScoring
+from proxy.scheduling.scoring import Scoring, UnguardedScoring, unguarded
 from tests.scheduling.situations import RUN, pod, request
 
 PODS = [pod("a"), pod("b"), pod("c")]
@@ -36,15 +36,15 @@ class Giving(Scorer):
 Outcome = tuple[list[float], list[tuple[str, str]]]
 
 
-def outcome(kind: type[Scoring], scorers: Sequence[Giving], shares: Sequence[float]) -> Outcome:
-    """Totals, and what was reported."""
+def outcome(kind: Any, scorers: Sequence[Giving], shares: Sequence[float]) -> Outcome:
+    """Totals, and what was reported. `kind` is a Scoring, or gives its `totals`."""
     faults: list[tuple[str, str]] = []
     guards = [
         GuardedScorer(scorer, str(index), lambda name, fault: faults.append((name, fault)))
         for index, scorer in enumerate(scorers)
     ]
-    scoring: Any = kind(guards, shares)
-    return scoring.totals(RUN, request(), PODS), faults
+    made = kind(guards, shares)
+    return list(getattr(made, "totals", made)(RUN, request(), PODS)), faults
 
 
 good = st.lists(st.floats(0, 1) | st.sampled_from([0, 1]), min_size=3, max_size=3)
@@ -59,6 +59,18 @@ strange = (
 def test_together_or_one_by_one_the_totals_and_the_faults_are_the_same(given: list[tuple[Any, float]]) -> None:
     scorers, shares = [Giving(scores) for scores, _ in given], [share for _, share in given]
     assert outcome(UnguardedScoring, scorers, shares) == outcome(Scoring, scorers, shares)
+
+
+@given(good | strange, st.sampled_from([1.0, 0.5]))
+def test_of_a_sole_scorer_too_the_totals_and_the_faults_are_the_same(given: Any, share: float) -> None:
+    assert outcome(unguarded, [Giving(given)], [share]) == outcome(Scoring, [Giving(given)], [share])
+
+
+def test_a_sole_scorer_is_asked_once_whatever_it_says() -> None:
+    for said in ([0.1, 0.2, 0.3], [0.0, 2.0, 0.0], None):
+        sole = Giving(said)
+        outcome(unguarded, [sole], [1.0])
+        assert sole.calls == 1
 
 
 @given(st.lists(st.tuples(good, st.floats(0, 1)), min_size=1, max_size=4))

@@ -42,7 +42,7 @@ async def test_a_fleet_that_cannot_start_leaves_no_pod_behind() -> None:
 async def test_serving_goes_on_until_it_is_cancelled() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    serving = asyncio.get_running_loop().create_task(serve(SimConfig(), pods=1, host="127.0.0.1", port=port))
+    serving = asyncio.get_running_loop().create_task(serve([SimConfig()], host="127.0.0.1", port=port))
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         while True:
             try:

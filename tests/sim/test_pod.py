@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from proxy.sim import SimConfig, SimPod, StepTiming
+from proxy.sim.prompt import text_hash
 from tests.sim.support import CHAT, USER, nobody_is_left, post, until
 
 COMPLETIONS = "/v1/completions"
@@ -171,3 +172,14 @@ async def test_waits_are_divided_by_the_time_scale() -> None:
     async with serving(SimConfig(timing=timing, time_scale=1_000)) as (_, client):
         async with asyncio.timeout(5):
             await post(client, CHAT, messages=USER, max_tokens=50)
+
+
+async def test_a_prompt_that_goes_on_from_an_answer_that_was_laid_down_finds_it_in_the_cache() -> None:
+    asked, answer = "p" * 400, "what was to be said" + "." * 109
+    config = SimConfig(answers={text_hash(asked.encode()): answer.encode()})
+    async with serving(config) as (_, client):
+        said = await post(client, COMPLETIONS, prompt=asked, max_tokens=100)
+        assert said["choices"][0]["text"] == answer
+        assert said["usage"]["completion_tokens"] == 32
+        again = await post(client, COMPLETIONS, prompt=f"{asked}{answer} And then?", max_tokens=1)
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 128

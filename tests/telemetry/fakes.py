@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.identity import Identity
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
@@ -23,9 +24,10 @@ from proxy.telemetry.observer import Observer
 @dataclass
 class FakeFleet:
     endpoints: list[Endpoint] = field(default_factory=list)
+    pools: tuple[str, ...] = (DEFAULT_POOL,)
 
-    def add(self, name: str, **fields: object) -> Endpoint:
-        endpoint = Endpoint(name, state=EndpointState.READY)
+    def add(self, name: str, pool: str = DEFAULT_POOL, **fields: object) -> Endpoint:
+        endpoint = Endpoint(name, pool=pool, state=EndpointState.READY)
         endpoint.publish(Metrics(scraped_at=0.0, freshness=Freshness.FRESH, **fields), 0)  # type: ignore[arg-type]
         self.endpoints.append(endpoint)
         return endpoint
@@ -35,6 +37,10 @@ class FakeFleet:
 class FakeIndex:
     pairs: int = 0
     bytes: int = 0
+    error: float = 0.0
+
+    def prediction_error(self, endpoint: Endpoint) -> float:
+        return self.error
 
 
 @dataclass
@@ -46,6 +52,7 @@ class FakeCall:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"{}"
     received_at: float = 0.0
+    identity: Identity | None = None
 
 
 class World:
@@ -56,7 +63,8 @@ class World:
         self.catalogue = Catalogue("1.2.3")
         self.fleet = FakeFleet()
         self.index = FakeIndex()
-        self.series = EndpointSeries(self.catalogue, self.fleet, [self.index], self.clock, limit)
+        indexes = [self.index]
+        self.series = EndpointSeries(self.catalogue, self.fleet, indexes, self.clock, limit, estimates=indexes)
         self.observer = Observer(self.catalogue, self.series, self.clock, access_log, limit)
         self.exposition = Exposition(self.catalogue, self.series, self.observer)
 

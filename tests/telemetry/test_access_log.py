@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Reason
 from proxy.core.exchange import Ending, Usage
-from proxy.telemetry import access_log, observer
+from proxy.core.identity import Identity
+from proxy.telemetry import line_writer, observer
 from proxy.telemetry.access_log import FIELDS, AccessLog, lines_of
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.logs import json_line
@@ -65,7 +66,7 @@ async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
     world.clock.advance(1.5)
     exchange = world.leg(world.fleet.add("pod-a"), attempt=1)
     async with log:
-        world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE, exchange)
+        world.observer.request_ended(FakeCall(identity=Identity("k", "acme")), 200, Ending.COMPLETE, exchange)
         world.observer.flush()
     assert output.lines == [
         {
@@ -84,6 +85,8 @@ async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
             "cached_tokens": 64,
             "bytes": 5000,
             "attempts": 2,
+            "key": "k",
+            "tenant": "acme",
         }
     ]
     assert tuple(output.lines[0]) == FIELDS
@@ -141,7 +144,7 @@ async def test_a_few_lines_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "BACKLOG", 1000)
+    monkeypatch.setattr(line_writer, "BACKLOG", 1000)
     output, lost = Output(), Counter()
     output.gate.clear()
     async with log_to(output, lost) as log:
@@ -153,7 +156,7 @@ async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: p
 
 
 async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "STOP_TIMEOUT", 0.02)
+    monkeypatch.setattr(line_writer, "STOP_TIMEOUT", 0.02)
     output = Output()
     output.gate.clear()
     async with asyncio.timeout(3), log_to(output) as log:
@@ -193,7 +196,7 @@ LEGS = st.tuples(
     st.integers(0, 9),
 )
 RECORDS = st.tuples(
-    st.tuples(TEXT, TEXT, TEXT, SECONDS),
+    st.tuples(TEXT, TEXT, TEXT, SECONDS, st.none() | st.builds(Identity, TEXT, TEXT)),
     SECONDS,
     st.integers(100, 599),
     st.sampled_from([*Ending, *Reason]),
@@ -212,7 +215,7 @@ def test_a_batch_reads_as_its_lines_one_by_one(records: list[Record], epoch: flo
 
 
 def plain_line(record: Record, epoch: float) -> bytes:
-    (request_id, method, path, received_at), ended_at, status, outcome, sent, leg = record
+    (request_id, method, path, received_at, identity), ended_at, status, outcome, sent, leg = record
     model, endpoint, first, usage, received, attempt = leg
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(ended_at + epoch, UTC),
@@ -230,5 +233,7 @@ def plain_line(record: Record, epoch: float) -> bytes:
         "cached_tokens": usage and usage.cached_tokens,
         "bytes": sent or received,
         "attempts": attempt + 1,
+        "key": identity and identity.name,
+        "tenant": identity and identity.tenant,
     }
     return json_line({name: value for name, value in fields.items() if value is not None})

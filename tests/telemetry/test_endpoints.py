@@ -110,14 +110,25 @@ def test_the_pool_is_the_mean_of_its_ready_pods() -> None:
     world.fleet.add("pod-b", waiting=4, kv_usage=0.6)
     world.fleet.add("pod-c", waiting=90, kv_usage=1.0).state = EndpointState.EJECTED
     seen = world.scrape()
-    assert seen["kvlane_pool_ready_endpoints"] == {(): 2}
-    assert seen["kvlane_pool_waiting_requests_mean"] == {(): 3}
-    assert seen["kvlane_pool_kv_cache_usage_ratio_mean"][()] == pytest.approx(0.4)
+    assert seen["kvlane_pool_ready_endpoints"] == {("default",): 2}
+    assert seen["kvlane_pool_waiting_requests_mean"] == {("default",): 3}
+    assert seen["kvlane_pool_kv_cache_usage_ratio_mean"][("default",)] == pytest.approx(0.4)
+
+
+def test_each_pool_has_the_mean_of_its_own_pods_and_one_that_is_gone_has_none() -> None:
+    world = World()
+    world.fleet.pools = ("default", "large")
+    world.fleet.add("pod-a", waiting=2)
+    world.fleet.add("pod-b", "large", waiting=4)
+    world.fleet.add("pod-c", "large", waiting=6)
+    assert world.scrape()["kvlane_pool_waiting_requests_mean"] == {("default",): 2, ("large",): 5}
+    world.fleet.pools = ("default",)
+    assert world.scrape()["kvlane_pool_waiting_requests_mean"] == {("default",): 2}
 
 
 def test_an_empty_fleet_is_exposed_as_zeros() -> None:
     seen = World().scrape()
-    assert seen["kvlane_pool_ready_endpoints"] == seen["kvlane_pool_waiting_requests_mean"] == {(): 0}
+    assert seen["kvlane_pool_ready_endpoints"] == seen["kvlane_pool_waiting_requests_mean"] == {("default",): 0}
 
 
 def test_a_stale_scrape_shows_its_age() -> None:
@@ -130,10 +141,12 @@ def test_a_stale_scrape_shows_its_age() -> None:
 
 def test_the_prefix_index_is_read_when_it_is_exposed() -> None:
     world = World()
-    world.index.pairs, world.index.bytes = 1000, 140_000
+    world.index.pairs, world.index.bytes, world.index.error = 1000, 140_000, 0.125
+    world.fleet.add("pod-a")
     seen = world.scrape()
     assert seen["kvlane_prefix_index_blocks"] == {(): 1000}
     assert seen["kvlane_prefix_index_bytes"] == {(): 140_000}
+    assert seen["kvlane_endpoint_prefix_prediction_error_ratio"] == {("pod-a",): 0.125}
 
 
 def test_the_worst_of_several_predictors_is_shown_and_nothing_without_any() -> None:

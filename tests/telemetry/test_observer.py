@@ -5,6 +5,8 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
@@ -74,6 +76,47 @@ def test_an_error_of_a_pod_has_no_latencies_and_no_tokens() -> None:
     for name in ("time_to_first_token", "time_per_output_token", "request_duration"):
         assert sum(seen[f"kvlane_{name}_seconds_count"].values()) == 1
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+
+
+Leg = tuple[str, bool, int | None, Usage | None, float | None]
+"""Model, stream, status, usage, and when the last byte came."""
+
+legs = st.tuples(
+    st.sampled_from(["a", "b", "c"]),
+    st.booleans(),
+    st.sampled_from([200, 201, 399, 400, 503, None]),
+    st.builds(Usage, st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 9)) | st.none(),
+    st.sampled_from([2.0, None]),
+)
+
+
+@given(st.lists(legs, max_size=12))
+def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Leg]) -> None:
+    together, alone = World(), World()
+    for world in (together, alone):
+        endpoint = world.fleet.add("pod-a")
+        for model, stream, status, usage, last in given:
+            exchange = world.leg(endpoint, model, stream=stream)
+            exchange.status, exchange.usage, exchange.last_byte_at = status, usage, last
+            if status is not None:
+                world.observer.first_byte(exchange)
+            world.observer.leg_ended(exchange)
+            if world is alone:
+                world.observer.flush()
+    batch, single = together.scrape(), alone.scrape()
+    for name in (
+        *("prompt_tokens_total", "completion_tokens_total", "cached_tokens_total"),
+        *("prefix_actual_prompt_tokens_total", "prefix_actual_hit_tokens_total", "attempts_total"),
+        *("time_to_first_token_seconds_count", "time_to_first_token_seconds_sum"),
+        *("time_per_output_token_seconds_count", "time_per_output_token_seconds_sum"),
+    ):
+        assert batch[f"kvlane_{name}"] == pytest.approx(single[f"kvlane_{name}"])
+    whole = {model: [leg for leg in given if leg[0] == model and leg[2] in (200, 201, 399)] for model in "abc"}
+    assert batch["kvlane_completion_tokens_total"] == {
+        (model,): sum(usage.completion_tokens for _, _, _, usage, _ in answered if usage)
+        for model, answered in whole.items()
+        if answered
+    }
 
 
 def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> None:

@@ -39,19 +39,26 @@ class Pending:
         self._connection = connection
         self._response: http.client.HTTPResponse | None = None
 
+    @property
+    def pod(self) -> str:
+        """The pod that the proxy chose; waits for the head of the answer."""
+        return str(self._begun().getheader("x-kvlane-endpoint"))
+
     def read(self, size: int) -> bytes:
         """Waits for so many bytes of the body."""
-        if self._response is None:
-            self._response = self._connection.getresponse()
-        return self._response.read(size)
+        return self._begun().read(size)
 
     def read_all(self) -> bytes:
         """Up to the end, whether it is a good one or not."""
-        assert self._response is not None
         try:
-            return self._response.read()
+            return self._begun().read()
         except http.client.IncompleteRead as cut:
             return cut.partial
+
+    def _begun(self) -> http.client.HTTPResponse:
+        if self._response is None:
+            self._response = self._connection.getresponse()
+        return self._response
 
     def hang_up(self) -> float:
         """The time at which the client has left."""

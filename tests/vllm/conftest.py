@@ -13,7 +13,7 @@ from subprocess import CalledProcessError
 import pytest
 
 from tests.vllm import fleet as fleets
-from tests.vllm.fleet import Fleet
+from tests.vllm.fleet import Fleet, Vllm
 from tests.vllm.report import Check, facts, page
 
 PYTHON = "KVLANE_VLLM_PYTHON"
@@ -29,17 +29,25 @@ FACTS = pytest.StashKey[dict[str, str]]()
 
 
 @pytest.fixture(scope="session")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Vllm:
     python = os.environ.get(PYTHON)
     if python is None:
         pytest.skip("needs two real vLLM engines: make test-vllm")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the engines end with us then, too
+    try:
+        return fleets.written(Path(python), tmp_path_factory.mktemp("served"))
+    except (OSError, CalledProcessError) as error:
+        pytest.exit(str(error), returncode=1)
+
+
+@pytest.fixture(scope="session")
+def fleet(request: pytest.FixtureRequest, vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(fleets.running(Path(python).absolute(), tmp_path_factory.mktemp("vllm")))
-        except (RuntimeError, CalledProcessError) as error:
+            running = stack.enter_context(fleets.running(vllm, tmp_path_factory.mktemp("vllm")))
+        except RuntimeError as error:
             pytest.exit(str(error), returncode=1)
-        request.session.stash[FACTS] = facts(Path(python), running)
+        request.session.stash[FACTS] = facts(vllm.python, running)
         yield running
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ ENVIRON = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -50,6 +52,9 @@ class Engine:
     name: str
     http: Client
     program: Program
+    events: int
+    replay: int
+    """Ports: of its KV events, and where it is asked for those that were missed."""
 
     @property
     def url(self) -> str:
@@ -94,6 +99,8 @@ class Fleet:
 
     engines: Sequence[Engine]
     proxy: Proxy
+    model: Path
+    """The folder of the model."""
 
     @property
     def http(self) -> Client:
@@ -114,26 +121,59 @@ class Fleet:
         return sum(engine.busy() for engine in self.engines)
 
 
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """`python` has it; the others are the folders of what it serves."""
+
+    python: Path
+    model: Path
+    adapter: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How an engine is started. Engines of even numbers are on one core, the others on another."""
+
+    number: int
+    flags: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def written(python: Path, folder: Path) -> Vllm:
+    vllm = Vllm(python.absolute(), folder / "model", folder / "adapter")
+    subprocess.run([vllm.python, Path(__file__).with_name("tiny_model.py"), vllm.model, vllm.adapter], check=True)
+    return vllm
+
+
 @contextmanager
-def running(python: Path, folder: Path) -> Iterator[Fleet]:
-    """`python` has vLLM; `folder` takes model and logs."""
-    model, adapter = folder / "model", folder / "adapter"
-    subprocess.run([python, Path(__file__).with_name("tiny_model.py"), model, adapter], check=True)
-    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}")
+def running(vllm: Vllm, folder: Path) -> Iterator[Fleet]:
+    """`folder` takes logs."""
+    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={vllm.adapter}")
     with ExitStack() as stack:
-        engines = [_start(stack, python, model, folder, number, lora if number else ()) for number in range(2)]
-        for engine in engines:
-            engine.program.wait_until(engine.http.up, START_UP)
+        engines = started(stack, vllm, folder, [Start(0), Start(1, lora)])
         serving = stack.enter_context(proxy([engine.url for engine in engines], folder / "proxy.log"))
-        yield Fleet(engines, serving)
+        yield Fleet(engines, serving, vllm.model)
+
+
+def started(stack: ExitStack, vllm: Vllm, folder: Path, starts: Sequence[Start]) -> list[Engine]:
+    """All at once; they run as long as the stack."""
+    engines = [_start(stack, vllm, folder, start) for start in starts]
+    for engine in engines:
+        engine.program.wait_until(engine.http.up, START_UP)
+    return engines
 
 
 @contextmanager
-def proxy(urls: Sequence[str], log: Path) -> Iterator[Proxy]:
+def proxy(urls: Sequence[str], log: Path, config: str = "") -> Iterator[Proxy]:
+    """Of the default configuration, or of a YAML text, which says what its pods are."""
     port, admin = free_port(), free_port()
     command = [str(Path(sys.executable).with_name("kvlane")), "serve", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--admin-port", str(admin)]
-    command += [part for url in urls for part in ("--pod", url)]
+    command += [part for url in urls if not config for part in ("--pod", url)]
+    if config:
+        file = log.with_suffix(".yaml")
+        file.write_text(config)
+        command += ["-c", str(file)]
     with Program(command, log) as program:
         serving = Proxy(Client(f"127.0.0.1:{port}"), Client(f"127.0.0.1:{admin}"), program)
         program.wait_until(serving.http.up, 20.0)
@@ -155,12 +195,14 @@ def sum_of(exposition: str, metric: str) -> float:
     return sum(map(float, found))
 
 
-def _start(stack: ExitStack, python: Path, model: Path, folder: Path, number: int, more: Sequence[str]) -> Engine:
-    port = free_port()
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, *more]
+def _start(stack: ExitStack, vllm: Vllm, folder: Path, start: Start) -> Engine:
+    port, events, replay = free_port(), free_port(), free_port()
+    command = [str(vllm.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(vllm.model)]
+    told = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": f"kv@127.0.0.1:{port}@{MODEL}"}
+    told |= {"endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+    command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, "--kv-events-config", json.dumps(told)]
     cores = sorted(os.sched_getaffinity(0))
-    environ = {**ENVIRON, "VLLM_CPU_OMP_THREADS_BIND": str(cores[number % len(cores)])}
-    program = Program(command, folder / f"engine-{number}.log", environ)
+    environ = {**ENVIRON, "VLLM_CPU_OMP_THREADS_BIND": str(cores[start.number % len(cores)]), **start.environ}
+    program = Program([*command, *start.flags], folder / f"engine-{start.number}.log", environ)
     name = f"127.0.0.1:{port}"
-    return Engine(name, Client(name), stack.enter_context(program))
+    return Engine(name, Client(name), stack.enter_context(program), events, replay)

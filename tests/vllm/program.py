@@ -67,9 +67,20 @@ class Program:
         self._process.kill()
         self._signal_group(signal.SIGTERM)
 
+    def signal_workers(self, number: int, named: bytes = b"") -> int:
+        """To all that it has started, or to those with this in their names, but not to itself; how many that were."""
+        workers = [pid for pid, state, group in _processes() if self._is_worker(pid, state, group, named)]
+        for pid in workers:
+            os.kill(pid, number)
+        return len(workers)
+
     def stop(self) -> int:
         """Its exit status; negative is the signal that ended it."""
         self.terminate()
+        return self.ended()
+
+    def ended(self) -> int:
+        """The exit status of what was told to stop."""
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -86,7 +97,13 @@ class Program:
 
     def _runs(self) -> bool:
         """Whether anybody in the group does; who is dead and has not been buried does not."""
-        return any(group == self._process.pid and state != "Z" for state, group in _states_and_groups())
+        return any(group == self._process.pid and state != "Z" for _, state, group in _processes())
+
+    def _is_worker(self, pid: int, state: str, group: int, named: bytes) -> bool:
+        if group != self._process.pid or pid == self._process.pid or state == "Z":
+            return False
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"resource_tracker" not in command and named in command
 
     @property
     def _name(self) -> str:
@@ -104,9 +121,9 @@ def free_port() -> int:
         return port
 
 
-def _states_and_groups() -> Iterator[tuple[str, int]]:
-    """Of every process there is."""
+def _processes() -> Iterator[tuple[int, str, int]]:
+    """Number, state and group of every process there is."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             state, _, group = path.read_text().rpartition(")")[2].split()[:3]
-            yield state, int(group)
+            yield int(path.parent.name), state, int(group)

@@ -10,7 +10,7 @@ import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import cast
+from typing import Self, cast
 
 from tests.vllm.client import Answer, read_answer
 
@@ -38,7 +38,7 @@ class Tap:
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection)
 
-    def __enter__(self) -> Tap:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
         return self
@@ -66,9 +66,9 @@ class Tap:
         recording = Recording()
         self._recordings.append(recording)
         with closing(socket.create_connection(self._target)) as server:
-            upwards = threading.Thread(target=_pass_on, args=(client, server, recording.up))
+            upwards = threading.Thread(target=pass_on, args=(client, server, recording.up))
             upwards.start()
-            _pass_on(server, client, recording.down)
+            pass_on(server, client, recording.down)
             upwards.join()
 
 
@@ -82,7 +82,7 @@ class _Played:
         return io.BytesIO(self._content)
 
 
-def _pass_on(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
+def pass_on(source: socket.socket, sink: socket.socket, heard: bytearray) -> None:
     with suppress(OSError):
         while piece := source.recv(65536):
             heard += piece

@@ -64,7 +64,7 @@ def test_clients_that_leave_all_at_once_leave_nothing_behind(fleet: Fleet, recor
         left = [stream.hang_up() for stream in streams][-1]
         took = seconds_to_idle(fleet, left)
     assert took < 3 * LONGEST, "under this load a step takes longer, and so does asking for metrics"
-    assert min(shares) >= 10
+    assert min(shares) > 0
     record_property("streams per engine", " and ".join(map(str, shares)))
     record_property("idle after", f"{took * 1000:.0f} ms")
 

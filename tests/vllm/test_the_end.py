@@ -5,6 +5,7 @@ These tests run last: one engine does not survive them.
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def test_a_proxy_that_is_stopped_lets_streams_end(fleet: Fleet, tmp_path: Path, 
             started = time.monotonic()
             second.program.terminate()
             assert stream.read_all().endswith(b"data: [DONE]\n\n")
-        assert second.program.stop() == 0
+        assert second.program.ended() == 0
         assert "Traceback" not in second.program.log
     record_property("stopped after", f"{time.monotonic() - started:.1f} s, 200 tokens included")
 
@@ -60,3 +61,17 @@ def test_a_model_that_only_the_killed_engine_had_is_503(fleet: Fleet) -> None:
     wait_until(lambda: fleet.proxy.pods()[fleet.adapted.name]["state"] != "ready")
     assert fleet.http.post(COMPLETIONS, asked(1, model=ADAPTER)).status == 503
     assert fleet.http.get("/health").status == 200
+
+
+def test_a_stream_of_an_engine_that_is_told_to_stop_says_how_it_ended(fleet: Fleet, record_property: Any) -> None:
+    """vLLM finishes it, or aborts it and says so, or leaves it open without a byte, which kvlane ends."""
+    with fleet.http.pending(COMPLETIONS, asked(2000, stream=True)) as stream:
+        assert stream.read(6) == b"data: "
+        began = time.monotonic()
+        fleet.engines[0].program.terminate()
+        rest = stream.read_all()
+    last = json.loads([event for event in rest.split(b"\n\n") if event.startswith(b"data: {")][-1][6:])
+    ending = "error" if "error" in last else last["choices"][0]["finish_reason"]
+    assert ending in ("length", "abort", "error")
+    assert (b"[DONE]" in rest) or ending == "error"
+    record_property("ended after", f"{time.monotonic() - began:.1f} s, with {ending}")

@@ -17,11 +17,14 @@ from typing import Any
 VOCABULARY = 4096
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
 CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}"
     "{% else %}{% for part in m['content'] %}{{ part['text'] if 'text' in part else '' }}{% endfor %}{% endif %}"
+    "{% for call in m['tool_calls'] or [] %}{{ call | tojson }}{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+"""Tools and calls as JSON, so that it shows in which order the engine has their fields."""
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -99,7 +102,7 @@ def write_adapter(folder: Path, base: Path) -> None:
 
 def _write_tokenizer(path: Path) -> int:
     """Returns the size of the vocabulary."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -7,16 +7,24 @@ import itertools
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from proxy.core.errors import ConfigError
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
 from proxy.supervisor.crew import StartFailed
 from proxy.supervisor.supervisor import Supervisor
 from tests.workers.host import CHAT, Host, configured, host, question, until
+
+BY_PREFIX = {
+    "plugins": [{"type": "approx-prefix-cache-producer"}, {"type": "prefix-cache-scorer"}],
+    "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "prefix-cache-scorer"}]}],
+}
 
 SLOW = SimConfig(timing=StepTiming(base=0.05))
 """Twenty tokens a second."""
@@ -44,6 +52,12 @@ async def test_two_workers_are_one_proxy() -> None:
         assert (await it.admin("GET", "/readyz"))["ready"]
 
         await _operators_reach_every_worker(it)
+
+
+async def test_what_one_worker_knows_of_a_prefix_all_know() -> None:
+    """By a profile in which nothing but the prefix decides; the default one weighs it against a prefill that takes no
+    time here."""
+    async with host(2, scheduling=BY_PREFIX) as it:
         await _one_prompt_goes_to_one_pod(it)
 
 
@@ -120,27 +134,114 @@ async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_count
         assert sum(counted.values()) == 1
 
 
-async def test_a_reload_replaces_every_worker_and_interrupts_nobody() -> None:
+@pytest.mark.parametrize("listen", [{}, {"keepAlive": "10m"}])
+async def test_a_reload_interrupts_nobody_and_workers_stay_unless_they_cannot_change(listen: dict[str, Any]) -> None:
     async with host(2, pods=1, config=SLOW) as it, SimFleet(1, SLOW) as extra, aiohttp.ClientSession() as session:
         long = [asyncio.create_task(stream(session, it, 60)) for _ in range(4)]
         await until(lambda: it.in_flight() == 4)
         before = set(it.supervisor.pids)
         settings = configured(it.sim)
         more = {"static": [{"url": it.sim.urls[0], "name": "pod-0"}, {"url": extra.urls[0], "name": "extra"}]}
-        await it.supervisor.reload(from_mapping({**settings.given, "pods": more}))
+        changed = {**settings.given, "pods": more, "listen": {**settings.given["listen"], **listen}}
+        assert await it.supervisor.reload(from_mapping(changed)) == []
         assert it.supervisor.serving == 2
         assert {pod["name"] for pod in (await it.admin("GET", "/admin/pods"))["pods"]} == {"pod-0", "extra"}
         await _goes_to(it, {"pod-0", "extra"})
         assert [events for events in await asyncio.gather(*long) if events < 60] == []
-        await until(lambda: not before & set(it.supervisor.pids))
+        await until(lambda: len(it.supervisor.pids) == 2)
+        assert set(it.supervisor.pids).isdisjoint(before) is bool(listen)
         requests = await it.samples("kvlane_requests_total")
         assert sum(requests.values()) in range(24, 4000, 20)
+
+
+async def test_no_request_is_lost_while_workers_change_and_are_replaced() -> None:
+    async with host(2) as it:
+        given, stop, served = configured(it.sim).given, asyncio.Event(), 0
+
+        async def ask(client: int) -> None:
+            nonlocal served
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                await it.chat(f"{client}: question {number}", 2)
+                served += 1
+
+        clients = [asyncio.create_task(ask(client)) for client in range(6)]
+        for attempts, keep_alive in ((2, "10m"), (4, "10m"), (5, "11m"), (6, "11m")):
+            changed = {**given, "reliability": {"retries": {"attempts": attempts}}}
+            await it.supervisor.reload(
+                from_mapping({**changed, "listen": {**given["listen"], "keepAlive": keep_alive}})
+            )
+        stop.set()
+        await asyncio.gather(*clients)
+        assert served > 50
+
+
+async def test_workers_change_in_place_what_they_share_and_keep_what_they_know() -> None:
+    document = "The pod holds a prefix. " * 300
+    async with host(2, pods=3) as it:
+        first = await it.chat(document)
+        pids = set(it.supervisor.pids)
+        given = configured(it.sim).given
+        producer = {"type": "approx-prefix-cache-producer", "parameters": {"ttl": "5m"}}
+        scheduling = {"plugins": [producer, {"type": "prefix-cache-scorer"}]}
+        changed = {**given, "scheduling": scheduling, "models": {"aliases": {"best": "sim"}}}
+        answer = await it.admin("POST", "/admin/config", changed)
+        assert answer["number"] == 2
+        assert answer["needsRestart"] == []
+        assert {await it.chat(document + f"Question {number}?") for number in range(12)} == {first}
+        assert await it.samples("kvlane_config_version") == {"kvlane_config_version": 2}
+        async with aiohttp.ClientSession() as session:
+            for _ in range(8):
+                async with session.post(it.url + CHAT, json={**question("Hello"), "model": "best"}) as response:
+                    assert response.status == 200
+        assert set(it.supervisor.pids) == pids
+        await it.admin("POST", "/admin/config/rollback")
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(it.url + CHAT, json={**question("Hello"), "model": "best"}) as response,
+        ):
+            assert response.status == 404
+
+
+async def test_a_reload_that_a_worker_cannot_follow_is_taken_back_by_all(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("[{name: a, key: secret-key}]")
+    async with host(2) as it:
+        pids = set(it.supervisor.pids)
+        changed = from_mapping({**configured(it.sim).given, "security": {"apiKeysFile": str(keys)}})
+        victim = min(pids)
+        os.kill(victim, signal.SIGSTOP)
+        reload = asyncio.create_task(it.supervisor.reload(changed))
+        await asyncio.sleep(1.0)
+        assert not reload.done()
+        keys.unlink()
+        os.kill(victim, signal.SIGCONT)
+        with pytest.raises(ConfigError, match="a worker cannot serve with it"):
+            await reload
+        for _ in range(10):
+            await it.chat("Nobody asks for a key")
+        assert set(it.supervisor.pids) == pids
+
+
+async def test_the_successor_of_a_worker_that_dies_has_the_settings_of_the_reload() -> None:
+    async with host(1) as it:
+        changed = from_mapping({**configured(it.sim).given, "models": {"aliases": {"best": "sim"}}})
+        await it.supervisor.reload(changed)
+        (pid,) = it.supervisor.pids
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: it.supervisor.serving == 1 and it.supervisor.pids != [pid])
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(it.url + CHAT, json={**question("Hello"), "model": "best"}) as response,
+        ):
+            assert response.status == 200
 
 
 async def test_workers_that_do_not_start_are_an_error_and_leave_nothing_behind() -> None:
     async with SimFleet(1) as sim:
         settings = configured(sim)
-        unreadable = replace(settings, given={**settings.given, "listen": {"port": "none"}})
+        unreadable = replace(settings, source={**settings.source, "listen": {"port": "none"}})
         with pytest.raises(StartFailed, match="worker 0"):
             async with Supervisor(unreadable, 1):
                 pass

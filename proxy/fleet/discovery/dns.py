@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
+from proxy.fleet.discovery.source import Source
 from proxy.fleet.settings import DnsSettings, PodSettings
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ async def system_lookup(name: str) -> Sequence[str]:
     return sorted({str(address[0]) for found, _, _, _, address in infos if found == family})
 
 
-class DnsSource:
+class DnsSource(Source):
     name = "dns"
 
     def __init__(self, settings: DnsSettings, lookup: Lookup = system_lookup) -> None:

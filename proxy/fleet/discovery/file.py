@@ -14,6 +14,7 @@ import yaml
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, build, param
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
+from proxy.fleet.discovery.source import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def _parse_entry(entry: Any, path: str) -> PodSettings:
         raise Invalid(Problem(path, str(error))) from None
 
 
-class FileSource:
+class FileSource(Source):
     """A file that is missing or broken takes no pods away; its faults are logged once."""
 
     name = "file"

@@ -137,6 +137,9 @@ class Connection(asyncio.Protocol):
         pass
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Nothing is read any more: parser and callbacks, which know it as it knows them, would keep it in memory."""
+        del self._parser, self._feed, self.on_message_complete
+        self.receive = _unread
         receiver = self._receiver
         if receiver is None:
             self._lost(self)
@@ -213,7 +216,7 @@ class Connection(asyncio.Protocol):
                 return None
             self._keeps = head.keeps
             receiver.head = head
-            if not head.sized:
+            if not head.simple:
                 receiver.begin(head)
         except UpstreamFailed as error:
             self._fail(error)
@@ -264,3 +267,7 @@ class Connection(asyncio.Protocol):
         self.abort()
         if receiver is not None:
             receiver.failed(error)
+
+
+def _unread(data: bytes) -> None:
+    pass

@@ -21,16 +21,20 @@ Resolve = Callable[[str, int], Awaitable[Sequence[AddrInfoType]]]
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
-async def dial(make: Callable[[], P], host: str, port: int, tls: ssl.SSLContext | None, resolve: Resolve) -> P:
-    """uvloop tries addresses only one after the other, so they race here. Raises OSError."""
+async def dial(
+    make: Callable[[], P], host: str, port: int, tls: tuple[ssl.SSLContext, str] | None, resolve: Resolve
+) -> P:
+    """`tls` has the name that the certificate must have. uvloop tries addresses only one after the other, so they race
+    here. Raises OSError."""
     loop = asyncio.get_running_loop()
+    context, name = tls or (None, None)
     if _is_address(host):
-        _, protocol = await loop.create_connection(make, host, port, ssl=tls)
+        _, protocol = await loop.create_connection(make, host, port, ssl=context, server_hostname=name)
         return protocol
     addresses = await resolve(host, port)
     sock = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=NEXT_AFTER)
     try:
-        _, protocol = await loop.create_connection(make, sock=sock, ssl=tls, server_hostname=host if tls else None)
+        _, protocol = await loop.create_connection(make, sock=sock, ssl=context, server_hostname=name)
     except BaseException:
         sock.close()
         raise

@@ -12,6 +12,8 @@ class Garbled(UpstreamFailed):
 class Disconnected(UpstreamFailed):
     """The pod closed the connection before its answer was whole. `silent`: before a byte of it."""
 
+    broke_off = True
+
     def __init__(self, message: str, silent: bool) -> None:
         super().__init__(message)
         self.silent = silent

@@ -1,4 +1,4 @@
-"""Questions of our own to pods: how they are and what they serve."""
+"""Questions of our own to pods: how they are, what they serve, and prompts that warm them up."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from proxy.http.head import BODYLESS, AnswerHead, header_line
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
+from proxy.http.upstream.trust import Trust
 
 LONGEST = 4 * 1024 * 1024
 """Bytes of an answer."""
@@ -31,10 +32,10 @@ class PooledFetcher:
     """Implements `fleet.refresh.Fetcher` between `async with` and its end. Its connections are its own: a scrape takes
     none from a request and never waits for one."""
 
-    def __init__(self, timeout: float, clock: Clock) -> None:
-        """`timeout`: seconds for one answer, with all that it takes to get it."""
-        self._timeout = timeout
-        self._pool = UpstreamPool(timeout, clock, idle_limit=IDLE_LIMIT)
+    def __init__(self, timeout: float, clock: Clock, trust: Trust | None = None) -> None:
+        """`timeout`: seconds for one answer, with all that it takes to get it. `trust`: see `UpstreamPool`."""
+        self.timeout = timeout
+        self._pool = UpstreamPool(timeout, clock, idle_limit=IDLE_LIMIT, trust=trust)
         self._tasks = Tasks()
 
     async def __aenter__(self) -> PooledFetcher:
@@ -49,24 +50,31 @@ class PooledFetcher:
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
         """See the port."""
-        origin, head = _request(url, api_key)
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._ask(self._pool.pods[origin], head)
-        except TimeoutError as error:
-            raise UpstreamTimedOut(f"no answer within {self._timeout:g} s") from error
+        return await self._fetch(url, api_key, None)
 
-    async def _ask(self, pod: Pod, head: bytes) -> tuple[int, bytes]:
+    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+        """JSON. Implements `fleet.warmup.Poster`."""
+        return await self._fetch(url, api_key, body)
+
+    async def _fetch(self, url: str, api_key: str | None, body: bytes | None) -> tuple[int, bytes]:
+        origin, head = _request(url, api_key, None if body is None else len(body))
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await self._ask(self._pool.pods[origin], head, body or b"")
+        except TimeoutError as error:
+            raise UpstreamTimedOut(f"no answer within {self.timeout:g} s") from error
+
+    async def _ask(self, pod: Pod, head: bytes, body: bytes) -> tuple[int, bytes]:
         """A connection that was used before may be closing at the other end: if it dies without a byte, there is a
         fresh one."""
         used = pod.take()
         if used is not None:
             try:
-                return await _answer(used, head)
+                return await _answer(used, head, body)
             except Disconnected as error:
                 if not error.silent:
                     raise
-        return await _answer(await self._pool.connect(pod), head)
+        return await _answer(await self._pool.connect(pod), head, body)
 
     async def _reap(self) -> None:
         while True:
@@ -88,7 +96,7 @@ class Collected:
     def begin(self, head: AnswerHead) -> None:
         if head.status == 101:
             raise Garbled("switched protocols unasked")
-        self._connection.until_close = not head.chunked and head.status not in BODYLESS
+        self._connection.until_close = not (head.chunked or head.sized or head.status in BODYLESS)
 
     def received(self, raw: bytes) -> None:
         self._size += len(raw)
@@ -114,10 +122,10 @@ class Collected:
     def resume_writing(self) -> None: ...
 
 
-async def _answer(connection: Connection, head: bytes) -> tuple[int, bytes]:
+async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int, bytes]:
     """Cancelled, it takes the connection with it."""
     collected = Collected(connection)
-    connection.send(collected, head, b"")
+    connection.send(collected, head, body)
     try:
         return await collected.whole
     except asyncio.CancelledError:
@@ -126,15 +134,18 @@ async def _answer(connection: Connection, head: bytes) -> tuple[int, bytes]:
 
 
 @lru_cache(maxsize=4096)
-def _request(url: str, api_key: str | None) -> tuple[str, bytes]:
-    """Scheme and host of the URL, and the head of a request for the rest of it. Raises ConnectFailed if it is none."""
+def _request(url: str, api_key: str | None, length: int | None) -> tuple[str, bytes]:
+    """Scheme and host of the URL, and the head of a request for the rest of it, with a body of so many bytes if there
+    is one. Raises ConnectFailed if it is none."""
     try:
         parts = urlsplit(url)
         origin = f"{parts.scheme}://{parts.netloc}"
         lines = _HEAD % Address.of(origin).host_header
         if api_key:
             lines += header_line("authorization", f"Bearer {api_key}")
+        if length is not None:
+            lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % length
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_SAFE)
     except ValueError as error:
         raise ConnectFailed(str(error)) from error
-    return origin, b"GET %b HTTP/1.1\r\n%b\r\n" % (target.encode(), lines)
+    return origin, b"%b %b HTTP/1.1\r\n%b\r\n" % (b"GET" if length is None else b"POST", target.encode(), lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ from proxy.core.errors import ConnectFailed, ConnectRefused
 from proxy.core.ports import Clock
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.dial import Resolve, dial, look_up
+from proxy.http.upstream.trust import Trust
 
 IDLE_LIMIT = 4.0
 """Seconds; below the five after which uvicorn closes, so that requests seldom meet a connection that is just going."""
@@ -120,29 +120,44 @@ class UpstreamPool:
     """Hands out connections; they come back by themselves when an answer ended well."""
 
     def __init__(
-        self, connect_timeout: float, clock: Clock, resolve: Resolve = look_up, idle_limit: float = IDLE_LIMIT
+        self,
+        connect_timeout: float,
+        clock: Clock,
+        resolve: Resolve = look_up,
+        idle_limit: float = IDLE_LIMIT,
+        trust: Trust | None = None,
     ) -> None:
-        """Connections that were idle for `idle_limit` seconds are not used again."""
+        """Connections that were idle for `idle_limit` seconds are not used again. Without `trust` the system's
+        certificates are trusted."""
         self.pods = Pods(clock, idle_limit)
-        self._connect_timeout = connect_timeout
+        self.connect_timeout = connect_timeout
         self._resolve = resolve
-        self._tls: ssl.SSLContext | None = None
+        self._trust = trust or Trust()
 
     async def connect(self, pod: Pod) -> Connection:
         """A fresh connection. Raises ConnectFailed, ConnectRefused if that is why."""
         address = pod.address
-        tls = self._context() if address.tls else None
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            tls = self._trust.at(address.host, address.port) if address.tls else None
+            async with asyncio.timeout(self.connect_timeout):
                 return await dial(
                     lambda: Connection(pod.release, pod.lost), address.host, address.port, tls, self._resolve
                 )
         except TimeoutError as error:
-            raise ConnectFailed(f"no connection within {self._connect_timeout:g} s") from error
+            raise ConnectFailed(f"no connection within {self.connect_timeout:g} s") from error
         except ConnectionRefusedError as error:
             raise ConnectRefused(f"no connection: {error}") from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up, or is none for TLS
             raise ConnectFailed(f"no connection: {error}") from error
+
+    async def takes_connections(self, endpoint: Endpoint) -> bool:
+        """At this moment."""
+        try:
+            pod = self.pods[endpoint.url]
+            pod.release(await self.connect(pod))
+        except ConnectFailed:
+            return False
+        return True
 
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint is gone: its idle connections close; those in use do when their answers end."""
@@ -164,11 +179,6 @@ class UpstreamPool:
         pod = self.pods.pop(url, None)
         if pod is not None:
             pod.forget()
-
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
 
 
 def _close(connections: list[Connection]) -> None:

@@ -15,7 +15,7 @@ class Receiver(Protocol):
     head: AnswerHead | None
 
     def begin(self, head: AnswerHead) -> None:
-        """Of a body that is not as long as its head says. Raises UpstreamFailed if it cannot be relayed."""
+        """Of an answer that is not simple. Raises UpstreamFailed if it cannot be relayed."""
 
     def received(self, raw: bytes) -> None:
         """It may put another function in its place: `Connection.receive`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
@@ -13,6 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
+from proxy.latency.keys import LATENCY, LatencyForecast
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 
 
@@ -22,7 +23,8 @@ class PrefixCacheAffinityFilter(Filter):
     """Keeps the pods that hold at least `affinityThreshold` of the prompt's blocks; all pods where none does.
 
     Also keeps all if the least loaded of the holders would answer more than `maxTTFTPenaltyMs` later than the least
-    loaded of the others, where a pod's time to first token is its in-flight tokens over `peakPrefillThroughput`.
+    loaded of the others, where a pod's time to first token is its in-flight tokens over `peakPrefillThroughput`, or
+    what predicted-latency-producer says for as long as it is trusted.
     """
 
     random: Random
@@ -33,16 +35,21 @@ class PrefixCacheAffinityFilter(Filter):
     peak_prefill_throughput: float = param(15928.0, "tokens per second of one pod", more_than=0)
     prefix_match_info_producer_name: str = param("", "producer of the prefix match, where there are several")
     in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
-    latency_prediction_info_producer_name: str = param("", "of the latency predictor, which is not yet supported")
-
-    def __post_init__(self) -> None:
-        if self.ttft_source == "latencyPredictor" or self.latency_prediction_info_producer_name:
-            raise ValueError("the latency predictor is not yet supported; ttftSource can be prefillThroughput")
+    latency_prediction_info_producer_name: str = param("", "producer of the predictions, where there are several")
 
     @property
-    def requires(self) -> tuple[DataKey[PrefixMatch] | DataKey[int], ...]:
+    def requires(self) -> tuple[DataKey[Any], ...]:
         load = self.in_flight_load_producer_name
-        return (self._match_key, *([OUTPUT_ESTIMATE.of(load)] if load else []))
+        predicts = self.ttft_source == "latencyPredictor"
+        return (
+            self._match_key,
+            *([OUTPUT_ESTIMATE.of(load)] if load else []),
+            *([self._latency_key] if predicts else []),
+        )
+
+    @property
+    def _latency_key(self) -> DataKey[LatencyForecast]:
+        return LATENCY.of(self.latency_prediction_info_producer_name)
 
     @property
     def _match_key(self) -> DataKey[PrefixMatch]:
@@ -58,15 +65,20 @@ class PrefixCacheAffinityFilter(Filter):
         held = list(zip(endpoints, match.matched(endpoints), strict=True))
         sticky = [endpoint for endpoint, blocks in held if blocks / total >= least]
         others = [endpoint for endpoint, blocks in held if blocks / total < least]
-        if not sticky or self._costs_too_much(sticky, others):
+        if not sticky or self._costs_too_much(request, sticky, others):
             return endpoints
         return sticky
 
-    def _costs_too_much(self, sticky: Sequence[Endpoint], others: Sequence[Endpoint]) -> bool:
+    def _costs_too_much(
+        self, request: InferenceRequest, sticky: Sequence[Endpoint], others: Sequence[Endpoint]
+    ) -> bool:
         if self.max_ttft_penalty_ms == 0 or not others:
             return False
-        return self._soonest(sticky) - self._soonest(others) > self.max_ttft_penalty_ms
+        return self._soonest(request, sticky) - self._soonest(request, others) > self.max_ttft_penalty_ms
 
-    def _soonest(self, endpoints: Sequence[Endpoint]) -> float:
-        """Milliseconds to the first token on the pod that has the least to prefill."""
+    def _soonest(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> float:
+        """Milliseconds to the first token on the pod that gives it first."""
+        forecast = request.state.read(self._latency_key) if self.ttft_source == "latencyPredictor" else None
+        if forecast is not None and forecast.is_trusted:
+            return min(forecast.ttfts(endpoints)) * 1000
         return min(endpoint.load.tokens for endpoint in endpoints) / self.peak_prefill_throughput * 1000

@@ -22,6 +22,9 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
     max_num_of_endpoints: int = param(1, "most that are reported to others; retries may use every pod that is left")
     _credit: dict[Endpoint, float] = field(default_factory=dict, init=False)
 
+    def adopt(self, predecessor: RoundRobinPicker) -> None:
+        self._credit.update(predecessor._credit)
+
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> list[ScoredEndpoint]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange
+from proxy.core.exchange import Ending, Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration, Size
-from proxy.prefix.hashing import chains
-from proxy.prefix.index import PrefixIndex, Reservation
+from proxy.prefix.counters import MOST_LEGS, HitWindow, figures
+from proxy.prefix.hashing import ANSWER, chains, last_turn
+from proxy.prefix.index import PrefixIndex
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 from proxy.prefix.match import ChainMatch
+from proxy.prefix.reservation import Reservation
 
 SMALLEST_BLOCK = 64
 """Tokens. Smaller blocks are raised to it, as the reference scheduler does: they would cost time and find no more."""
@@ -26,12 +30,30 @@ DEFAULT_CAPACITY = 31250
 
 UNLIMITED = 1 << 62
 
+COMPLETE, WHOLE = Ending.COMPLETE, Stage.WHOLE
+
+SHORTEST_ANSWER = 16
+"""Tokens; shorter ones fill no block of an engine."""
+
+PROVE_INTERVAL = 0.05
+
+MISSING = 0.75
+"""A pod's counters must admit this share of the predicted hits, or what it was to have is doubted. Predictions are made
+of bytes, so they are never exact."""
+
+JUDGE_INTERVAL = 2.0
+
 
 @plugin("approx-prefix-cache-producer")
 @dataclass(slots=True)
 class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
     """Hashes the prompt once and reserves its blocks on the pod that is chosen. A good answer confirms them, a failure
-    takes them back, and a pod that repeatedly reports no hits where some were due is taken to have restarted.
+    takes them back. What the pod answered is expected in the next turn of the conversation. Fewer cached tokens than
+    expected, as answers report them or as the pod counts them, date what the pod has forgotten since; a pod that
+    repeatedly reports no hits where some were due is taken to have restarted.
+
+    Where one pod computes the prompt and another answers, both have it: the first as soon as it is chosen, the other
+    when its answer has begun.
 
     The first 64 blocks of a prompt have a hash each; further down a hash stands for as many as are 1/32 of what is
     before it, or fewer. All that is counted in blocks is counted in those of `blockSizeTokens`.
@@ -62,11 +84,15 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         16, "Requests that may wait on one pod for the same blocks before these attract no more.", at_least=1
     )
     index: PrefixIndex = field(init=False, repr=False, compare=False)
+    _windows: dict[Endpoint, HitWindow] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _judge_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
+    _prove_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
     _key: DataKey[ChainMatch] = field(init=False, repr=False, compare=False)
     _reservations: dict[Exchange, Reservation] = field(init=False, repr=False, compare=False, default_factory=dict)
     _block_size: int = field(init=False, repr=False, compare=False)
     _max_blocks: int = field(init=False, repr=False, compare=False)
     _fixed_capacity: int = field(init=False, repr=False, compare=False)
+    _capacity_of: Callable[[int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.auto_tune and self.block_size_tokens <= 0:
@@ -74,6 +100,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self._block_size = max(self.block_size_tokens, SMALLEST_BLOCK)
         self._max_blocks = self._block_limit()
         self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
+        self._capacity_of = lru_cache(self._capacity)
         self._key = DataKey(PREFIX_MATCH.kind, self.name)
         self.index = PrefixIndex(self.clock, self.max_siblings, self.ttl, self.max_bytes)
 
@@ -81,20 +108,39 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     def provides(self) -> tuple[DataKey[Any], ...]:
         return (PREFIX_MATCH.of(self.name),)
 
+    def adopt(self, predecessor: ApproxPrefixCacheProducer) -> None:
+        """The index, unless its blocks have another size."""
+        if predecessor._block_size == self._block_size:
+            self.index = predecessor.index
+            self.index.change(self.max_siblings, self.ttl, self.max_bytes)
+            self._windows, self._reservations = predecessor._windows, predecessor._reservations
+
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
-        state, block_size = request.state, self._block_size
+        state, model, index, block_size = request.state, request.model, self.index, self._block_size
         prompt = state.read(TOKENIZED_PROMPT) or request.prompt
-        hashed = chains(prompt, request.model, block_size, self._max_blocks)
-        state.write(self._key, ChainMatch(self.index, hashed, block_size))
+        hashed, parts = chains(prompt, model, block_size, self._max_blocks), prompt.parts
+        match = ChainMatch(index, hashed, block_size)
+        if len(parts) == 1 and parts[0].rfind(ANSWER) >= 0:  # in 32 KB: 3 us, where `in` takes 11
+            match.turn = last_turn(parts[0], model, prompt.salt, hashed[0], block_size, self._max_blocks)
+        if index.is_crowded:
+            self._prove()
+        state.write(self._key, match)
 
     def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        request = exchange.request
+        request, metrics = exchange.request, endpoint.metrics
         match = request.state.read(self._key)
         if match is None:
             return
-        (before,) = match.matched((endpoint,))
+        before = match.blocks_on(endpoint)
         match.frozen = True
-        self._reservations[exchange] = self.index.reserve(match.chains, endpoint, self._capacity(endpoint))
+        if exchange.started_at >= self._judge_at:
+            self._judge(exchange.started_at)
+        capacity = self._capacity_of(metrics.block_size * metrics.blocks)
+        self._reservations[exchange] = reservation = self.index.reserve(match.chains, endpoint, capacity)
+        if match.turn is not None:
+            self.index.go_on(reservation, match.turn)
+        if exchange.stage is not WHOLE:
+            self._adapt(exchange, reservation)
         if exchange.predicted_cached_tokens is None:
             exchange.predicted_cached_tokens = min(before * self._block_size, request.prompt.tokens)
 
@@ -102,23 +148,69 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         reservation = self._reservations.pop(exchange, None)
         if reservation is None:
             return
-        computed, usage = _computed(exchange), exchange.usage
-        self.index.settle(reservation, computed)
-        if not computed or usage is None or usage.cached_tokens is None:
+        if not _computed(exchange):
+            self.index.release(reservation)
             return
-        if not self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens):
-            self.index.confirm(self.index.reserve(reservation.chains, endpoint, self._capacity(endpoint)))
+        usage = exchange.usage
+        tokens = exchange.chunks if usage is None else usage.completion_tokens
+        if tokens >= SHORTEST_ANSWER:
+            self.index.answered(reservation, tokens, -(-tokens // self._block_size))
+        if exchange.first_byte_at is not None:
+            (self._windows.get(endpoint) or self._open(endpoint)).ended.append(figures(exchange))
+        if (
+            usage is None
+            or usage.cached_tokens is None
+            or exchange.stage is Stage.DECODE  # It says what came from another pod, or nothing.
+            or self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
+        ):
+            self.index.settle(reservation, True)
+        else:  # What was known of the pod is void; this it has.
+            capacity = self._capacity_of(endpoint.metrics.block_size * endpoint.metrics.blocks)
+            self.index.confirm(self.index.reserve(reservation.chains, endpoint, capacity))
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint)
+        self._windows.pop(endpoint, None)
 
-    def _capacity(self, endpoint: Endpoint) -> int:
-        """Blocks of ours that a pod can hold."""
-        metrics = endpoint.metrics
-        tokens = metrics.block_size * metrics.blocks
-        if self.auto_tune and tokens > 0:
-            return tokens // self._block_size
-        return self._fixed_capacity
+    def _adapt(self, exchange: Exchange, reservation: Reservation) -> None:
+        """A pod that gets the cache from another one does not have it yet; one that encodes never will."""
+        if exchange.stage is Stage.DECODE:
+            self.index.hide(reservation)
+        elif exchange.stage is Stage.ENCODE:
+            self.index.release(self._reservations.pop(exchange))
+
+    def _open(self, endpoint: Endpoint) -> HitWindow:
+        window = self._windows[endpoint] = HitWindow(endpoint.metrics)
+        return window
+
+    def _judge(self, now: float) -> None:
+        """What the counters of the pods say of what was predicted."""
+        self._judge_at = now + JUDGE_INTERVAL
+        running: dict[Endpoint, list[Any]] = {}
+        for exchange in self._reservations:
+            if exchange.first_byte_at is not None and exchange.predicted_cached_tokens is not None:
+                running.setdefault(exchange.endpoint, []).append(figures(exchange))
+        for endpoint, window in self._windows.items():
+            found = window.found(endpoint.metrics, running.get(endpoint, ()))
+            if found is not None and found < MISSING:
+                self.index.doubt(endpoint, found)
+            if found is not None or len(window.ended) > MOST_LEGS:
+                window.open(endpoint.metrics)
+
+    def _prove(self) -> None:
+        """Prompts of which the answer has begun are computed, however long the answer takes."""
+        now, index = self.clock.now(), self.index
+        if now < self._prove_at:
+            return
+        self._prove_at = now + PROVE_INTERVAL
+        for exchange, reservation in self._reservations.items():
+            if exchange.first_byte_at is not None and exchange.status is not None and exchange.status < 300:
+                index.prove(reservation)
+        index.is_crowded = any(map(index.is_stuck, self._reservations.values()))
+
+    def _capacity(self, tokens: int) -> int:
+        """Blocks of ours that a pod with so many tokens of KV cache can hold; 0: it does not say."""
+        return tokens // self._block_size if self.auto_tune and tokens > 0 else self._fixed_capacity
 
     def _block_limit(self) -> int:
         if self.max_prefix_tokens_to_match:
@@ -131,6 +223,6 @@ def _computed(exchange: Exchange) -> bool:
     status, ending = exchange.status, exchange.ending
     if status is None or status >= 300:
         return False
-    if ending is Ending.COMPLETE:
+    if ending is COMPLETE:
         return True
     return ending in (Ending.CLIENT_GONE, Ending.EVICTED) and exchange.first_byte_at is not None

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
 from proxy.latency.fleet import FleetModel
-from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.keys import LATENCY
 from proxy.latency.pod import PodModel, Prices
+from proxy.latency.published import COST, TTFT, Published, Terms, changed, seconds, tpots
 from proxy.latency.work import Leg
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 log = logging.getLogger(__name__)
+
+WHOLE = Stage.WHOLE
 
 TRUST_AGAIN = 0.8
 """Predictions are trusted again when the error is below this share of the limit."""
@@ -53,7 +57,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         0.03, "what a second of delay costs an answer that is under way, in seconds before its start", at_least=0
     )
     max_relative_error: float = param(
-        1.0,
+        0.5,
         "mean error of recent predictions, over the mean of what was seen, above which none is trusted",
         more_than=0,
     )
@@ -63,17 +67,18 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     streaming_mode: bool = param(False, UNUSED + "what is streamed is told apart request by request")
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
-    fleet: FleetModel = field(init=False, repr=False, compare=False, default_factory=FleetModel)
+    fleet: FleetModel = field(init=False, repr=False, compare=False)
     is_trusted: bool = field(init=False, repr=False, compare=False, default=True)
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
     _legs: dict[Exchange, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _prices: Prices = field(init=False, repr=False, compare=False)
-    _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
+    _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self.fleet = FleetModel(self._hear)
         self._prices = Prices(self.work_cost, self.decode_cost)
-        self._key = LATENCY.of(self.name)
+        self._key = DataKey(LATENCY.kind, self.name)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
 
     @property
@@ -84,25 +89,35 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (self._match,)
 
+    def adopt(self, predecessor: PredictedLatencyProducer) -> None:
+        """All that it has learnt; what it costs is another matter."""
+        self.fleet, self.is_trusted = predecessor.fleet, predecessor.is_trusted
+        self._pods, self._legs = predecessor._pods, predecessor._legs
+        self.fleet.news = self._hear
+        for pod in self._pods.values():
+            pod.price(self._prices)
+
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
-        state, pods, now = request.state, self._pods, self.clock.now()
-        for endpoint in endpoints:
-            pod = pods.get(endpoint)
-            if pod is None:
-                pods[endpoint] = PodModel(endpoint, self.fleet, self._prices, now)
-            elif pod.view is not endpoint.view or pod.legs:
-                pod.catch_up(now)
-        self._judge()
-        tokens = (state.read(TOKENIZED_PROMPT) or request.prompt).tokens
-        state.write(self._key, Forecast(self, tokens, state.read(self._match)))
+        state = request.state
+        prompt = state.read(TOKENIZED_PROMPT) or request.prompt
+        state.write(self._key, _forecast((self, prompt.tokens, state.read(self._match))))
 
     def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        pod, state = self._pods.get(endpoint), exchange.request.state
-        if pod is None:
+        try:
+            pod = self._pods[endpoint]
+        except KeyError:  # nobody asked for predictions
             return
-        prompt = (state.read(TOKENIZED_PROMPT) or exchange.request.prompt).tokens
+        request = exchange.request
+        forecast = request.state.read(self._key)
+        prompt = forecast.tokens if forecast is not None else request.prompt.tokens
         uncached = exchange.charge[0] if exchange.charge else prompt
-        self._legs[exchange] = (pod, pod.dispatch(exchange, uncached, prompt, self.clock.now()))
+        if exchange.stage is WHOLE:
+            leg = pod.dispatch(exchange, uncached, prompt, exchange.started_at)
+        elif exchange.stage is Stage.ENCODE:
+            return
+        else:
+            leg = pod.dispatch_stage(exchange, uncached, prompt, exchange.started_at)
+        self._legs[exchange] = (pod, leg)
 
     def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
         known = self._legs.pop(exchange, None)
@@ -118,11 +133,35 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         """Of recent predictions; see `FleetModel.error`."""
         return self.fleet.error
 
-    def models(self, endpoints: Sequence[Endpoint]) -> list[PodModel]:
-        """Of endpoints that `produce` has seen."""
-        return list(map(self._pods.__getitem__, endpoints))
+    def backlog(self, endpoints: Sequence[Endpoint]) -> float | None:
+        """Seconds until each of these pods would turn to another prompt, added up; None while nothing was learnt."""
+        if self.fleet.prefill.is_cold:
+            return None
+        now = self.clock.now()
+        return sum(pod.rest + max(pod.due - now, 0.0) for pod in self.models(endpoints, now))
 
-    def _judge(self) -> None:
+    def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
+        """Of these pods, as all that has come makes them."""
+        try:
+            pods = list(map(self._pods.__getitem__, endpoints))
+        except KeyError:
+            pods = self._meet(endpoints, now)
+        for pod in changed(pods, now):
+            pod.catch_up(now)
+        return pods
+
+    def _meet(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
+        known = self._pods
+        for endpoint in endpoints:
+            if endpoint not in known:
+                known[endpoint] = PodModel(endpoint, self.fleet, self._prices, now)
+        return [known[endpoint] for endpoint in endpoints]
+
+    def _hear(self) -> None:
+        """The fleet has learnt something: what pods are like of which nothing is known, and whether to trust it all."""
+        for pod in self._pods.values():
+            if pod.rates.prefill.is_cold:
+                pod.follow()
         error, limit = self.fleet.error, self.max_relative_error
         if self.is_trusted and error > limit:
             self.is_trusted = False
@@ -132,37 +171,42 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             log.warning("%s: predictions are off by %.0f %% and trusted again", self.name, 100 * error)
 
 
-class Forecast(LatencyForecast):
+class Forecast(NamedTuple):
     """Lives as long as its request."""
 
-    __slots__ = ("_match", "_producer", "_tokens")
-
-    def __init__(self, producer: PredictedLatencyProducer, tokens: int, match: PrefixMatch | None) -> None:
-        self._producer = producer
-        self._tokens = tokens
-        self._match = match
+    producer: PredictedLatencyProducer
+    tokens: int
+    """Of the prompt."""
+    match: PrefixMatch | None
 
     @property
     def is_trusted(self) -> bool:
-        return self._producer.is_trusted
+        return self.producer.is_trusted
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        now, twice = self._producer.clock.now(), 2 * self._tokens
-        return [
-            pod.base
-            + (left if (left := pod.due - now) > 0.0 else left * pod.patience)
-            + uncached * (pod.per_token + pod.per_pair * (twice - uncached))
-            for pod, uncached in zip(self._producer.models(endpoints), self._missing(endpoints), strict=True)
-        ]
+        return self._seconds(COST, endpoints)
 
     def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        now, tokens = self._producer.clock.now(), self._tokens
-        pods = self._producer.models(endpoints)
-        return [pod.ttft(uncached, tokens, now) for pod, uncached in zip(pods, self._missing(endpoints), strict=True)]
+        return self._seconds(TTFT, endpoints)
 
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return [pod.tpot() for pod in self._producer.models(endpoints)]
+        return tpots(self.producer.models(endpoints, self.producer.clock.now()))
 
-    def _missing(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
-        tokens, match = self._tokens, self._match
+    def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        producer, tokens, _ = self
+        pods = producer.models(endpoints, producer.clock.now())
+        return [pod.delay(left, tokens) for pod, left in zip(pods, self._missing(endpoints), strict=True)]
+
+    def _seconds(self, terms: Callable[[Published], Terms], endpoints: Sequence[Endpoint]) -> list[float]:
+        producer, tokens, match = self
+        now = producer.clock.now()
+        missing = match.missing(endpoints, tokens) if match is not None else [tokens] * len(endpoints)
+        return seconds(producer.models(endpoints, now), terms, missing, tokens, now)
+
+    def _missing(self, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        match, tokens = self.match, self.tokens
         return match.missing(endpoints, tokens) if match is not None else [tokens] * len(endpoints)
+
+
+_forecast = partial(tuple.__new__, Forecast)
+"""Of a tuple of its fields, without the Python frame that a NamedTuple's own constructor takes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Any, Literal
 
 from proxy.core.cycle_state import DataKey
@@ -13,10 +14,8 @@ from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.objectives import Objectives, objectives
 from proxy.prefix.keys import PREFIX_MATCH
-
-TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
 """Costs that differ by less, in seconds and as a share, are equal: what there is of chance in them must not send all
@@ -24,9 +23,6 @@ to the same pod."""
 
 BROKEN = 0.5
 """Pods that are expected to break an objective score below this, the others above."""
-
-Slo = tuple[float | None, float | None]
-"""Seconds to the first token and per token; None: no objective."""
 
 
 @plugin("latency-scorer")
@@ -68,18 +64,21 @@ class LatencyScorer(Scorer):
         forecast = request.state.read(self._key)
         if forecast is None or not forecast.is_trusted:
             return self._composite(request, endpoints)
-        slo = objectives(request.headers)
-        if slo is not None:
-            return self._keeping(slo, forecast, endpoints)
+        wanted = objectives(request)
+        if wanted is not None:
+            return self._keeping(wanted, forecast, endpoints)
         return self._by_cost(forecast.costs(endpoints))
 
     def _by_cost(self, costs: Sequence[float]) -> list[float]:
         scale, least = self.scale_seconds, min(costs)
         equal = least + ALIKE + ALIKE_SHARE * least
+        if max(costs) <= equal:
+            return [1.0] * len(costs)
         return [1.0 if cost <= equal else scale / (scale + cost - least) for cost in costs]
 
-    def _keeping(self, slo: Slo, forecast: LatencyForecast, endpoints: Sequence[Endpoint]) -> list[float]:
-        rooms = self._headrooms(slo, forecast, endpoints)
+    def _keeping(self, wanted: Objectives, forecast: LatencyForecast, endpoints: Sequence[Endpoint]) -> list[float]:
+        weights = (self.ttft_weight, self.tpot_weight)
+        rooms = [tuple(map(mul, weights, room)) for room in wanted.headrooms(forecast, endpoints)]
         if self.headroom_selection_strategy == "cheapest":
             kept = self._by_cost(forecast.costs(endpoints))
         else:
@@ -88,19 +87,6 @@ class LatencyScorer(Scorer):
         return [
             BROKEN + (1.0 - BROKEN) * score if min(room) >= 0.0 else BROKEN / (1.0 - sum(min(0.0, one) for one in room))
             for score, room in zip(kept, rooms, strict=True)
-        ]
-
-    def _headrooms(
-        self, slo: Slo, forecast: LatencyForecast, endpoints: Sequence[Endpoint]
-    ) -> list[tuple[float, float]]:
-        """(of the first token, of those that follow), weighted shares of the objective; negative where it is broken."""
-        ttft, tpot = slo
-        return [
-            (
-                self.ttft_weight * (1.0 - first / ttft) if ttft else 0.0,
-                self.tpot_weight * (1.0 - each / tpot) if tpot else 0.0,
-            )
-            for first, each in zip(forecast.ttfts(endpoints), forecast.tpots(endpoints), strict=True)
         ]
 
     def _composite(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
@@ -116,22 +102,3 @@ class LatencyScorer(Scorer):
             / total
             for view, matched in zip(views, held, strict=True)
         ]
-
-
-def objectives(headers: Mapping[str, str]) -> Slo | None:
-    """None without any; what is no positive number of milliseconds is none."""
-    ttft, tpot = _seconds(headers, TTFT_HEADERS), _seconds(headers, TPOT_HEADERS)
-    return None if ttft is None and tpot is None else (ttft, tpot)
-
-
-def _seconds(headers: Mapping[str, str], names: Sequence[str]) -> float | None:
-    for name in names:
-        text = headers.get(name)
-        if text is not None:
-            try:
-                milliseconds = float(text)
-            except ValueError:
-                continue
-            if 0.0 < milliseconds < float("inf"):
-                return milliseconds / 1000
-    return None

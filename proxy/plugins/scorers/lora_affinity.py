@@ -2,28 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.plugin import Scorer, plugin
+from proxy.core.exchange import Exchange
+from proxy.core.params import param
+from proxy.core.plugin import EndpointRemoved, PostResponse, PreRequest, Scorer, plugin
+from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
+from proxy.core.units import Duration
+from proxy.plugins.rebalance import Rebalance
+
+LOADED, SOON, ROOM, WAITS, FULL = 1.0, 0.9, 0.8, 0.6, 0.0
+"""`SOON` is what an adapter that waits is worth where hot ones are spread by load, and `WAITS` where they are not."""
+
+MOST_PLAIN = 1000
+"""Names of models that are no adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRebalance(Rebalance):
+    """To load an adapter takes a second or more."""
+
+    seconds: float = param(1.0, "that the pods with the adapter may cost more than one with room", at_least=0)
+    requests: int = param(8, "the same where no forecast is trusted, in requests that run and wait", at_least=0)
 
 
 @plugin("lora-affinity-scorer")
 @dataclass(frozen=True, slots=True)
-class LoraAffinityScorer(Scorer):
-    """1 where the adapter is active, 0.8 where there is room for one more, 0.6 where it waits to be loaded, else 0."""
+class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
+    """1 where the adapter is active, 0.8 where there is room for one more, 0.6 where it waits to be loaded, else 0.
+
+    With `rebalance` it is 0.9 where it waits, and pods with room get 1 as soon as all those that have the adapter, or
+    are about to, are too far behind; those then get 0.8 and 0.6. With `remember` an adapter counts as active from the
+    moment a request of it is sent, and stays so for a while after the last one: engines name adapters only while
+    requests of them run, and keep them loaded until others take their slots.
+    """
+
+    clock: Clock
+    rebalance: AdapterRebalance | None = param(None, "load a hot adapter on a second pod; without it load is ignored")
+    remember: Duration = param(
+        Duration(0.0), "an adapter counts as loaded so long after its last request; 0: what pods report", at_least=0
+    )
+    _slots: dict[Endpoint, OrderedDict[str, float]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """The adapters that were sent to each pod, as many as it holds, the one used last at the end."""
+    _plain: dict[str, None] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Models that ran and were no adapters."""
+
+    def adopt(self, predecessor: LoraAffinityScorer) -> None:
+        object.__setattr__(self, "_slots", predecessor._slots)
+        object.__setattr__(self, "_plain", predecessor._plain)
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        return [self._score(request.model, endpoint) for endpoint in endpoints]
+        model = request.model
+        scores = [self._score(model, endpoint) for endpoint in endpoints]
+        if self.rebalance is None:
+            return scores
+        having = [endpoint for endpoint, score in zip(endpoints, scores, strict=True) if score in (LOADED, WAITS)]
+        with_room = [endpoint for endpoint, score in zip(endpoints, scores, strict=True) if score == ROOM]
+        spreads = having and self.rebalance.is_behind(request, having, with_room)
+        worth = {LOADED: ROOM, ROOM: LOADED} if spreads else {WAITS: SOON}
+        return [worth.get(score, score) for score in scores]
 
-    @staticmethod
-    def _score(model: str, endpoint: Endpoint) -> float:
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        most, model = endpoint.metrics.max_active_models, exchange.request.model
+        if not self.remember or not most or model in self._plain:
+            return
+        slots = self._slots.setdefault(endpoint, OrderedDict())
+        slots[model] = self.clock.now()
+        slots.move_to_end(model)
+        while len(slots) > most:
+            slots.popitem(last=False)
+
+    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """A pod that was asked while the request ran, and named no such adapter, took it for a model of its own."""
+        metrics, model, began = endpoint.metrics, exchange.request.model, exchange.first_byte_at
+        if not self.remember or began is None or not began < metrics.scraped_at:
+            return
+        if model in metrics.active_models or model in metrics.waiting_models:
+            self._plain.pop(model, None)
+        elif exchange.last_byte_at is not None and metrics.scraped_at < exchange.last_byte_at:
+            self._slots.get(endpoint, OrderedDict()).pop(model, None)
+            if len(self._plain) < MOST_PLAIN:
+                self._plain[model] = None
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        self._slots.pop(endpoint, None)
+
+    def _score(self, model: str, endpoint: Endpoint) -> float:
         metrics = endpoint.metrics
         if model in metrics.active_models:
-            return 1.0
-        if len(metrics.active_models) + len(metrics.waiting_models) < metrics.max_active_models:
-            return 0.8
-        return 0.6 if model in metrics.waiting_models else 0.0
+            return LOADED
+        taken = len(metrics.active_models) + len(metrics.waiting_models)
+        if self.remember:
+            slots: Mapping[str, float] = self._slots.get(endpoint, {})
+            if model in slots and self.clock.now() - slots[model] < self.remember:
+                return LOADED
+            known = metrics.active_models | metrics.waiting_models
+            taken += sum(name not in known for name, at in slots.items() if at >= metrics.scraped_at)
+        if taken < metrics.max_active_models:
+            return ROOM
+        return WAITS if model in metrics.waiting_models else FULL

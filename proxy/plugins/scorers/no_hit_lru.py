@@ -21,7 +21,7 @@ from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 @dataclass(slots=True)
 class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     """0.5 for all n endpoints if one of them has a hit. Otherwise those that never got a cold prompt score 1 - i/(n-1)
-    in their order, the others 1 - (never used + position in the whole LRU, oldest 0)/(n-1), at least 0."""
+    in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
     lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
     prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the only producer.")
@@ -34,6 +34,9 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (self._match,)
+
+    def adopt(self, predecessor: NoHitLruScorer) -> None:
+        self._lru = predecessor._lru
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         if self._is_warm(request, endpoints):
@@ -59,8 +62,9 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
         return match is not None and any(match.matched(endpoints))
 
     def _cold_scores(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        positions = {endpoint: position for position, endpoint in enumerate(self._lru)}
-        fresh = sum(endpoint not in positions for endpoint in endpoints)
+        used = [endpoint for endpoint in self._lru if endpoint in endpoints]  # pods of other stages may be between
+        positions = {endpoint: position for position, endpoint in enumerate(used)}
+        fresh = len(endpoints) - len(used)
         ranks: list[int] = []
         seen = 0
         for endpoint in endpoints:
@@ -70,4 +74,4 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
                 seen += 1
             else:
                 ranks.append(fresh + position)
-        return [max(0.0, 1.0 - rank / (len(endpoints) - 1)) for rank in ranks]
+        return [1.0 - rank / (len(endpoints) - 1) for rank in ranks]

@@ -18,7 +18,9 @@ class SessionAffinityScorer(SessionAffinity, Scorer):
     """1 for the session's pod, 0 for the others; 0 for all without a session.
 
     With `encoded_endpoint_header` every response carries a token, base64 of `namespace/name`, that the client sends
-    back; with `session_id` the proxy remembers, and moves a session only when its pod is no candidate any more.
+    back; with `session_id` the proxy remembers, and moves a session only when its pod is no candidate any more. With
+    `rebalance` a session also leaves a pod that is too far behind the others, and is bound to where it goes; sessions
+    of a pod that drains go where those before them went, while that pod is not too far behind.
     """
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:

@@ -14,6 +14,7 @@ from proxy.sim.api.pooling import Pooling
 from proxy.sim.api.realtime import Realtime
 from proxy.sim.api.responses import Responses
 from proxy.sim.api.routes import Dispatcher
+from proxy.sim.api.sleep import Sleep
 from proxy.sim.api.status import Status
 from proxy.sim.api.tokens import Tokens
 
@@ -21,7 +22,7 @@ LARGEST_BODY = 256 * 1024 * 1024
 
 
 def build(service: Service) -> web.Application:
-    rooms = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Admin)
+    rooms = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Sleep, Admin)
     dispatcher = Dispatcher(service, [route for room in rooms for route in room(service).routes()])
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_route("*", "/{path:.*}", dispatcher.answer)

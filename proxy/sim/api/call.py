@@ -13,31 +13,42 @@ from proxy.sim.api import fields
 from proxy.sim.api.errors import unknown_model
 from proxy.sim.config import SimConfig
 from proxy.sim.driver import EngineDriver
+from proxy.sim.faults import Condition, Fault, Faults
 from proxy.sim.requests import RequestLog, RequestRecord
+from proxy.sim.transfer.connector import Connector
+from proxy.sim.transfer.embeddings import Embeddings
 
 SERVER = "uvicorn"
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What all handlers of one pod share. `wall` is the time in seconds since the epoch."""
+    """What all handlers of one pod share. `wall` is the time in seconds since the epoch; `out` closes the port, as the
+    fault says."""
 
     config: SimConfig
     driver: EngineDriver
+    connector: Connector
+    embeddings: Embeddings
     log: RequestLog
     wall: Callable[[], float]
     started_at: float
+    faults: Faults
+    condition: Condition
+    out: Callable[[Fault], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`id` is the client's X-Request-Id, else one of ours; `tail` is what the path has after the route's prefix."""
+    """`id` is the client's X-Request-Id, else one of ours; `tail` is what the path has after the route's prefix;
+    `fault` is what it met."""
 
     id: str
     request: web.Request
     raw: bytes
     record: RequestRecord
     tail: str = ""
+    fault: Fault | None = None
 
     def body(self) -> fields.Body:
         return fields.parse(self.request.headers.get("Content-Type", ""), self.raw)

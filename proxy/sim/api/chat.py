@@ -148,7 +148,8 @@ def _whole(head: Head, answers: Generation, tool: ToolCall | None) -> dict[str, 
         "usage": answers.usage.as_json(),
         "prompt_logprobs": None,
         "prompt_token_ids": None,
-        "kv_transfer_params": None,
+        "kv_transfer_params": answers.kv_transfer_params,
+        "ec_transfer_params": answers.ec_transfer_params,
     }
 
 

@@ -93,7 +93,7 @@ def _whole(head: Head, answers: Generation) -> dict[str, Any]:
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
         "usage": answers.usage.as_json(),
-        "kv_transfer_params": None,
+        "kv_transfer_params": answers.kv_transfer_params,
     }
 
 

@@ -5,6 +5,10 @@ ApiError
 ├── BadRequest          400, type "BadRequestError": what only the engine can find
 ├── NotFound            404
 ├── Unavailable         503: the queue is full
+├── Loading             503: not yet
+├── EngineGone          500: the engine has ended before its server
+├── EngineDead          500: it has ended by itself
+├── EngineFailed        500: this request has
 └── NoRoute             404, 405: {"detail": …}
 """
 
@@ -55,6 +59,35 @@ class NotFound(ApiError):
 class Unavailable(ApiError):
     status = 503
     type = "Service Unavailable"
+
+
+class Loading(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The model is being loaded.")
+
+
+class EngineGone(ApiError):
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self) -> None:
+        super().__init__("cannot schedule new futures after shutdown")
+
+
+class EngineDead(ApiError):
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self) -> None:
+        super().__init__("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+
+class EngineFailed(ApiError):
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error")
 
 
 class NoRoute(ApiError):

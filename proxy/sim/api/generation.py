@@ -10,11 +10,14 @@ from typing import Any
 
 from proxy.sim.api import fields
 from proxy.sim.api.call import Call, Service
-from proxy.sim.api.errors import busy, too_long
+from proxy.sim.api.errors import BadRequest, EngineFailed, busy, too_long
+from proxy.sim.api.media import media_in
 from proxy.sim.config import SimConfig
-from proxy.sim.prompt import cache_root
-from proxy.sim.sequence import Listener, Output, Sampling, Sequence
+from proxy.sim.faults import Kind
+from proxy.sim.prompt import cache_root, text_hash
+from proxy.sim.sequence import Finish, Listener, Output, Sampling, Sequence
 from proxy.sim.text import tokens_in
+from proxy.sim.transfer.connector import Asked, NotServed, TransferFailed
 
 FINGERPRINT = "vllm-0.32.0-sim"
 
@@ -49,6 +52,7 @@ class Generation:
         self._service = service
         self._choices = choices
         self._open = len(sequences)
+        self._has_failed = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = call
 
@@ -67,6 +71,10 @@ class Generation:
         self._service.driver.abort(self.sequences)
 
     def _hear(self, output: Output) -> None:
+        if output.finish is Finish.ERROR:
+            self._has_failed = True
+            self.stop()
+            return
         if self.listener is not None:
             self.listener(output)
         if output.finish:
@@ -84,7 +92,25 @@ class Generation:
             self._ended.set_result(None)
 
     async def ended(self) -> None:
+        """Raises EngineFailed."""
         await self._ended
+        if self._has_failed:
+            raise EngineFailed
+        for sequence in self.sequences:
+            try:
+                await sequence.transfer.done()
+            except TransferFailed:
+                raise EngineFailed from None
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What a decode pod needs to know."""
+        return self._service.connector.params(self.sequences)
+
+    @property
+    def ec_transfer_params(self) -> dict[str, Any] | None:
+        """What a pod needs to know that comes after an encode pod."""
+        return self._service.embeddings.params(self.sequences)
 
     @property
     def usage(self) -> Usage:
@@ -100,7 +126,10 @@ class Generation:
 def generation(
     service: Service, call: Call, model: str, prompts: Items[bytes], sampling: Sampling, body: fields.Body
 ) -> Generation:
-    """Every prompt times `n`, checked against the engine's limits."""
+    """Every prompt times `n`, checked against the engine's limits; on an encode pod the prompt's media only."""
+    media = service.embeddings.missing(media_in(body), body)
+    if service.config.role == "encode":
+        return _encoding(service, call, media)
     choices = fields.positive(body, "n", 1)
     root = cache_root(model, fields.cache_salt(body))
     adapter = None if model == service.config.model else model
@@ -109,11 +138,30 @@ def generation(
     if not service.driver.engine.has_room_for(len(prompts) * choices):
         raise busy()
     sequences = [
-        Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter)
+        Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter, media)
         for prompt in prompts
         for choice in range(choices)
     ]
+    _arrange(service, Asked(call.id, body, call.fault), sequences)
     return Generation(service, call, sequences, choices)
+
+
+def _encoding(service: Service, call: Call, media: tuple[int, ...]) -> Generation:
+    """What an encode pod writes says nothing."""
+    if not media:
+        raise BadRequest("This instance encodes images, video and audio, and the request has none.")
+    sequence = Sequence(b" enc", Sampling(max_tokens=1), media=media)
+    service.embeddings.keep(sequence, is_lost=call.fault is not None and call.fault.kind is Kind.LOST_TRANSFER)
+    return Generation(service, call, [sequence])
+
+
+def _arrange(service: Service, asked: Asked, sequences: Items[Sequence]) -> None:
+    try:
+        service.connector.arrange(asked, sequences)
+    except NotServed as error:
+        raise BadRequest(str(error)) from error
+    except TransferFailed as error:
+        raise EngineFailed from error
 
 
 def check_length(config: SimConfig, prompt: bytes) -> None:
@@ -129,6 +177,7 @@ def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: in
         max_tokens=min(sampling.max_tokens, room),
         eos_probability=config.eos_probability,
         seed=config.seed + choice,
+        script=sampling.script or (config.answers.get(text_hash(prompt)) if config.answers else None),
     )
 
 

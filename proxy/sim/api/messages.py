@@ -42,7 +42,8 @@ class Messages:
             await answers.ended()
         sequence = answers.sequences[0]
         content = [{"type": "text", "text": sequence.answer.decode()}]
-        return json_response(message | {"content": content, "usage": _usage(answers)} | _stop(sequence))
+        answer = message | {"content": content, "usage": _usage(answers)} | _stop(sequence)
+        return json_response(answer | {"kv_transfer_params": answers.kv_transfer_params})
 
     async def count_tokens(self, call: Call) -> web.StreamResponse:
         body = call.body()

@@ -36,11 +36,17 @@ class StoredResponse:
         return bool(self.fields.get("background"))
 
     @property
+    def is_streamed(self) -> bool:
+        return bool(self.fields.get("stream"))
+
+    @property
     def status(self) -> str:
         if self.sequence.phase is not Phase.ENDED:
             return "in_progress"
         if self.sequence.finish is None:
             return "cancelled"
+        if self.sequence.finish is Finish.ERROR:
+            return "failed"
         return "incomplete" if self.sequence.finish is Finish.LENGTH else "completed"
 
     @property
@@ -83,6 +89,7 @@ class StoredResponse:
             "status": self.status,
             "truncation": "disabled",
             "usage": _usage(self.answers) if ended else None,
+            "kv_transfer_params": self.answers.kv_transfer_params if ended and not self.is_streamed else None,
         }
 
 

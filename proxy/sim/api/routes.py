@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -12,9 +12,9 @@ from aiohttp import ClientConnectionResetError, web
 
 from proxy.sim.api.call import Call, Service, json_response, raw_json
 from proxy.sim.api.errors import ApiError, NoRoute
+from proxy.sim.api.faulty import Faulty, Handler
+from proxy.sim.faults import Fault
 from proxy.sim.requests import RequestRecord
-
-Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 UNRECORDED = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models"})
 """What a proxy asks again and again; it would push the calls of clients out of the log."""
@@ -34,6 +34,7 @@ class Dispatcher:
 
     def __init__(self, service: Service, routes: list[Route]) -> None:
         self._service = service
+        self._faulty = Faulty(service)
         self._exact: dict[str, dict[str, Handler]] = {}
         self._prefixes: list[tuple[str, str, dict[str, Handler]]] = []
         for route in routes:
@@ -51,7 +52,7 @@ class Dispatcher:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         record = self._record(request)
-        recorded = not (request.path in UNRECORDED or request.path.startswith("/admin/"))
+        recorded = not _is_unrecorded(request.path)
         if recorded:
             self._service.log.begin(record)
         aborted = True
@@ -82,13 +83,22 @@ class Dispatcher:
             handle, tail = self._find(request.method, request.path)
             raw = await request.read()
             record.body_sha256 = hashlib.sha256(raw).hexdigest()
-            return await handle(Call(record.id, request, raw, record, tail))
+            fault = self._fault(request, record)
+            return await self._faulty.answer(handle, Call(record.id, request, raw, record, tail, fault))
         except ApiError as error:
             return _refusal(error, request.path)
         except web.HTTPException as error:
             return json_response({"detail": error.reason}, error.status)
         except ClientConnectionResetError as gone:
             raise asyncio.CancelledError from gone
+
+    def _fault(self, request: web.Request, record: RequestRecord) -> Fault | None:
+        if request.method != "POST" or _is_unrecorded(request.path):
+            return None
+        fault = self._service.faults.meet(record.id)
+        if fault is not None:
+            record.fault = fault.kind.value
+        return fault
 
     def _find(self, method: str, path: str) -> tuple[Handler, str]:
         methods: Mapping[str, Handler] = self._exact.get(path, {})
@@ -106,6 +116,10 @@ class Dispatcher:
             if tail and "/" not in tail and path == prefix + tail + suffix:
                 return methods, tail
         return {}, ""
+
+
+def _is_unrecorded(path: str) -> bool:
+    return path in UNRECORDED or path.startswith("/admin/")
 
 
 def _readable(value: str) -> str:

@@ -1,0 +1,166 @@
+"""What each term of the default placement is worth: the default, and the default without one of them.
+
+    python bench/ablation.py --trace conversation.jsonl.gz [--requests 2000] [--seeds 2] [--load 0.8] [--engine NAME]
+
+On the virtual clock of bench/quality.py, in four situations: the trace, the trace with a pod three times slower, 200
+users under one system prompt, and 40 requests per second of tenants whose prefixes the fleet can hold once. The
+table has mean times to first token in seconds; `--json` has all figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.placement.engines import ENGINES
+from bench.placement.experiment import Experiment
+from bench.placement.report import mean
+from bench.placement.scenario import Scenario
+from bench.rig import say, table
+from proxy.core.endpoint import Endpoint
+from proxy.latency.beside import Beside
+from proxy.latency.pod import PodModel
+from proxy.latency.rates import Rates
+from proxy.latency.work import Leg
+from proxy.plugins.producers.predicted_latency import Forecast
+from proxy.plugins.scorers import latency as scorer
+
+SLOW = 3.0
+"""Times."""
+
+TENANT_ROOM, TENANT_RATE = 100_000, 40.0
+"""Tokens that a pod can hold, requests per second."""
+
+CONFIG = """
+pods: {static: [{url: "http://127.0.0.1:1"}]}
+scheduling:
+  plugins:
+    - {type: approx-prefix-cache-producer}
+    - {type: predicted-latency-producer, parameters: {workCost: %g, decodeCost: %g}}
+    - {type: latency-scorer}
+    - {type: max-score-picker}
+"""
+
+WORK_COST, DECODE_COST = 0.2, 0.03
+
+
+def main() -> None:
+    options = _options()
+    situations = dict(_situations(options))
+    rows, found = [["the default", *situations]], {}
+    for name, (without, config) in _variants().items():
+        found[name] = {}
+        for situation, (experiment, load) in situations.items():
+            with ExitStack() as stack:
+                policy = stack.enter_context(_written(config)) if config else "default"
+                stack.enter_context(without())
+                runs = [experiment.virtual(policy, load, seed) for seed in range(experiment.seeds)]
+            found[name][situation] = {figure: mean([run[figure] for run in runs]) for figure in runs[0]}
+            say(f"{name}, {situation}: {found[name][situation]['ttft_mean']:.3f} s")
+        rows.append([name, *(f"{one['ttft_mean']:.3f}" for one in found[name].values())])
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+Variant = tuple[Callable[[], AbstractContextManager[Any]], str]
+"""What is changed while it runs, and its configuration, empty for none."""
+
+
+def _variants() -> Mapping[str, Variant]:
+    return {
+        "whole": (nullcontext, ""),
+        "without prefix match": (lambda: _changed((Forecast, "_seconds", _unmatched)), ""),
+        "without reservation": (lambda: _changed((PodModel, "dispatch", _unreserved)), ""),
+        "without work cost": (nullcontext, CONFIG % (0.0, DECODE_COST)),
+        "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
+        "without equal costs": (lambda: _changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
+        "without speed": (lambda: _changed((Rates, "_keep_pace", _at_usual_pace)), ""),
+        "without the form beside": (lambda: _changed((Beside, "renew", _in_turn)), ""),
+    }
+
+
+def _situations(options: argparse.Namespace) -> Iterator[tuple[str, tuple[Experiment, float]]]:
+    """What is asked of which fleet, and the load."""
+
+    def traffic(slow_pod: float = 1.0, kv_tokens: int = 0, **source: Any) -> Experiment:
+        fleet = Scenario(engine=options.engine, slow_pod=slow_pod, kv_tokens=kv_tokens)
+        return Experiment(fleet, requests=options.requests, seeds=options.seeds, **source)
+
+    yield "trace", (traffic(trace=options.trace), options.load)
+    yield "a slow pod", (traffic(SLOW, trace=options.trace), options.load)
+    yield "shared prompt", (traffic(generator="shared-prompt"), options.load)
+    yield "tenants", (traffic(generator="tenants", kv_tokens=TENANT_ROOM, known_capacity=TENANT_RATE), 1.0)
+
+
+@contextmanager
+def _written(config: str) -> Iterator[str]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "ablation.yaml")
+        path.write_text(config)
+        yield str(path)
+
+
+@contextmanager
+def _changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Other attributes of classes and modules, for a while."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+_seconds, _dispatch, _keep_pace = Forecast._seconds, PodModel.dispatch, Rates._keep_pace
+
+
+def _unmatched(forecast: Forecast, terms: Any, endpoints: Sequence[Endpoint]) -> list[float]:
+    """As if nothing was cached anywhere."""
+    return _seconds(forecast._replace(match=None), terms, endpoints)
+
+
+def _unreserved(model: PodModel, *leg: Any) -> Leg:
+    """What was sent is known when something else befalls the pod."""
+    before = {name: getattr(model, name) for name in ("rest", "due", "patience", "look_at", "head")}
+    sent = _dispatch(model, *leg)
+    for name, value in before.items():
+        setattr(model, name, value)
+    model.view = model.endpoint.view
+    return sent
+
+
+def _at_usual_pace(rates: Rates) -> None:
+    """What is learnt slowly is all that is known."""
+    rates._seen = rates._expected = 0.0
+    rates._fleet.speed = 1.0
+    _keep_pace(rates)
+
+
+def _in_turn(beside: Beside) -> None:
+    beside.share = 1.0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="JSON lines in Mooncake's format")
+    parser.add_argument("--requests", type=int, default=2_000, help="per run")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--load", type=float, default=0.8)
+    parser.add_argument("--engine", choices=ENGINES, default="vllm")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

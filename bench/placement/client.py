@@ -1,0 +1,100 @@
+"""Asks a streamed question over a connection of its own, and notes when the answer comes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import cast
+
+TAIL = 4096
+"""Bytes that are kept of an answer's end: the usage is in them."""
+
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+_POD = re.compile(rb"\r\nx-kvlane-endpoint: *([^\r]+)", re.IGNORECASE)
+_CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
+
+
+@dataclass(slots=True)
+class Answer:
+    """Times are those of the event loop, None for what never came; `pod` is what the router says."""
+
+    sent: float = 0.0
+    status: int = 0
+    pod: str = ""
+    first: float | None = None
+    last: float | None = None
+    tail: bytes = field(default=b"", repr=False)
+
+    @property
+    def whole(self) -> bool:
+        return self.status == 200 and b"data: [DONE]" in self.tail
+
+    @property
+    def cached_tokens(self) -> int | None:
+        found = _CACHED.findall(self.tail)
+        return int(found[-1]) if found else None
+
+
+async def ask(port: int, path: str, body: bytes, session: str = "") -> Answer:
+    """Never raises for what the other side does: an answer that is not whole tells how far it came. `session` is what
+    the client calls its conversation."""
+    loop = asyncio.get_running_loop()
+    asking = _Asking(loop, _request(path, body, session))
+    try:
+        await loop.create_connection(lambda: asking, "127.0.0.1", port)
+    except OSError:
+        return asking.answer
+    try:
+        return await asking.done
+    finally:
+        asking.transport.abort()
+
+
+def _request(path: str, body: bytes, session: str) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head += f"x-session-id: {session}\r\n" if session else ""
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class _Asking(asyncio.Protocol):
+    """No bytes of the answer are looked at twice; the first event of the stream is the first token."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
+        self.answer = Answer()
+        self.done: asyncio.Future[Answer] = loop.create_future()
+        self._now = loop.time
+        self._request = request
+        self._head = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no subclasses of it
+        self.answer.sent = self._now()
+        transport.write(self._request)
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        answer = self.answer
+        if not answer.status:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._read_head(head)
+        if not data:
+            return
+        answer.last = self._now()
+        if answer.first is None and b"data:" in data:
+            answer.first = answer.last
+        answer.tail = (answer.tail + data)[-TAIL:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(self.answer)
+
+    def _read_head(self, head: bytes) -> None:
+        status, pod = _STATUS.match(head), _POD.search(head)
+        self.answer.status = int(status[1]) if status else -1
+        self.answer.pod = pod[1].decode() if pod else ""

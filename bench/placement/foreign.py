@@ -1,0 +1,206 @@
+"""Another model of an engine, so that what holds here does not hold for one simulator only: the timing of
+llm-d-inference-sim (docs/latency-simulation.md of github.com/llm-d/llm-d-inference-sim, calculator `per-token`).
+
+There are no steps and no batches. A request that runs is computed in a time that is fixed when it starts,
+
+    (overhead + uncached prompt tokens * per_token) * load
+    load = 1 + (under_load - 1) * (running - 1) / (most - 1)
+
+with a normal deviation, kept within 70 % of the mean; then it says a token every `between_tokens * load` seconds.
+Requests beyond `most` wait in line. The KV cache holds whole blocks of prompts, found by others from the moment the
+request starts, and forgets those that were used longest ago.
+
+Two things differ from the original: a request that finds too few free blocks waits, where that one answers with an
+error; and the time between tokens does not deviate, which over a whole answer comes to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+
+from proxy.replay.cache import ChunkPool, first
+from proxy.replay.engine import Counted, Event
+from proxy.sim import SimConfig
+from proxy.sim.pace import Pace
+
+FARTHEST = 0.7
+"""The most that a time deviates, as a share of its mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTiming:
+    """Seconds; the defaults are the original's profile of an 8B model on an H100 (8b-h100-balanced-per-token.yaml)."""
+
+    overhead: float = 0.030
+    per_token: float = 0.000_25
+    deviation: float = 0.005
+    between_tokens: float = 0.012
+    under_load: float = 2.0
+    most: int = 16
+
+    def load(self, running: int) -> float:
+        return 1.0 if self.most <= 1 else 1 + (self.under_load - 1) * (running - 1) / (self.most - 1)
+
+    def prefill(self, uncached: int, running: int) -> float:
+        return (self.overhead + uncached * self.per_token) * self.load(running)
+
+
+class Course:
+    """What runs at `at`, and how it goes on while nobody joins. All that decode are equally fast, so that one count of
+    tokens serves all of them: `said` is what one who had decoded from the beginning would have said."""
+
+    def __init__(self, timing: ForeignTiming, slowdown: float) -> None:
+        self.timing = timing
+        self.slowdown = slowdown
+        self.at = 0.0
+        self.said = 0.0
+        self.prefilling: list[tuple[float, int, Counted]] = []
+        """A heap of (time of the first token, order, sequence)."""
+        self.decoding: list[tuple[float, int, Counted]] = []
+        """A heap of (`said` at its last token, order, sequence)."""
+        self._order = 0
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def until(self) -> float:
+        """When the next first or last token comes."""
+        soonest = self.prefilling[0][0] if self.prefilling else math.inf
+        if self.decoding:
+            soonest = min(soonest, self.at + max(0.0, self.decoding[0][0] - self.said) * self._token())
+        return soonest
+
+    def copy(self) -> Course:
+        other = Course(self.timing, self.slowdown)
+        other.at, other.said, other._order = self.at, self.said, self._order
+        other.prefilling, other.decoding = list(self.prefilling), list(self.decoding)
+        return other
+
+    def pass_to(self, now: float) -> None:
+        """No token that `until` speaks of comes before."""
+        if self.decoding:
+            self.said += (now - self.at) / self._token()
+        self.at = now
+
+    def begin(self, sequence: Counted, first_token: float) -> None:
+        self._order += 1
+        heappush(self.prefilling, (first_token, self._order, sequence))
+
+    def take(self) -> Event:
+        """The token that comes at `until`, which has been passed to."""
+        if self.prefilling and self.prefilling[0][0] <= self.at:
+            _, order, sequence = heappop(self.prefilling)
+            if sequence.max_tokens > 1:
+                heappush(self.decoding, (self.said + sequence.max_tokens - 1, order, sequence))
+            return Event(sequence, True, sequence.max_tokens <= 1)
+        return Event(heappop(self.decoding)[2], False, True)
+
+    def _token(self) -> float:
+        return self.timing.between_tokens * self.timing.load(self.running) * self.slowdown
+
+
+class ForeignEngine:
+    """To be used as `proxy.replay.engine.CountingEngine` is; prompts neither stay nor come."""
+
+    fetching = 0
+
+    def __init__(self, config: SimConfig, timing: ForeignTiming | None = None) -> None:
+        self.config = config
+        self.timing = timing or ForeignTiming()
+        self.pool = ChunkPool(config.num_gpu_blocks)
+        self.waiting: deque[Counted] = deque()
+        self.running: list[Counted] = []
+        self.until = math.inf
+        self.preemptions = 0
+        self.queried_tokens = 0
+        self.hit_tokens = 0
+        self._course = Course(self.timing, config.slowdown)
+        self._pace = Pace(config)
+        self._rng = Random(config.noise_seed)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def submit(self, sequence: Counted, now: float) -> None:
+        self.waiting.append(sequence)
+        self._course.pass_to(now)
+        self._admit()
+
+    def finish(self) -> list[Event]:
+        self._course.pass_to(self.until)
+        event = self._course.take()
+        if event.last:
+            self.running.remove(event.sequence)
+            self.pool.release(event.sequence.parts)
+        self._admit()
+        return [event]
+
+    def let_go(self, sequence: Counted, now: float) -> None:
+        """It was never kept."""
+
+    def kv_usage(self, now: float) -> float:
+        return self.pool.used / self.pool.capacity
+
+    def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]:
+        """When it would have its first token, and the tokens of it that would be cached. What is evicted meanwhile, and
+        that blocks may be short, is not foreseen."""
+        course, queue = self._course.copy(), [*self.waiting, newcomer]
+        course.pass_to(now)
+        came: dict[int, int] = {}
+        while True:
+            while queue and course.running < self.timing.most:
+                sequence = queue.pop(0)
+                cached = self._cached(sequence, came)
+                took = self.timing.prefill(sequence.prompt - cached, course.running + 1) * course.slowdown
+                if sequence is newcomer:
+                    return course.at + took, cached
+                course.begin(sequence, course.at + took)
+                came.update(sequence.parts)
+            course.pass_to(course.until)
+            course.take()
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.timing.most and self._fits(self.waiting[0]):
+            self._start(self.waiting.popleft())
+        if self.waiting and not self.running:
+            raise RuntimeError("a request needs more blocks than the pod has")
+        self.until = self._course.until
+
+    def _fits(self, sequence: Counted) -> bool:
+        whole, matched = _blocks(sequence), self.pool.match(sequence.parts, _blocks(sequence))
+        return whole - matched + self.pool.idle_among(sequence.parts, matched) <= self.pool.free
+
+    def _start(self, sequence: Counted) -> None:
+        whole = _blocks(sequence)
+        matched = self.pool.match(sequence.parts, whole)
+        self.pool.hold(first(sequence.parts, matched))
+        self.pool.open(whole - matched)
+        self.pool.name(sequence.parts, matched, whole)
+        sequence.started, sequence.cached = True, matched * self.config.block_size
+        self.queried_tokens += sequence.prompt
+        self.hit_tokens += sequence.cached
+        self.running.append(sequence)
+        mean = self.timing.prefill(sequence.prompt - sequence.cached, len(self.running))
+        took = min(max(self._rng.gauss(mean, self.timing.deviation), mean * (1 - FARTHEST)), mean * (1 + FARTHEST))
+        self._course.begin(sequence, self._course.at + took * self._pace.factor())
+
+    def _cached(self, sequence: Counted, came: dict[int, int]) -> int:
+        """Tokens that are here, or came with those that began before it."""
+        matched = 0
+        for name, blocks in sequence.parts:
+            here = min(blocks, max(self.pool.resident(name), came.get(name, 0)))
+            matched += here
+            if here < blocks:
+                break
+        return matched * self.config.block_size
+
+
+def _blocks(sequence: Counted) -> int:
+    return sum(blocks for _, blocks in sequence.parts)

@@ -1,0 +1,102 @@
+"""Routers that serve over real sockets: kvlane with a configuration, and other programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench import peers
+from bench.placement.policies import DEFAULT, NAMED
+from bench.rig import Program, Running, Site, free_ports
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+READY_SECONDS = 60.0
+
+SETTLE_SECONDS = 1.0
+"""Between the first good answer and the first request: a router may know some pods before the others."""
+
+PROGRAMS = {
+    "round-robin": "nginx-round-robin",
+    "random": "sglang-router-random",
+    "least-requests": "haproxy",
+    "power-of-two": "sglang-router-power-of-two",
+    "cache-aware": "sglang-router",
+}
+"""Policy of the virtual mode -> the program that does it over sockets."""
+
+
+class NoSuchRouter(ValueError):
+    """The policy exists on the virtual clock only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """One that serves. `metrics` is the URL of kvlane's own metrics, empty for others."""
+
+    name: str
+    version: str
+    port: int
+    metrics: str = ""
+
+
+def program(policy: str, slower: float, venv: Path) -> Program:
+    """A peer's name, a policy that some peer has, `default`, or the path of a kvlane configuration. Raises
+    NoSuchRouter; exits if a peer is not installed."""
+    name = PROGRAMS.get(policy, policy)
+    if name in peers.ALL:
+        return peers.program(name, venv)
+    if policy in NAMED:
+        raise NoSuchRouter(f"{policy} needs --virtual: no program places over sockets like that")
+    config = "-" if policy == DEFAULT else str(Path(policy).resolve())
+    return Program(policy, partial(_kvlane, config, slower), "this checkout", ROOT)
+
+
+@contextmanager
+def started(program: Program, pods: Sequence[int], folder: Path) -> Iterator[Router]:
+    """Serves before it is handed over; exits with the end of its log if it does not."""
+    port, spare = free_ports(2)
+    site = Site(folder, port, spare, tuple(pods))
+    command = program.command(site)
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=program.folder
+        )
+    running = Running(program.name, site, process)
+    try:
+        _await_answer(running, command)
+        own = program.folder == ROOT
+        yield Router(program.name, program.version, port, f"http://127.0.0.1:{spare}/metrics" if own else "")
+    finally:
+        running.stop()
+
+
+def _kvlane(config: str, slower: float, site: Site) -> list[str]:
+    command = [sys.executable, "-m", "bench.placement.slowed", f"{slower:g}", config]
+    return [*command, str(site.port), str(site.spare), *site.urls]
+
+
+def _await_answer(running: Running, command: list[str]) -> None:
+    until = time.monotonic() + READY_SECONDS
+    while not _answers(running.site.port):
+        if running.process.poll() is not None or time.monotonic() > until:
+            tail = (running.site.folder / "log").read_text(errors="replace")[-2000:]
+            sys.exit(f"{running.name} does not serve: {' '.join(command)}\n{tail}")
+        time.sleep(0.1)
+    time.sleep(SETTLE_SECONDS)
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False

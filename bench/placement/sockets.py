@@ -1,0 +1,191 @@
+"""The same experiment over real sockets: pods, router and load are processes of their own, on the machine's clock.
+
+All runs `slower` times slower than the pods' model says, so that what Python costs is little beside it; all results
+are in seconds of the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvloop
+
+from bench.placement import prompts
+from bench.placement.client import Answer, ask
+from bench.placement.pod_server import PodServer, served
+from bench.placement.routers import Router, started
+from bench.rig import Program
+from proxy.core.tasks import Tasks
+from proxy.replay.kvlane import MODEL
+from proxy.replay.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
+from proxy.replay.workload import Job
+from proxy.sim import SimConfig
+
+PATH = "/v1/completions"
+
+HEAD_START = 1.0
+"""Real seconds between everything being ready and the first arrival."""
+
+PATIENCE = 600.0
+"""Seconds of the fleet after the last arrival; who has not been answered then counts as failed."""
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_USAGE, PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+PREDICTED, OF_PROMPT = "kvlane_prefix_predicted_hit_tokens_total", "kvlane_prefix_predicted_prompt_tokens_total"
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of a run. `late` is how many seconds of the fleet after its time each request was sent: if that is
+    not far below the times to first token, the machine was too slow for `slower`."""
+
+    outcomes: list[Outcome]
+    gauges: Gauges
+    router: str = ""
+    preemptions: int = 0
+    hit_predicted: float | None = None
+    late: list[float] = field(default_factory=list)
+
+
+def play(
+    program: Program,
+    jobs: Sequence[Job],
+    configs: Sequence[SimConfig],
+    slower: float,
+    restarts: Sequence[Restart] = (),
+    warm_up: float = 0.0,
+) -> Played:
+    """Plays the jobs through the router. `warm_up`: the share of them that what the router foresaw leaves out."""
+    known = prompts.answers(jobs)
+    slow = [replace(config, time_scale=config.time_scale / slower, answers=known) for config in configs]
+    with (
+        tempfile.TemporaryDirectory(prefix="kvlane-bench-") as folder,
+        served(slow) as pods,
+        started(program, pods.ports, Path(folder)) as router,
+    ):
+        return _until_terminated(_Run(jobs, pods, router, slower, warm_up).play(restarts))
+
+
+def _until_terminated(playing: Coroutine[Any, Any, Played]) -> Played:
+    """SIGTERM ends it as Ctrl-C does, so that pods and router are ended too."""
+
+    async def run() -> Played:
+        current = asyncio.current_task()
+        assert current is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+        return await playing
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return uvloop.run(run())
+    except asyncio.CancelledError:
+        sys.exit("terminated")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Run:
+    def __init__(self, jobs: Sequence[Job], pods: PodServer, router: Router, slower: float, warm_up: float) -> None:
+        self._jobs = jobs
+        self._pods = pods
+        self._router = router
+        self._slower = slower
+        self._warm = int(len(jobs) * warm_up)
+        self._gauges = Gauges()
+        self._preemptions = [0] * len(pods.ports)
+        self._foreseen: dict[str, float] = {}
+        self._index = {f"127.0.0.1:{port}": index for index, port in enumerate(pods.ports)}
+
+    async def play(self, restarts: Sequence[Restart]) -> Played:
+        gc.freeze()
+        timeout = aiohttp.ClientTimeout(total=10.0)
+        async with aiohttp.ClientSession(timeout=timeout) as self._session, Tasks() as tasks:
+            self._start = asyncio.get_running_loop().time() + HEAD_START
+            tasks.start(self._look(), "gauges")
+            for restart in restarts:
+                tasks.start(self._restart(restart), "restart")
+            asked = []
+            for number, job in enumerate(self._jobs):
+                body = prompts.body(job, MODEL)
+                await self._until(job.arrival)
+                if number == self._warm:
+                    tasks.start(self._note_foreseen(), "what was foreseen while warming up")
+                asked.append(tasks.start(ask(self._router.port, PATH, body, job.session), "request"))
+            await asyncio.wait(asked, timeout=PATIENCE * self._slower)
+            answers = [one.result() if one.done() else Answer() for one in asked]
+            predicted = await self._predicted()
+        outcomes = [self._outcome(*each) for each in zip(self._jobs, answers, strict=True)]
+        late = [self._fleet(one.sent) - job.arrival for job, one in zip(self._jobs, answers, strict=True) if one.sent]
+        return Played(outcomes, self._gauges, self._router.version, sum(self._preemptions), predicted, late)
+
+    async def _until(self, at: float) -> None:
+        """A second of the fleet, counted from the first arrival on."""
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(max(0.0, self._start + at * self._slower - now))
+
+    def _fleet(self, at: float) -> float:
+        return (at - self._start) / self._slower
+
+    def _outcome(self, job: Job, answer: Answer) -> Outcome:
+        pod = self._index.get(answer.pod, -1)
+        if not answer.whole or answer.first is None or answer.last is None:
+            return Outcome(job, pod)
+        cached = answer.cached_tokens or 0
+        return Outcome(job, pod, self._fleet(answer.first), self._fleet(answer.last), cached)
+
+    async def _look(self) -> None:
+        """At the pods, as often as the virtual mode does."""
+        at = 0.0
+        while True:
+            at += GAUGE_SECONDS
+            await self._until(at)
+            seen = await asyncio.gather(*(self._samples(f"{url}/metrics") for url in self._pods.urls))
+            self._gauges.add(
+                [pod.get(KV_USAGE, 0.0) for pod in seen],
+                [int(pod.get(RUNNING, 0) + pod.get(WAITING, 0)) for pod in seen],
+            )
+            for index, pod in enumerate(seen):
+                self._preemptions[index] = max(self._preemptions[index], int(pod.get(PREEMPTIONS, 0)))
+
+    async def _restart(self, restart: Restart) -> None:
+        await self._until(restart.at)
+        self._pods.kill(restart.pod)
+        await self._until(restart.at + restart.down)
+        self._pods.start(restart.pod)
+
+    async def _note_foreseen(self) -> None:
+        self._foreseen = await self._samples(self._router.metrics)
+
+    async def _predicted(self) -> float | None:
+        """The share of prompt tokens that kvlane expected in the caches; others do not say."""
+        seen, before = await self._samples(self._router.metrics), self._foreseen
+        of_prompt = seen.get(OF_PROMPT, 0.0) - before.get(OF_PROMPT, 0.0)
+        return (seen.get(PREDICTED, 0.0) - before.get(PREDICTED, 0.0)) / of_prompt if of_prompt else None
+
+    async def _samples(self, url: str) -> dict[str, float]:
+        """The series of an exposition, added up by name; none of who does not answer."""
+        if not url:
+            return {}
+        try:
+            async with self._session.get(url) as answer:
+                return totals(await answer.text())
+        except (aiohttp.ClientError, TimeoutError):
+            return {}
+
+
+def totals(exposition: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in exposition.splitlines():
+        if line and not line.startswith("#"):
+            name = line.partition("{")[0].partition(" ")[0]
+            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return found

@@ -1,0 +1,472 @@
+"""What it is worth that proxies of one deployment know of each other, what that costs, and what it takes to upset them.
+
+    python bench/replicas.py [--seconds 20] [--rounds 2] [--only placement|faults|cost] [--json]
+
+Placement: conversations before four simulated pods that together hold all of them, every request through any of the
+proxies, as a balancer deals them: one proxy, two and four over a Redis that is started here, and two and four that do
+not know of each other. The requests and their moments are the same for all.
+
+Faults: two proxies under that load; one is killed and started again, Redis is killed and started again empty, and a
+wall stands before Redis for ten seconds. Requests that fail though their own proxy lives; and the seconds until each
+proxy's sum of requests in flight is that of the clients again.
+
+Cost: microseconds of CPU and bytes that telling others adds to a request, by the requests of a proxy per second.
+
+Needs redis-server and the extra kvlane[redis].
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rig import PATH, free_ports, say, table
+
+from proxy.cli import demo
+from proxy.core.clock import SystemClock
+from proxy.core.endpoint import Endpoint
+from proxy.core.tasks import Tasks
+from proxy.prefix.index import PrefixIndex
+from proxy.replicas.redis_line import RedisLine
+from tests.replicas.store import Wall, store
+from tests.replicas.test_deployment import Proxy, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+PODS = 4
+LEASE = 5.0
+GRACE = 60.0
+VARIANTS = {
+    "1": (1, True),
+    "2": (2, True),
+    "4": (4, True),
+    "2, nothing shared": (2, False),
+    "4, nothing shared": (4, False),
+}
+SYSTEMS, SYSTEM_BYTES, TURN_BYTES, TURNS, THINK = 4, 6000, 1200, 6, 2.0
+LONG_ANSWER = 300
+"""Tokens, so that many requests are in flight when something happens."""
+
+PAUSE = 10.0
+"""Seconds that the wall stands."""
+
+
+def main() -> None:
+    options = _options()
+    found: dict[str, Any] = {}
+    if options.only in (None, "placement"):
+        found["placement"] = asyncio.run(placement(options))
+    if options.only in (None, "faults"):
+        found["faults"] = asyncio.run(faults(options))
+    if options.only in (None, "cost"):
+        found["cost"] = asyncio.run(cost())
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    for part, rows in found.items():
+        heads = list(next(iter(rows.values())))
+        print(table([[part, *heads], *([name, *(str(row[head]) for head in heads)] for name, row in rows.items())]))
+        print()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of new requests per round and variant")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=10.0, help="requests per second, of all proxies together")
+    parser.add_argument("--only", choices=("placement", "faults", "cost"))
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+# The load.
+
+
+@dataclass
+class Outcome:
+    """Seconds to first token and tokens, over all rounds of a variant."""
+
+    ttft: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int = 0
+    failed: int = 0
+    cut: int = 0
+    """Ended with their proxy."""
+
+    def row(self) -> dict[str, float]:
+        return {
+            "requests": len(self.ttft),
+            "failed": self.failed,
+            "hit rate": round(self.cached / max(1, self.prompt), 3),
+            "ttft mean": round(statistics.mean(self.ttft), 4),
+            "ttft p90": round(statistics.quantiles(self.ttft, n=10)[8], 4),
+        }
+
+
+@dataclass
+class Served:
+    """A proxy in a process of its own; `open` are the requests that clients have there."""
+
+    port: int
+    admin: int
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    open: int = 0
+    is_asked: bool = False
+    """Whether the balancer deals requests to it."""
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, cwd=ROOT)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.is_asked = False
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+                return
+            self.process.kill()
+            self.process.wait()
+
+
+def _turns(
+    rng: random.Random, seconds: float, rate: float, tokens: int = demo.ANSWER_TOKENS
+) -> list[tuple[float, bytes]]:
+    """(moment, request), in order: conversations that begin at random and go on after a pause."""
+    systems = [_prose(rng, SYSTEM_BYTES) for _ in range(SYSTEMS)]
+    found: list[tuple[float, bytes]] = []
+    for at in itertools.accumulate(rng.expovariate(rate / TURNS) for _ in itertools.count()):
+        if at > seconds:
+            break
+        messages = [{"role": "system", "content": rng.choice(systems)}]
+        for _ in range(TURNS):
+            messages.append({"role": "user", "content": _prose(rng, TURN_BYTES)})
+            asked = {"model": "sim", "messages": messages, "max_tokens": tokens, "ignore_eos": True}
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            found.append((at, orjson.dumps({**asked, **options})))
+            messages.append({"role": "assistant", "content": _prose(rng, 200)})
+            at += 1.0 + rng.expovariate(1 / THINK)
+    return sorted(turn for turn in found if turn[0] <= seconds)
+
+
+def _prose(rng: random.Random, size: int) -> str:
+    return " ".join(rng.choices(demo.WORDS, k=size // 4))[:size]
+
+
+async def _play(turns: list[tuple[float, bytes]], proxies: list[Served], rng: random.Random, outcome: Outcome) -> None:
+    loop = asyncio.get_running_loop()
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session, Tasks() as tasks:
+        start, asked = loop.time(), []
+        for at, body in turns:
+            await asyncio.sleep(start + at - loop.time())
+            proxy = rng.choice([proxy for proxy in proxies if proxy.is_asked])
+            asked.append(tasks.start(_ask(session, proxy, body, outcome), "question"))
+        if asked:
+            await asyncio.wait(asked, timeout=GRACE)
+
+
+async def _ask(session: aiohttp.ClientSession, proxy: Served, body: bytes, outcome: Outcome) -> None:
+    asked, process = time.perf_counter(), proxy.process
+    headers = {"content-type": "application/json"}
+    proxy.open += 1
+    try:
+        async with session.post(f"http://127.0.0.1:{proxy.port}{PATH}", data=body, headers=headers) as response:
+            response.raise_for_status()
+            await response.content.readany()
+            first = time.perf_counter() - asked
+            usage = demo._usage(await response.read())
+    except (aiohttp.ClientError, TimeoutError):
+        if proxy.process is process:
+            outcome.failed += 1
+        else:
+            outcome.cut += 1
+        return
+    finally:
+        if proxy.process is process:
+            proxy.open -= 1
+    outcome.ttft.append(first)
+    outcome.prompt += usage["prompt_tokens"]
+    outcome.cached += usage["prompt_tokens_details"]["cached_tokens"]
+
+
+# What stands before and behind it.
+
+
+@asynccontextmanager
+async def _proxies(count: int, url: str | None) -> AsyncIterator[list[Served]]:
+    """Before pods of their own; they share over the store of this URL, if there is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with demo._pods() as urls, _started(urls, Path(folder), count, url) as proxies:
+            yield proxies
+
+
+@asynccontextmanager
+async def _started(urls: list[str], folder: Path, count: int, url: str | None) -> AsyncIterator[list[Served]]:
+    proxies = []
+    for number, (port, admin) in enumerate(zip(*[iter(free_ports(2 * count))] * 2, strict=True)):
+        file = folder / f"{number}.json"
+        file.write_text(json.dumps(_configuration(urls, port, admin, number, url)))
+        proxies.append(Served(port, admin, [sys.executable, "-m", "proxy", "serve", "-c", str(file)]))
+    try:
+        for proxy in proxies:
+            proxy.start()
+        for proxy in proxies:
+            await _ready(proxy, count - 1 if url else 0)
+        yield proxies
+    finally:
+        for proxy in proxies:
+            proxy.stop()
+
+
+def _configuration(urls: list[str], port: int, admin: int, number: int, store_url: str | None) -> dict[str, Any]:
+    shared = {"store": store_url, "lease": LEASE, "name": f"proxy-{number}"}
+    return {
+        "listen": {"host": "127.0.0.1", "port": port},
+        "admin": {"port": admin},
+        "pods": {"static": [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(urls)]},
+        "telemetry": {"accessLog": False, "logLevel": "error"},
+        "replicas": shared if store_url else {},
+    }
+
+
+async def _ready(proxy: Served, others: int) -> None:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"http://127.0.0.1:{proxy.admin}/readyz") as answer:
+                    said = await answer.json()
+                    if said["pods"]["ready"] == PODS and len(said.get("replicas", {}).get("others", ())) >= others:
+                        proxy.is_asked = True
+                        return
+            await asyncio.sleep(0.05)
+
+
+# Placement.
+
+
+async def placement(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    outcomes = {name: Outcome() for name in VARIANTS}
+    for number in range(options.rounds):
+        for name, (count, shares) in VARIANTS.items():
+            turns = _turns(random.Random(number), options.seconds, options.rate)
+            with tempfile.TemporaryDirectory() as folder:
+                async with AsyncExitStack() as stack:
+                    redis = await stack.enter_async_context(store(Path(folder))) if shares and count > 1 else None
+                    proxies = await stack.enter_async_context(_proxies(count, redis.url if redis else None))
+                    await _play(turns, proxies, random.Random(number), outcomes[name])
+            say(f"round {number + 1}  {name}: {outcomes[name].row()}")
+    return {name: outcome.row() for name, outcome in outcomes.items()}
+
+
+# Faults.
+
+
+async def faults(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    outcome, rows = Outcome(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with store(Path(folder)) as redis, Wall(redis.port) as wall, _proxies(2, wall.url) as proxies:
+            turns = _turns(random.Random(1), 60.0, options.rate, LONG_ANSWER)
+            async with Tasks() as tasks:
+                load = tasks.start(_play(turns, proxies, random.Random(1), outcome), "load")
+                await asyncio.sleep(4)
+                for name, upset in _upsets(redis, wall, proxies):
+                    failed, cut, requests = outcome.failed, outcome.cut, len(outcome.ttft)
+                    together = await upset()
+                    seconds = await _settled(proxies, together)
+                    rows[name] = {
+                        "sums right after": f"{seconds:.1f} s",
+                        "requests": len(outcome.ttft) - requests,
+                        "cut with their proxy": outcome.cut - cut,
+                        "failed": outcome.failed - failed,
+                    }
+                    say(f"{name}: {rows[name]}")
+                await load
+    row = outcome.row()
+    rows["all"] = {
+        "sums right after": "",
+        "requests": row["requests"],
+        "cut with their proxy": outcome.cut,
+        "failed": row["failed"],
+    }
+    return rows
+
+
+Upset = Callable[[], Awaitable[bool]]
+
+
+def _upsets(redis: Any, wall: Wall, proxies: list[Served]) -> Iterator[tuple[str, Upset]]:
+    """Each gives whether proxies know of each other afterwards."""
+    second = proxies[1]
+
+    async def kill() -> bool:
+        second.open = 0
+        second.kill()
+        return True
+
+    async def again() -> bool:
+        second.start()
+        await _ready(second, 1)
+        return True
+
+    async def kill_redis() -> bool:
+        redis.kill()
+        return False
+
+    async def start_redis() -> bool:
+        await redis.start()
+        return True
+
+    async def pause() -> bool:
+        wall.up()
+        return False
+
+    async def end_pause() -> bool:
+        await asyncio.sleep(max(0.0, PAUSE - LEASE))
+        wall.down()
+        return True
+
+    yield "kill -9 of a proxy", kill
+    yield "it is started again", again
+    yield "kill -9 of Redis", kill_redis
+    yield "it is started again, empty", start_redis
+    yield "a wall before Redis", pause
+    yield "it is taken down", end_pause
+
+
+async def _settled(proxies: list[Served], together: bool) -> float:
+    """Seconds until each proxy that lives says, five times in a row, what clients have in flight: through all proxies,
+    or through it. One request may be on its way."""
+    began, in_a_row = time.monotonic(), 0
+    async with aiohttp.ClientSession() as session:
+        while in_a_row < 5:
+            alive = [proxy for proxy in proxies if proxy.is_asked]
+            sums = [await _in_flight(session, proxy) for proxy in alive]
+            all_open = sum(proxy.open for proxy in alive)
+            right = all(
+                abs(found - (all_open if together else proxy.open)) <= 1
+                for found, proxy in zip(sums, alive, strict=True)
+            )
+            in_a_row = in_a_row + 1 if right else 0
+            if time.monotonic() - began > 4 * LEASE:
+                return float("inf")
+            await asyncio.sleep(0.05)
+    return time.monotonic() - began - 5 * 0.05
+
+
+async def _in_flight(session: aiohttp.ClientSession, proxy: Served) -> int:
+    async with session.get(f"http://127.0.0.1:{proxy.admin}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return int(
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("kvlane_endpoint_in_flight_req"))
+    )
+
+
+# Cost.
+
+
+async def cost() -> dict[str, dict[str, Any]]:
+    """Of prompts that grow by 10 blocks of 64 tokens a turn, in ticks of 10 ms of which each ends with a packet."""
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with store(Path(folder)) as redis:
+            for rate in (100, 500, 1000):
+                for turns in (2, 10):
+                    rows[f"{rate}/s, {turns * 320} tokens"] = await _cost_of(redis.url, rate, turns)
+    return rows
+
+
+async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
+    alone = min([_ticks(rate, turns, PrefixIndex(SystemClock(), 9, 60.0, 1 << 26), Endpoint("a")) for _ in range(3)])
+    proxy = Proxy(settings(url, lease=60.0))
+    costs, sent = [], 0
+    async with RedisLine(settings(url), ("unheard",)) as line:
+        proxy.deployment._tells = proxy.deployment._is_up = True
+        for _ in range(3):
+            costs.append(0.0)
+            for spent, messages in _told(rate, turns, proxy):
+                began = time.process_time()
+                await line.publish(messages)
+                costs[-1] += spent + time.process_time() - began
+                sent += sum(len(message) for _, message in messages)
+    requests = REQUESTS
+    return {
+        "CPU, us": round((min(costs) - alone) / requests * 1e6, 1),
+        "bytes": round(sent / 3 / requests),
+    }
+
+
+REQUESTS = 2000
+
+
+def _ticks(rate: int, turns: int, index: PrefixIndex, pod: Endpoint) -> float:
+    gc.collect()
+    began = time.process_time()
+    for batch in _batches(rate, turns):
+        for chain in batch:
+            _serve(index, pod, chain, lambda endpoint, work: None)
+    return time.process_time() - began
+
+
+def _told(rate: int, turns: int, proxy: Proxy) -> Iterator[tuple[float, list[tuple[str, bytes]]]]:
+    gc.collect()
+    began = time.process_time()
+    for batch in _batches(rate, turns):
+        for chain in batch:
+            _serve(proxy.index, proxy.pod, chain, proxy.replica.own_loads.changed)
+        proxy.replica._outbox.flush()
+        messages = proxy.deployment._packets()
+        yield time.process_time() - began, messages
+        began = time.process_time()
+
+
+def _batches(rate: int, turns: int) -> Iterator[list[list[int]]]:
+    rng, found = random.Random(1), []
+    while len(found) < REQUESTS:
+        chain = [rng.getrandbits(63) for _ in range(5 * turns * 2)]
+        found += [chain[: 5 * (turn + 1)] for turn in range(2 * turns)]
+    size = max(1, rate // 100)
+    for start in range(0, REQUESTS, size):
+        yield found[start : min(REQUESTS, start + size)]
+
+
+def _serve(index: PrefixIndex, pod: Endpoint, chain: list[int], changed: Callable[[Endpoint, int], None]) -> None:
+    """What a request does to the loads and the index."""
+    pod.charge(1, 100)
+    changed(pod, 101)
+    reservation = index.reserve((chain,), pod, 1 << 20)
+    pod.charge(0, -100)
+    changed(pod, 0)
+    index.settle(reservation, True)
+    pod.charge(-1, 0)
+    changed(pod, 0)
+
+
+if __name__ == "__main__":
+    main()

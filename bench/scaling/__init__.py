@@ -1,0 +1,1 @@
+"""Ways to scale a fleet with two roles, to compare kvlane's with."""

@@ -1,0 +1,119 @@
+"""Open-loop loads: requests come when they come, whatever the fleet makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from types import MappingProxyType
+
+from proxy.replay.workload import Job, named
+
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Mean tokens of prompt and answer; each request has up to half more or less."""
+
+    prompt: int
+    answer: int
+
+    def job(self, arrival: float, number: int, rng: Random) -> Job:
+        """Nobody shares a prompt: the one piece of it is the request's own."""
+        prompt, answer = _about(self.prompt, rng), _about(self.answer, rng)
+        return Job(arrival, prompt, answer, (number,), ends=(prompt,))
+
+
+READ, WRITE = Kind(8_000, 100), Kind(500, 2_000)
+"""Long prompts for short answers, which is work for prefill pods; and the reverse, which is work for decode pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests per second of both kinds as a function of time and of the seed's dice, `most` of each at most, for
+    `seconds`."""
+
+    seconds: float
+    most: tuple[float, float]
+    rates: Callable[[Random], Callable[[float], tuple[float, float]]]
+
+    def jobs(self, seed: int) -> tuple[Job, ...]:
+        """By chance, as often as the rates say: those of the highest rate, thinned."""
+        rng = Random(seed)
+        rates = self.rates(rng)
+        found: list[Job] = []
+        for side, kind in enumerate((READ, WRITE)):
+            now = rng.expovariate(self.most[side])
+            while now < self.seconds:
+                if rng.random() * self.most[side] < rates(now)[side]:
+                    found.append(kind.job(now, len(found), rng))
+                now += rng.expovariate(self.most[side])
+        return named(found)
+
+
+def diurnal(rng: Random) -> Callable[[float], tuple[float, float]]:
+    """A day in an hour, from a third of the peak to the peak and back."""
+    return lambda now: (_day(now) * 4.5, _day(now) * 3.0)
+
+
+def burst(rng: Random) -> Callable[[float], tuple[float, float]]:
+    """Six minutes of four times as much, every 30 minutes more or less: of one kind, then of the other."""
+    begins = [(at * 30 + rng.uniform(5, 20)) * MINUTE for at in range(3)]
+
+    def rates(now: float) -> tuple[float, float]:
+        on = [at for at, begin in enumerate(begins) if begin <= now < begin + 6 * MINUTE]
+        return (1.4 * (4 if on and on[0] % 2 == 0 else 1), 1.0 * (4 if on and on[0] % 2 else 1))
+
+    return rates
+
+
+def shift(rng: Random) -> Callable[[float], tuple[float, float]]:
+    """From long prompts to long answers and back within ten and five minutes, twice; in sum it is about as much."""
+    return lambda now: _between((8.0, 0.8), (1.0, 5.8), _trapezoid(now / (30 * MINUTE)))
+
+
+def mixed(rng: Random) -> Callable[[float], tuple[float, float]]:
+    """A day whose mornings read and whose evenings write, with bursts of either kind at any time."""
+    begins = sorted(rng.uniform(5, 55) * MINUTE for _ in range(4))
+    sides = [rng.randrange(2) for _ in begins]
+
+    def rates(now: float) -> tuple[float, float]:
+        read, write = _between((6.0, 1.0), (1.5, 4.0), 0.5 - 0.5 * math.cos(2 * math.pi * now / (40 * MINUTE)))
+        more = [1.0, 1.0]
+        for begin, side in zip(begins, sides, strict=True):
+            if begin <= now < begin + 3 * MINUTE:
+                more[side] = 2.0
+        return read * _day(now) * more[0], write * _day(now) * more[1]
+
+    return rates
+
+
+LOADS: Mapping[str, Load] = MappingProxyType(
+    {
+        "diurnal": Load(60 * MINUTE, (4.5, 3.0), diurnal),
+        "burst": Load(90 * MINUTE, (5.6, 4.0), burst),
+        "shift": Load(60 * MINUTE, (8.0, 5.8), shift),
+        "mixed": Load(60 * MINUTE, (12.0, 8.0), mixed),
+    }
+)
+"""By name. Policies are tuned on the others and judged on `mixed`."""
+
+
+def _about(mean: int, rng: Random) -> int:
+    return rng.randint(mean // 2, mean + mean // 2)
+
+
+def _day(now: float) -> float:
+    return 2 / 3 - math.cos(2 * math.pi * now / (60 * MINUTE)) / 3
+
+
+def _trapezoid(turns: float) -> float:
+    """0 for the first third of a turn, rises to 1 in the second, and falls to 0 in the last sixth."""
+    at = turns % 1.0
+    return min(1.0, max(0.0, 3 * at - 1)) if at < 5 / 6 else 1 - 6 * (at - 5 / 6)
+
+
+def _between(first: tuple[float, float], second: tuple[float, float], share: float) -> tuple[float, float]:
+    return (first[0] + (second[0] - first[0]) * share, first[1] + (second[1] - first[1]) * share)

@@ -1,0 +1,141 @@
+"""Who says how many replicas each role has: kvlane's loop, and three others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from bench.scaling.fleet import DECODE, PREFILL, ROLES, Shape
+from bench.scaling.hard_ratio import HardRatio
+from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleUp
+from proxy.autoscale.decision import Decision
+from proxy.autoscale.loop import Loop, Outcome
+from proxy.autoscale.observed import Observed
+from proxy.autoscale.policy import Role
+from proxy.autoscale.settings import PoolSettings, load
+from proxy.autoscale.total import Metric, Sized, desired_of_role
+from proxy.core.clock import ManualClock
+from proxy.core.units import Duration
+
+METRICS: Mapping[str, tuple[Metric, ...]] = {
+    PREFILL: (Metric("prefill_load", "total", 0.7),),
+    DECODE: (Metric("kv_cache_demand_sum", "total", 0.8),),
+}
+"""What roles are sized by, for all who scale."""
+
+TOLERANCE = 0.1
+"""Share that a metric may be off its target: the default of kvlane, of Kubernetes and of kthena."""
+
+HPA = Behavior(
+    ScaleUp(4, 100, Duration(15.0), "or", Duration(0.0)),
+    ScaleDown(0, 100, Duration(15.0), "or", Duration(300.0)),
+    Panic(hold=Duration(0.0)),
+)
+"""The defaults of Kubernetes: four more or twice as many in 15 s, down to the highest of the last five minutes."""
+
+KTHENA = Behavior(
+    ScaleUp(4, 100, Duration(60.0), "or", Duration(0.0)),
+    ScaleDown(0, 100, Duration(60.0), "or", Duration(300.0)),
+    Panic(hold=Duration(0.0)),
+)
+"""The defaults of its webhook."""
+
+RATIO = HardRatio(PREFILL, DECODE, 0.5, 2.0)
+BANDS = {role: {"min": 33, "max": 67} for role in ROLES}
+"""The same as preferred ratios, which kvlane has."""
+
+
+class Scaler(Protocol):
+    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+        """Replicas by role; what is not named stays as it is."""
+
+
+class Fixed(Scaler):
+    """What there was in the beginning."""
+
+    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+        return {}
+
+
+class Independent(Scaler):
+    """Each role on its own, as a HorizontalPodAutoscaler for each of them. `most` replicas of each."""
+
+    def __init__(self, most: int, behavior: Behavior = HPA) -> None:
+        self._most = most
+        self._damping = {role: Damping(behavior) for role in ROLES}
+        self._begun: set[str] = set()
+
+    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+        return {role: self._sized(role, now, seen) for role, seen in observed.items()}
+
+    def _sized(self, role: str, now: float, seen: Observed) -> int:
+        damping = self._damping[role]
+        metrics = {name: sample.value for name, sample in seen.metrics.items()}
+        sized = Sized(Role(role, 1, self._most, current=seen.current, ready=seen.ready), metrics)
+        wanted = desired_of_role(sized, METRICS[role], TOLERANCE)
+        if wanted is None:
+            return seen.current
+        if role not in self._begun:
+            self._begun.add(role)
+            damping.begin(now, seen.current)
+        found, _ = damping.correct(now, seen.current, wanted)
+        damping.applied(now, found)
+        return found
+
+
+class Ratio(Independent):
+    """The same, after which the quotient of both roles is put right, as kthena does it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most, KTHENA)
+        self._bounds = dict.fromkeys(ROLES, (1, most))
+
+    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+        return RATIO.repair(dict(super().decide(now, observed)), self._bounds)
+
+
+class Kvlane(Scaler, AbstractContextManager["Kvlane"]):
+    """The production loop, told what it sees and heard what it does; `with`, since it runs in an event loop."""
+
+    def __init__(self, pool: PoolSettings, clock: ManualClock) -> None:
+        self._runner = asyncio.Runner()
+        self._observed: Mapping[str, Observed] = {}
+        self._said: dict[str, int] = {}
+        self._loop = Loop("bench", pool, self, clock, dict.fromkeys(ROLES, self))
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
+        self._observed, self._said = observed, {}
+        self._runner.run(self._loop.step())
+        return self._said
+
+    async def observe(self) -> Mapping[str, Observed]:
+        return self._observed
+
+    async def apply(self, decision: Decision, role: str) -> Outcome:
+        self._said[role] = decision.desired[role]
+        return Outcome.OK
+
+
+def pool(shape: Shape, **changed: Any) -> PoolSettings:
+    """A policy as it is without being told otherwise: what it has to be told are roles, metrics, ratios and budget."""
+    sized_by = [(role, [_written(metric) for metric in METRICS[role]]) for role in ROLES]
+    section = {
+        "mode": "active",
+        "roles": [
+            {"name": role, "min": 1, "max": shape.most, "gpus": shape.gpus, "metrics": metrics}
+            for role, metrics in sized_by
+        ],
+        "gpuBudget": shape.budget,
+        **changed,
+        "coordination": {"mode": "preferred", "preferredRatio": BANDS, **changed.get("coordination", {})},
+    }
+    return load({"pools": {"bench": section}}).pools["bench"]
+
+
+def _written(metric: Metric) -> dict[str, Any]:
+    return {"name": metric.name, "kind": metric.kind, "target": metric.target}

@@ -1,0 +1,73 @@
+"""The same requests for the engine of `proxy.sim`, on a virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from bench.validation.script import Answer, Session
+from proxy.sim import Engine, Sampling, SimConfig
+from proxy.sim import Sequence as Asked
+from proxy.sim.prompt import from_token_ids
+
+
+class Simulated:
+    """`overhead` seconds pass before a request reaches the engine."""
+
+    def __init__(self, config: SimConfig, overhead: float) -> None:
+        self._engine = Engine(config)
+        self._overhead = overhead
+        self._due: list[tuple[float, int, int]] = []
+        """When a turn reaches the engine: (time, session, turn)."""
+        self._prompts: dict[int, bytes] = {}
+        self._live: list[tuple[Asked, int, int]] = []
+
+    def play(self, sessions: Sequence[Session]) -> list[Answer]:
+        """Ordered by session and turn."""
+        answers: list[Answer] = []
+        for at, session in enumerate(sessions):
+            self._prompts[at] = b""
+            self._say(session, at, 0, session.begins)
+        now = 0.0
+        while self._due or self._engine.busy:
+            if not self._engine.busy:
+                now = max(now, self._due[0][0])
+            self._submit(sessions, now)
+            step = self._engine.begin_step(now)
+            ends = now + step.duration
+            self._submit(sessions, math.nextafter(ends, 0.0))
+            self._engine.finish_step(step, ends)
+            now = ends
+            answers += self._ended(sessions)
+        return sorted(answers, key=lambda answer: (answer.session, answer.turn))
+
+    def _say(self, session: Session, at: int, turn: int, after: float) -> None:
+        heappush(self._due, (after + session.turns[turn].pause + self._overhead, at, turn))
+
+    def _submit(self, sessions: Sequence[Session], now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            arrived, at, number = heappop(self._due)
+            turn = sessions[at].turns[number]
+            self._prompts[at] += from_token_ids(turn.added)
+            asked = Asked(self._prompts[at], Sampling(turn.answer_tokens, ignore_eos=True))
+            self._engine.submit(asked, arrived)
+            self._live.append((asked, at, number))
+
+    def _ended(self, sessions: Sequence[Session]) -> list[Answer]:
+        answers = []
+        for entry in [entry for entry in self._live if entry[0].progress.ended is not None]:
+            self._live.remove(entry)
+            asked, at, number = entry
+            answers.append(self._answer(asked, at, number))
+            self._prompts[at] += asked.answer
+            if number + 1 < len(sessions[at].turns):
+                self._say(sessions[at], at, number + 1, asked.progress.ended or 0.0)
+        return answers
+
+    def _answer(self, asked: Asked, at: int, turn: int) -> Answer:
+        progress = asked.progress
+        first, ended = progress.first_token or 0.0, progress.ended or 0.0
+        per_token = (ended - first) / max(1, progress.generated_tokens - 1)
+        waited = first - progress.arrived + self._overhead
+        return Answer(at, turn, progress.prompt_tokens, progress.cached_tokens, waited, per_token)

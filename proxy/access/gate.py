@@ -1,0 +1,247 @@
+"""Refuses what a key or its tenant may not have any more."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, final
+
+from proxy.access.meter import Amounts, Meter, Shortage
+from proxy.access.settings import ANY_OTHER, Limits
+from proxy.access.window import Bucket
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import RateLimited
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest
+
+NOTHING = Usage(0, 0)
+
+MOST_METERS = 10_000
+"""Of which some are forgotten that limit nothing at the moment: an issuer of tokens can name any number of subjects."""
+
+Who = tuple[str, str, str]
+"""Kind and name of a meter, and the name of its limits."""
+
+Pairs = list[tuple[str, str]]
+
+
+class Watcher(Protocol):
+    """Who counts."""
+
+    def limited(self, kind: str, name: str, shadow: bool) -> None:
+        """A request of this key or tenant was refused, or would have been."""
+
+
+class LimitsGate:
+    """`limits` by the names that identities give; `tenants` names those that all keys of a tenant have together."""
+
+    def __init__(
+        self, limits: Mapping[str, Limits], tenants: Mapping[str, str], clock: Clock, watcher: Watcher
+    ) -> None:
+        self._limits = limits
+        self._tenants = tenants
+        self.clock = clock
+        self._watcher = watcher
+        self._meters: OrderedDict[tuple[str, str], Meter] = OrderedDict()
+        """By kind and name, the one used last at the end."""
+        self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
+        """Told of every charge: whose, how many requests he has running, and the amounts."""
+
+    def change(self, limits: Mapping[str, Limits], tenants: Mapping[str, str]) -> None:
+        """What was had stays had."""
+        self._limits = limits
+        self._tenants = tenants
+
+    def admit(self, request: InferenceRequest) -> Stay:
+        identity = request.state.read(IDENTITY)
+        return Stay(self, request, () if identity is None else self.meters(identity))
+
+    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Any."""
+        return endpoints
+
+    def sent(self, exchange: Exchange) -> None:
+        """Its answer says what is left, in the words of OpenAI's."""
+        stay = exchange.request.state.read(STAY)
+        if stay is not None:
+            stay.exchange = exchange
+            exchange.response_headers.extend(self.headers(stay.meters))
+
+    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+        """Whoever was let in may have two legs: the one that answers is charged."""
+        return True
+
+    def counts_tokens(self, identity: Identity) -> bool:
+        """Whether pods should be asked for usage."""
+        return any(meter.counts_tokens for meter in self.meters(identity))
+
+    def meters(self, identity: Identity) -> Sequence[Meter]:
+        """The key's, then its tenant's; those that there are."""
+        limits, tenants, found = self._limits, self._tenants, []
+        if identity.limits in limits:
+            found.append(self._meter("key", identity.name, identity.limits))
+        of = tenants.get(identity.tenant) or tenants.get(ANY_OTHER, "")
+        if of in limits:
+            found.append(self._meter("tenant", identity.tenant, of))
+        return found
+
+    def refuse(self, meter: Meter, shortage: Shortage, meters: Sequence[Meter]) -> None:
+        """Raises RateLimited, unless the meter only counts."""
+        self._watcher.limited(meter.kind, meter.name, meter.limits.shadow)
+        if not meter.limits.shadow:
+            message = f"'{meter.name}' may have {shortage.what}; try again in {shortage.seconds:.0f} s."
+            raise RateLimited(message, shortage.seconds, self.headers(meters))
+
+    def headers(self, meters: Sequence[Meter]) -> Pairs:
+        """Of those that refuse, where the least is left."""
+        now = self.clock.now()
+        requests = tokens = None
+        for meter in meters:
+            if not meter.limits.shadow:
+                requests = _scarcer(requests, meter.requests, now)
+                tokens = _scarcer(tokens, meter.tokens, now)
+        return [*_said(_OF_REQUESTS, requests, now), *_said(_OF_TOKENS, tokens, now)]
+
+    # what other workers say
+
+    def spent_elsewhere(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
+        """`running` are the requests that the peer has at the moment."""
+        if who[2] in self._limits:
+            meter = self._meter(*who)
+            _run_elsewhere(meter, peer, running)
+            meter.charge(spent, self.clock.now())
+
+    def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
+        """As a peer knows it; told to who may not have heard all."""
+        if who[2] in self._limits:
+            meter = self._meter(*who)
+            _run_elsewhere(meter, peer, running)
+            meter.at_least(used)
+
+    def vanished(self, peer: int) -> None:
+        for meter in self._meters.values():
+            meter.elsewhere.pop(peer, None)
+
+    def known(self) -> list[tuple[Who, int, Sequence[float]]]:
+        """Who was limited, the requests that run here, and what was used."""
+        return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
+
+    def _meter(self, kind: str, name: str, of: str) -> Meter:
+        meters, limits = self._meters, self._limits[of]
+        meter = meters.get((kind, name))
+        if meter is None:
+            self._make_room()
+            meter = meters[kind, name] = Meter(kind, name, of, limits, self.clock)
+            return meter
+        meters.move_to_end((kind, name))
+        if meter.limits is not limits:
+            meter.change(of, limits)
+        return meter
+
+    def _make_room(self) -> None:
+        if len(self._meters) < MOST_METERS:
+            return
+        for key, meter in list(self._meters.items())[: MOST_METERS // 10]:
+            if meter.is_idle:
+                del self._meters[key]
+
+
+@final
+class Stay:
+    """One request's, from the gate to its end."""
+
+    __slots__ = ("_gate", "_request", "_reserved", "exchange", "meters")
+
+    def __init__(self, gate: LimitsGate, request: InferenceRequest, meters: Sequence[Meter]) -> None:
+        self._gate = gate
+        self._request = request
+        self.meters = meters
+        self._reserved: list[Amounts] = []
+        self.exchange: Exchange | None = None
+
+    async def __aenter__(self) -> None:
+        gate, request, meters = self._gate, self._request, self.meters
+        if not meters:
+            return
+        now, reserved = gate.clock.now(), []
+        for meter in meters:
+            wanted = meter.estimate(request.prompt.tokens, request.max_tokens)
+            shortage = meter.shortage(wanted, now)
+            if shortage is not None:
+                gate.refuse(meter, shortage, meters)
+            reserved.append(wanted)
+        request.state.write(STAY, self)
+        self._reserved = reserved
+        for meter, wanted in zip(meters, reserved, strict=True):
+            meter.begin(wanted, now)
+        if gate.on_spent is not None:
+            self._tell(gate.on_spent, reserved)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        gate, reserved = self._gate, self._reserved
+        if not reserved:
+            return
+        now, corrections = gate.clock.now(), []
+        usage = NOTHING if self.exchange is None else _usage(self.exchange)
+        for meter, wanted in zip(self.meters, reserved, strict=True):
+            if self.exchange is None:
+                corrections.append(meter.undo(wanted, now))
+            else:
+                corrections.append(meter.end(wanted, usage, now))
+        if gate.on_spent is not None:
+            self._tell(gate.on_spent, corrections)
+
+    def _tell(self, on_spent: Callable[[Who, int, Sequence[float]], None], amounts: Sequence[Amounts]) -> None:
+        for meter, spent in zip(self.meters, amounts, strict=True):
+            on_spent(_who(meter), meter.running, spent)
+
+
+def _usage(exchange: Exchange) -> Usage | None:
+    """What is to be paid. Where the pod does not tell, a chunk of a stream is a token; of other answers nobody knows.
+    Whoever leaves before his answer comes has had the prompt computed."""
+    request = exchange.request
+    if exchange.status is None:
+        return Usage(request.prompt.tokens, 0) if exchange.ending is Ending.CLIENT_GONE else NOTHING
+    if exchange.status >= 400:
+        return NOTHING
+    if exchange.usage is None and request.stream:
+        return Usage(request.prompt.tokens, exchange.chunks)
+    return exchange.usage
+
+
+def _run_elsewhere(meter: Meter, peer: int, running: int) -> None:
+    if running:
+        meter.elsewhere[peer] = running
+    else:
+        meter.elsewhere.pop(peer, None)
+
+
+def _who(meter: Meter) -> Who:
+    return meter.kind, meter.name, meter.of
+
+
+def _scarcer(one: Bucket | None, other: Bucket | None, now: float) -> Bucket | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one if one.most - one.used(now) <= other.most - other.used(now) else other
+
+
+def _said(names: tuple[str, str, str], bucket: Bucket | None, now: float) -> Pairs:
+    if bucket is None:
+        return []
+    most, left, full = names
+    return [(most, f"{bucket.most:.0f}"), (full, f"{bucket.full_in(now):.0f}s"), (left, f"{max(0.0, bucket.left):.0f}")]
+
+
+_OF_REQUESTS, _OF_TOKENS = (
+    (f"x-ratelimit-limit-{what}", f"x-ratelimit-remaining-{what}", f"x-ratelimit-reset-{what}")
+    for what in ("requests", "tokens")
+)
+
+STAY: DataKey[Stay] = DataKey("Stay")

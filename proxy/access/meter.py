@@ -1,0 +1,145 @@
+"""What one key or tenant has had, against its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.access.settings import Limits
+from proxy.access.window import Bucket, Day
+from proxy.core.exchange import Usage
+from proxy.core.frozen import frozen
+from proxy.core.ports import Clock
+
+FIRST_OUTPUT = 256.0
+OUTPUT_MEMORY = 0.9
+
+Amounts = tuple[float, float, float, float, float]
+"""What a request takes, or gives back, of each limit: requests, tokens, tokens of prompts, of answers, tokens of a day.
+Those of prompts are weighed."""
+
+_WHAT = (
+    "requests per minute",
+    "tokens per minute",
+    "input tokens per minute",
+    "output tokens per minute",
+    "tokens per day",
+)
+
+
+@frozen
+class Shortage:
+    """What there is not enough of, and in how many seconds there will be."""
+
+    what: str
+    seconds: float
+
+
+class Meter:
+    """Lives as long as somebody is limited by it."""
+
+    def __init__(self, kind: str, name: str, of: str, limits: Limits, clock: Clock) -> None:
+        """`kind` says whether it is of a key or of a tenant, `of` is the name of the limits."""
+        self.kind = kind
+        self.name = name
+        self.of = of
+        self.running = 0
+        self.elsewhere: dict[int, int] = {}
+        """Requests that run in other workers, by worker."""
+        self._clock = clock
+        self._output = FIRST_OUTPUT
+        self._set(limits)
+
+    def change(self, of: str, limits: Limits) -> None:
+        """Other limits from here on; what was had stays had."""
+        had = self.used()
+        self.of = of
+        self._set(limits)
+        self.at_least(had)
+
+    def estimate(self, prompt: int, most: int) -> Amounts:
+        """Of a request that may take at most so many tokens for its answer (0: it does not say)."""
+        output = self._output
+        if 0 < most < output:
+            output = float(most)
+        return 1.0, prompt + output, prompt, output, prompt + output
+
+    def shortage(self, wanted: Amounts, now: float) -> Shortage | None:
+        """The one that lasts longest; None if the request may go on."""
+        most = self.limits.concurrent_requests
+        if most is not None and self.running + sum(self.elsewhere.values()) >= most:
+            return Shortage(f"{most} requests at the same time", 1.0)
+        longest, found = 0.0, None
+        for index, bucket in self._buckets:
+            wait = bucket.wait(wanted[index], now)
+            if wait > longest:
+                longest, found = wait, f"{bucket.most:.0f} {_WHAT[index]}"
+        return None if found is None else Shortage(found, longest)
+
+    def begin(self, reserved: Amounts, now: float) -> None:
+        self.running += 1
+        self.charge(reserved, now)
+
+    def end(self, reserved: Amounts, usage: Usage | None, now: float) -> Amounts:
+        """Gives back what was not needed: returned, as it was charged. A request of which nobody knows how many tokens
+        it took costs what was reserved."""
+        self.running -= 1
+        if usage is None:
+            return 0.0, 0.0, 0.0, 0.0, 0.0
+        output = usage.completion_tokens
+        if output:
+            self._output += (1.0 - OUTPUT_MEMORY) * (output - self._output)
+        cached = usage.cached_tokens
+        prompt = usage.prompt_tokens - (cached * (1.0 - self.limits.cached_token_weight) if cached else 0.0)
+        _, all_tokens, of_prompt, of_answer, _ = reserved
+        tokens = prompt + output - all_tokens
+        correction = 0.0, tokens, prompt - of_prompt, output - of_answer, tokens
+        self.charge(correction, now)
+        return correction
+
+    def undo(self, reserved: Amounts, now: float) -> Amounts:
+        """As `end`, for a request that came to no pod."""
+        self.running -= 1
+        requests, tokens, of_prompt, of_answer, of_day = reserved
+        correction = -requests, -tokens, -of_prompt, -of_answer, -of_day
+        self.charge(correction, now)
+        return correction
+
+    def charge(self, amounts: Sequence[float], now: float) -> None:
+        for index, bucket in self._buckets:
+            bucket.take(amounts[index], now)
+
+    def used(self) -> list[float]:
+        """Of each limit; 0 of those that there are not."""
+        now, used = self._clock.now(), [0.0] * len(_WHAT)
+        for index, bucket in self._buckets:
+            used[index] = bucket.used(now)
+        return used
+
+    def at_least(self, used: Sequence[float]) -> None:
+        """Somebody else knows that so much was had."""
+        now = self._clock.now()
+        for index, bucket in self._buckets:
+            bucket.take(max(0.0, used[index] - bucket.used(now)), now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be forgotten."""
+        return not self.running and not self.elsewhere and not any(self.used())
+
+    def _set(self, limits: Limits) -> None:
+        self.limits = limits
+        self.counts_tokens = limits.count_tokens
+        per_minute = (
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+            limits.input_tokens_per_minute,
+            limits.output_tokens_per_minute,
+        )
+        now = self._clock.now()
+        minutely = [None if most is None else Bucket(most, now) for most in per_minute]
+        self.requests, self.tokens = minutely[:2]
+        """What OpenAI's headers tell of."""
+        buckets: list[tuple[int, Bucket | Day]] = [(at, each) for at, each in enumerate(minutely) if each is not None]
+        if limits.tokens_per_day is not None:
+            buckets.append((len(minutely), Day(limits.tokens_per_day, self._clock.wall)))
+        self._buckets = tuple(buckets)

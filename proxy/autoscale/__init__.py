@@ -1,0 +1,1 @@
+"""How many replicas each role should have."""

@@ -1,0 +1,165 @@
+"""How fast a total may follow what is recommended: limits per period, stabilization, panic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxy.autoscale.window import Line, Records
+from proxy.core.params import param
+from proxy.core.units import Duration
+
+_LONGEST = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUp:
+    instances: int = param(4, "replicas that may be added per period", at_least=0)
+    percent: int = param(100, "of those at the beginning of the period that may be added", at_least=0, at_most=1000)
+    period: Duration = param(Duration(60.0), "that both limits are for", at_most=_LONGEST)
+    select: Literal["or", "and", "none"] = param("or", "the larger of both limits, the smaller, or no limit")
+    stabilization: Duration = param(
+        Duration(0.0), "for which more must have been recommended before it is done", at_most=_LONGEST
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleDown:
+    instances: int = param(1, "replicas that may be taken away per period", at_least=0)
+    percent: int = param(100, "of those at the beginning of the period", at_least=0, at_most=1000)
+    period: Duration = param(Duration(60.0), "that both limits are for", at_most=_LONGEST)
+    select: Literal["or", "and", "none"] = param("and", "the larger of both limits, the smaller, or no limit")
+    stabilization: Duration = param(
+        Duration(300.0), "for which less must have been recommended before it is done", at_most=_LONGEST
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Panic:
+    """Replicas are added fast, none is taken away, and pressure does not move any."""
+
+    threshold_percent: int = param(
+        200, "of the current total, recommended, that sets it off", at_least=110, at_most=1000
+    )
+    hold: Duration = param(Duration(60.0), "that it lasts after that; 0: there is no panic", at_most=_LONGEST)
+    percent: int = param(1000, "of those at the beginning of the period that may be added", at_least=0, at_most=1000)
+    period: Duration = param(Duration(60.0), "that this limit is for", at_most=_LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Behavior:
+    scale_up: ScaleUp = field(default_factory=ScaleUp)
+    scale_down: ScaleDown = field(default_factory=ScaleDown)
+    panic: Panic = field(default_factory=Panic)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Extremes over the windows of a behavior. Those of totals that were applied include the current one, those of
+    recommendations are None where the window is off or holds nothing."""
+
+    highest_recommended: int | None
+    lowest_recommended: int | None
+    highest_applied: int
+    lowest_applied: int
+    lowest_in_panic: int
+
+
+def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *, panic: bool) -> int:
+    """The total to go to. In panic it is never less than the current one."""
+    if panic:
+        return _grown_in_panic(behavior.panic, past, current, recommended)
+    if recommended < current:
+        return _shrunk(behavior.scale_down, past, current, recommended)
+    if recommended > current:
+        return _grown(behavior.scale_up, past, current, recommended)
+    return current
+
+
+def _grown_in_panic(panic: Panic, past: Past, current: int, recommended: int) -> int:
+    """From 0 there is no percentage that would ever add one."""
+    most, begin = recommended, past.lowest_in_panic
+    if begin > 0:
+        most = min(most, begin + begin * panic.percent // 100)
+    return max(most, current)
+
+
+def _shrunk(down: ScaleDown, past: Past, current: int, recommended: int) -> int:
+    least, begin = recommended, past.highest_applied
+    if past.highest_recommended is not None:
+        least = max(least, past.highest_recommended)
+    by_count, by_part = begin - down.instances, begin - begin * down.percent // 100
+    if down.select != "none":
+        least = max(least, min(by_count, by_part) if down.select == "or" else max(by_count, by_part))
+    return min(least, current)
+
+
+def _grown(up: ScaleUp, past: Past, current: int, recommended: int) -> int:
+    most, begin = recommended, past.lowest_applied
+    if past.lowest_recommended is not None:
+        most = min(most, past.lowest_recommended)
+    by_count, by_part = begin + up.instances, begin + begin * up.percent // 100
+    if up.select != "none":
+        most = min(most, max(by_count, by_part) if up.select == "or" else min(by_count, by_part))
+    return max(most, current)
+
+
+class Damping:
+    """A behavior and its windows. Recommendations are kept as they were made, totals as they were applied: a window
+    that saw a corrected value in place of the recommended one would hold it for ever."""
+
+    def __init__(self, behavior: Behavior) -> None:
+        self._behavior = behavior
+        up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
+        self._highest_recommended = Records(max, down.stabilization)
+        self._lowest_recommended = Records(min, up.stabilization)
+        self._highest_applied = Line(max, down.period)
+        self._lowest_applied = Line(min, up.period)
+        self._lowest_in_panic = Line(min, panic.period)
+        self._panic_ends: float | None = None
+
+    def change(self, behavior: Behavior) -> None:
+        """What was recommended and applied so far counts on, within the windows there are now."""
+        self._behavior = behavior
+        up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
+        self._highest_recommended.change(down.stabilization)
+        self._lowest_recommended.change(up.stabilization)
+        self._highest_applied.change(down.period)
+        self._lowest_applied.change(up.period)
+        self._lowest_in_panic.change(panic.period)
+
+    def begin(self, now: float, current: int) -> None:
+        """At the start, and when nothing has been known for longer than the windows: as if the current total had been
+        recommended until then, so that the windows are kept and not jumped over."""
+        self._recommended(now, current)
+        self.applied(now, current)
+
+    def correct(self, now: float, current: int, recommended: int) -> tuple[int, bool]:
+        """The total to go to, and whether this is panic."""
+        panic = self._is_panic(now, current, recommended)
+        self._recommended(now, recommended)
+        past = Past(
+            self._highest_recommended.find(now),
+            self._lowest_recommended.find(now),
+            self._highest_applied.find(now, current),
+            self._lowest_applied.find(now, current),
+            self._lowest_in_panic.find(now, current),
+        )
+        return corrected(self._behavior, past, current, recommended, panic=panic), panic
+
+    def applied(self, now: float, total: int) -> None:
+        """What came of it in the end, after bounds, budgets and operators."""
+        for line in (self._highest_applied, self._lowest_applied, self._lowest_in_panic):
+            line.append(now, total)
+
+    def _recommended(self, now: float, total: int) -> None:
+        self._highest_recommended.append(now, total)
+        self._lowest_recommended.append(now, total)
+
+    def _is_panic(self, now: float, current: int, recommended: int) -> bool:
+        panic = self._behavior.panic
+        if panic.hold <= 0:
+            return False
+        if recommended > current and recommended * 100 >= current * panic.threshold_percent:
+            self._panic_ends = now + panic.hold
+        return self._panic_ends is not None and now <= self._panic_ends

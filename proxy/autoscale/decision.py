@@ -1,0 +1,97 @@
+"""What the loop says at one moment, and what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from proxy.autoscale.observed import Situation
+from proxy.autoscale.recommender import Recommendation
+
+Mode = Literal["dry_run", "active", "paused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`desired` is what to scale to, by role: recommended, held or ordered by an operator. Nothing was recommended
+    (None) where nothing could be seen: then the last values are held, and `valid` is false. `at` is seconds since the
+    Unix epoch; `bounds` are (min, max) by role, `missing` the names of metrics and signals by role."""
+
+    id: int
+    at: float
+    pool: str
+    mode: Mode
+    recommendation: Recommendation | None
+    desired: Mapping[str, int]
+    situations: Mapping[str, Situation]
+    bounds: Mapping[str, tuple[int, int]]
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+
+    @property
+    def valid(self) -> bool:
+        return self.recommendation is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON; with all that is needed to make the decision again under another policy."""
+        found = self.recommendation
+        return {
+            "pool": self.pool,
+            "decision_id": self.id,
+            "ts": self.at,
+            "valid": self.valid,
+            "mode": self.mode,
+            "panic": found is not None and found.panic,
+            "gated": found is not None and found.gated,
+            "over_budget": found is not None and found.over_budget,
+            "total": self._total(),
+            "coordination": self._coordination(),
+            "roles": {name: self._role(name) for name in self.bounds},
+        }
+
+    def _total(self) -> dict[str, Any]:
+        found = self.recommendation
+        return {
+            "current": sum(one.current for one in self.situations.values()),
+            "raw": found.raw if found else None,
+            "corrected": found.corrected if found else None,
+            "min": sum(low for low, _ in self.bounds.values()),
+            "max": sum(high for _, high in self.bounds.values()),
+        }
+
+    def _coordination(self) -> dict[str, Any]:
+        if self.recommendation is None:
+            return {"applied": None, "band_satisfied": None, "reasons": []}
+        result = self.recommendation.result
+        return {
+            "applied": result.applied,
+            "band_satisfied": result.band_satisfied,
+            "reasons": [reason.value for reason in result.reasons],
+        }
+
+    def _role(self, name: str) -> dict[str, Any]:
+        """What is not known is null, never 0."""
+        seen, low_high = self.situations.get(name), self.bounds[name]
+        result = self.recommendation.result if self.recommendation else None
+        return {
+            "current": seen.current if seen else None,
+            "ready": seen.ready if seen else None,
+            "draining": seen.draining if seen else None,
+            "desired": self.desired.get(name),
+            "min": low_high[0],
+            "max": low_high[1],
+            "overridden": name in self.overridden,
+            "pressure": result.pressure.get(name) if result else None,
+            "share": {
+                "baseline": result.baseline_share.get(name),
+                "pressure": result.pressure_share.get(name),
+                "blended": result.blended_share.get(name),
+                "realized": result.realized_share.get(name),
+            }
+            if result
+            else None,
+            "metrics": dict(seen.metrics) if seen else {},
+            "signals": dict(seen.signals) if seen else {},
+            "missing": list(self.missing.get(name, ())),
+        }

@@ -1,0 +1,168 @@
+"""The loop of one pool: look, recommend, remember, and, where it may, act."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Protocol
+
+from proxy.autoscale.controls import Controls
+from proxy.autoscale.decision import Decision, Mode
+from proxy.autoscale.observed import Observed, Situation, Source
+from proxy.autoscale.recommender import Recommender
+from proxy.autoscale.settings import PoolSettings, RoleSettings
+from proxy.core.ports import Clock
+
+log = logging.getLogger(__name__)
+
+
+PATIENCE = 10.0
+"""Seconds."""
+
+
+class Outcome(Enum):
+    OK = "ok"
+    BUSY = "busy"
+    REFUSED = "refused"
+    ERROR = "error"
+    DRY_RUN = "dry_run"
+
+
+class Actuator(Protocol):
+    """Scales one role. Told again and again until the role has the size, so it does nothing that it has begun."""
+
+    async def apply(self, decision: Decision, role: str) -> Outcome: ...
+
+
+class Loop:
+    """`actuators` by role; a role without one is scaled by others, who read `latest`. `sleep` waits so many seconds,
+    `patience` are those that one look or one action may take."""
+
+    def __init__(
+        self,
+        name: str,
+        pool: PoolSettings,
+        source: Source,
+        clock: Clock,
+        actuators: Mapping[str, Actuator] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._name = name
+        self._pool = pool
+        self._source = source
+        self._clock = clock
+        self._actuators = actuators or {}
+        self._sleep = sleep
+        self._patience = patience
+        self._recommender = Recommender(pool)
+        self.controls = Controls(pool, clock)
+        self.history: deque[Decision] = deque(maxlen=pool.history)
+        self.outcomes: dict[str, Outcome] = {}
+        """By role, of the latest decision that asked for another size."""
+
+    @property
+    def latest(self) -> Decision | None:
+        return self.history[-1] if self.history else None
+
+    def change(self, pool: PoolSettings, actuators: Mapping[str, Actuator], patience: float = PATIENCE) -> None:
+        """Another policy; what was seen and said stays."""
+        self._pool, self._actuators, self._patience = pool, actuators, patience
+        self._recommender.change(pool)
+        self.controls.change(pool)
+        self.history = deque(self.history, maxlen=pool.history)
+
+    async def run(self, interval: float) -> None:
+        while True:
+            await self.step()
+            await self._sleep(interval)
+
+    async def step(self) -> Decision:
+        situations = self._fresh(await self._observe())
+        decision = self._decide(situations)
+        self.history.append(decision)
+        self.outcomes = {role: await self._act(decision, role) for role in _to_change(decision)}
+        return decision
+
+    def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
+        """Raises BadRequest."""
+        self.controls.acknowledge(decision, roles, self.latest.id if self.latest else 0)
+
+    async def _observe(self) -> Mapping[str, Observed]:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await self._source.observe()
+        except Exception:  # whatever it is: nothing was seen, the last values are held, and it goes on
+            log.warning("pool %s cannot be observed", self._name, exc_info=True)
+            return {}
+
+    def _fresh(self, observed: Mapping[str, Observed]) -> dict[str, Situation]:
+        now, age = self._clock.now(), self._pool.stale_after
+        return {role.name: observed[role.name].fresh(now, age) for role in self._pool.roles if role.name in observed}
+
+    def _decide(self, situations: dict[str, Situation]) -> Decision:
+        complete = len(situations) == len(self._pool.roles)
+        found = self._recommender.recommend(self._clock.now(), situations) if complete else None
+        held = self._held(situations)
+        mode = self._mode
+        overrides = self.controls.overrides()
+        recommended = held if found is None or mode == "paused" else found.replicas
+        return Decision(
+            id=self.latest.id + 1 if self.latest else 1,
+            at=self._clock.wall(),
+            pool=self._name,
+            mode=mode,
+            recommendation=found,
+            desired={**recommended, **overrides},
+            situations=situations,
+            bounds={role.name: (role.min, role.max) for role in self._pool.roles},
+            missing={role.name: _missing(self._pool, role, situations.get(role.name)) for role in self._pool.roles},
+            overridden=frozenset(overrides),
+        )
+
+    @property
+    def _mode(self) -> Mode:
+        return "paused" if self.controls.paused else self._pool.mode
+
+    def _held(self, situations: Mapping[str, Situation]) -> dict[str, int]:
+        """What was last said, without what an operator ordered for a while; of roles never spoken of what they have."""
+        held = {name: one.current for name, one in situations.items()}
+        if self.latest is None:
+            return held
+        ordered, known = self.latest.overridden, {role.name for role in self._pool.roles}
+        said = {name: count for name, count in self.latest.desired.items() if name in known and name not in ordered}
+        return held | said
+
+    async def _act(self, decision: Decision, role: str) -> Outcome:
+        """In a dry run everything is done but this."""
+        actuator = self._actuators.get(role)
+        if decision.mode != "active" or actuator is None:
+            return Outcome.DRY_RUN
+        try:
+            async with asyncio.timeout(self._patience):
+                return await actuator.apply(decision, role)
+        except Exception:  # it is tried again with the next decision
+            log.warning("pool %s: role %s cannot be scaled", self._name, role, exc_info=True)
+            return Outcome.ERROR
+
+
+def _to_change(decision: Decision) -> list[str]:
+    """What grows goes first, so that no request finds less than before."""
+    change = {
+        name: decision.desired[name] - one.current
+        for name, one in decision.situations.items()
+        if name in decision.desired and (decision.valid or name in decision.overridden)
+    }
+    return sorted((name for name, by in change.items() if by), key=lambda name: -change[name])
+
+
+def _missing(pool: PoolSettings, role: RoleSettings, seen: Situation | None) -> tuple[str, ...]:
+    metrics = pool.metrics if pool.total == "joint" else role.metrics
+    looked_at = pool.coordination.looked_at(role.name) if pool.coordination.mode == "preferred" else []
+    return (
+        *(one.name for one in metrics if seen is None or seen.metrics.get(one.name) is None),
+        *(name for name, _, _ in looked_at if seen is None or name not in seen.signals),
+    )

@@ -1,0 +1,128 @@
+"""What the recommender is told, and what it answers: roles, their coordination, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from proxy.core.params import param
+
+QUEUE_DEPTH, KV_USAGE, TTFT = "queue_depth", "kv_cache_utilization", "ttft"
+SATURATION: Mapping[str, float] = {QUEUE_DEPTH: 32.0, KV_USAGE: 1.0, TTFT: 2.0}
+"""The signals that every role may have, in the order in which they are summed, and the value at which each of them is
+as high as counts: requests waiting at a replica, share of its KV cache, seconds."""
+
+ANY_ROLE = "*"
+SIGNAL_WEIGHTS: Mapping[str, Mapping[str, float]] = {
+    "prefill": {QUEUE_DEPTH: 0.5, TTFT: 0.5},
+    "decode": {QUEUE_DEPTH: 0.5, KV_USAGE: 0.5},
+    ANY_ROLE: {QUEUE_DEPTH: 1 / 3, KV_USAGE: 1 / 3, TTFT: 1 / 3},
+}
+
+Mode = Literal["off", "preferred", False]
+"""False is what YAML makes of `off`."""
+
+
+class Cause(Enum):
+    """Why a result is not simply what roles and pressure ask for; in the order in which a result names them."""
+
+    PANIC = "PanicMode"
+    UNAVAILABLE = "PressureUnavailable"
+    PARTIAL = "PressurePartial"
+    IDLE = "Idle"
+    BAND_IGNORED = "BandIgnored"
+    INFEASIBLE = "Infeasible"
+    CLAMPED = "Clamped"
+    ROUNDING = "Rounding"
+    HYSTERESIS = "Hysteresis"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """`current` are the replicas that are asked for, `ready` those that serve, `demand` those that the metrics of the
+    role ask for; None: not known."""
+
+    name: str
+    min: int
+    max: int
+    cost: float = 1.0
+    weight: float = 1.0
+    current: int | None = None
+    ready: int | None = None
+    demand: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A further pressure signal of one role. It never enters the total."""
+
+    source: str = param(doc="where it is read: a scraped metric or a query")
+    saturation: float = param(doc="the value at which it is as high as counts", more_than=0)
+    weight: float = param(1.0, "beside the weights of the role's other signals", at_least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """How a total is divided among roles. `preferred_ratio` is as it was written, since a band that is none is ignored
+    and said so: `bands.read`."""
+
+    mode: Mode = param("off", "off: by cost alone; preferred: within the preferred ratios, by pressure")
+    preferred_ratio: Mapping[str, Any] = param({}, "role -> {min, max}: percent of the total that it should have")
+    alpha: float = param(0.5, "what pressure counts for against the baseline", at_least=0, at_most=1)
+    baseline: Literal["cost", "current", "weights", "demand"] = param(
+        "cost", "what the shares would be without pressure"
+    )
+    normalization: Literal["absolute", "relative"] = param(
+        "absolute", "absolute: against saturation; relative: against the other roles"
+    )
+    weight_by: Literal["none", "ready"] = param("none", "ready: a role's pressure counts once for each ready replica")
+    combine: Literal["mean", "max"] = param("mean", "the signals of a role: their weighted mean, or the highest")
+    pressure_floor: float = param(0.05, "up to which all roles are idle", at_least=0, at_most=1)
+    hysteresis_percent: float = param(
+        0.0, "of the total, beyond half a replica: nothing moves for less", at_least=0, at_most=20
+    )
+    panic_hold: bool = param(True, "in panic replicas are added to those that run, and none moves")
+    coupled: bool = param(False, "one role cannot serve without the others: all have a replica, or none")
+    saturation: Mapping[str, float] = param({}, "signal -> the value at which it is as high as counts")
+    signal_weights: Mapping[str, Mapping[str, float]] = param({}, "role or * -> signal -> weight")
+    signals: Mapping[str, Mapping[str, Signal]] = param({}, "role -> name -> a further signal")
+
+    def looked_at(self, role: str) -> list[tuple[str, float, float]]:
+        """Name, weight and saturation of each signal that counts for the role, in the order in which they are added."""
+        weights = self._weights(role)
+        known = [
+            (name, weights.get(name, 0.0), self.saturation.get(name, saturation))
+            for name, saturation in SATURATION.items()
+        ]
+        own = self.signals.get(role, {})
+        known += [(name, one.weight, one.saturation) for name, one in own.items() if name not in SATURATION]
+        return [one for one in known if one[1] > 0]
+
+    def _weights(self, role: str) -> Mapping[str, float]:
+        for given in (self.signal_weights, SIGNAL_WEIGHTS):
+            if role in given:
+                return given[role]
+        return self.signal_weights.get(ANY_ROLE, SIGNAL_WEIGHTS[ANY_ROLE])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`total` is what was divided: the one asked for, within the bounds of the roles. Shares and `target` (replicas as
+    a real number) are by role, and empty where they were not looked at; `band_satisfied` is then None."""
+
+    replicas: Mapping[str, int]
+    total: int
+    applied: Literal["off", "panic", "preferred"]
+    reasons: tuple[Cause, ...] = ()
+    band_satisfied: bool | None = None
+    baseline_share: Mapping[str, float] = field(default_factory=dict)
+    pressure: Mapping[str, float | None] = field(default_factory=dict)
+    pressure_share: Mapping[str, float] = field(default_factory=dict)
+    blended_share: Mapping[str, float] = field(default_factory=dict)
+    target: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def realized_share(self) -> dict[str, float]:
+        return {name: count / self.total if self.total else 0.0 for name, count in self.replicas.items()}

@@ -1,0 +1,144 @@
+"""One recommendation after the other for one pool: total, damping, division, gate and budget, without any I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.autoscale.behavior import Damping
+from proxy.autoscale.observed import Situation
+from proxy.autoscale.policy import Result, Role
+from proxy.autoscale.recommend import bounded, distribute, within
+from proxy.autoscale.settings import PoolSettings
+from proxy.autoscale.total import Sized, demands, total_of_all
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Totals before and after damping, and how `total` is divided: `replicas`, which differ from `result` behind the
+    gate. `over_budget`: the GPUs allow less than was corrected to."""
+
+    current: int
+    raw: int
+    corrected: int
+    replicas: Mapping[str, int]
+    result: Result
+    panic: bool
+    gated: bool
+    over_budget: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.replicas.values())
+
+
+class Recommender:
+    """Knows the pool's past. `recommend` is called again and again with a clock that never goes back."""
+
+    def __init__(self, pool: PoolSettings) -> None:
+        self._pool = pool
+        self._damping = Damping(pool.behavior)
+        self._seen: float | None = None
+        self._moved: float | None = None
+
+    def change(self, pool: PoolSettings) -> None:
+        """Another policy, and the same past."""
+        self._pool = pool
+        self._damping.change(pool.behavior)
+
+    def recommend(self, now: float, situations: Mapping[str, Situation]) -> Recommendation | None:
+        """`situations` has every role of the pool. None: of no role is anything known that it could be sized by."""
+        if any(one.is_moving for one in situations.values()):
+            self._moved = now
+        fleet = [_sized(role.sized(None, None), situations[role.name]) for role in self._pool.roles]
+        asked = self._asked(fleet)
+        if asked is None:
+            return None
+        raw, roles = asked
+        current = sum(one.current for one in fleet)
+        self._take_up(now, current)
+        wanted, panic = self._damping.correct(now, current, raw)
+        recommendation = self._divided(now, roles, situations, (current, raw, wanted), panic)
+        self._damping.applied(now, recommendation.total)
+        return recommendation
+
+    def _asked(self, fleet: Sequence[Sized]) -> tuple[int, list[Role]] | None:
+        """The total that metrics ask for, and the roles with their parts of it; where these are not told apart it is
+        what they have."""
+        pool, tolerance = self._pool, self._pool.tolerance_percent / 100
+        if pool.total == "joint":
+            total = total_of_all(fleet, pool.metrics, tolerance)
+            return None if total is None else (total, [replace(one.role, demand=one.current) for one in fleet])
+        found = demands(fleet, {role.name: role.metrics for role in pool.roles}, tolerance)
+        if found is None:
+            return None
+        return sum(found), [replace(one.role, demand=count) for one, count in zip(fleet, found, strict=True)]
+
+    def _take_up(self, now: float, current: int) -> None:
+        behavior = self._pool.behavior
+        longest = max(behavior.scale_down.stabilization, behavior.scale_up.stabilization)
+        if self._seen is None or now - self._seen > max(longest, _SHORTEST_GAP):
+            self._damping.begin(now, current)
+        self._seen = now
+
+    def _divided(
+        self,
+        now: float,
+        roles: Sequence[Role],
+        situations: Mapping[str, Situation],
+        totals: tuple[int, int, int],
+        panic: bool,
+    ) -> Recommendation:
+        pool, (current, raw, wanted) = self._pool, totals
+        signals = {name: one.signals for name, one in situations.items()}
+        gated = pool.gate and not panic and self._moved is not None and now - self._moved <= pool.settle
+
+        def divide(total: int) -> tuple[Result, dict[str, int]]:
+            result = distribute(roles, pool.coordination, total, signals, panic, pool.cost_expansion_rate_percent)
+            live = bounded(roles, pool.coordination, total)
+            return result, gate(live, result) if gated else dict(result.replicas)
+
+        corrected = within(roles, wanted)
+        total, (result, replicas) = _affordable(pool, corrected, sum(role.min for role in roles), divide)
+        return Recommendation(current, raw, corrected, replicas, result, panic, gated, total < corrected)
+
+
+_SHORTEST_GAP = 60.0
+"""Seconds for which a pool may be out of sight before its past is void, however short its windows are."""
+
+
+def gate(roles: Sequence[Role], result: Result) -> dict[str, int]:
+    """As many replicas as in the result, and no role gives one to another: what is added goes where most is missing,
+    what is taken away comes from where there is most too much."""
+    target = result.target or result.replicas
+    held = {role.name: min(max(role.current or 0, role.min), role.max) for role in roles}
+    missing = result.total - sum(held.values())
+    for _ in range(abs(missing)):
+        if missing > 0:
+            open_roles = [role.name for role in roles if held[role.name] < role.max]
+            held[max(open_roles, key=lambda name: target[name] - held[name])] += 1
+        else:
+            open_roles = [role.name for role in roles if held[role.name] > role.min]
+            held[min(open_roles, key=lambda name: target[name] - held[name])] -= 1
+    return held
+
+
+Divide = Callable[[int], tuple[Result, dict[str, int]]]
+
+
+def _affordable(
+    pool: PoolSettings, total: int, least: int, divide: Divide
+) -> tuple[int, tuple[Result, dict[str, int]]]:
+    """The largest total up to this one whose replicas the budget allows, or the least there can be. Every total is
+    tried, since with three roles one replica more may take one away from a role."""
+    if pool.gpu_budget is not None and (fewest := min(role.gpus for role in pool.roles)) > 0:
+        total = max(min(total, int(pool.gpu_budget / fewest)), least)
+    divided = divide(total)
+    while pool.gpu_budget is not None and total > least and pool.gpus(divided[1]) > pool.gpu_budget:
+        total -= 1
+        divided = divide(total)
+    return total, divided
+
+
+def _sized(role: Role, situation: Situation) -> Sized:
+    return Sized(replace(role, current=situation.current, ready=situation.ready), situation.metrics)

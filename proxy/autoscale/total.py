@@ -1,0 +1,185 @@
+"""How many replicas metrics ask for: of a role, of all roles, before any damping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from proxy.autoscale.policy import Role
+from proxy.autoscale.readings import reading
+from proxy.core.params import param
+
+MOST = 10**9
+"""Replicas that a metric can ask for, however far it is from its target."""
+
+Kind = Literal["avg", "value", "total"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a role or a fleet is sized by. The kind cannot be told from a name: one that is averaged and taken for a sum
+    would ask for one or two replicas, whatever runs."""
+
+    name: str = param(doc="of the metric")
+    kind: Kind = param(doc="avg: per replica; value: a level of all of them; total: a sum over them")
+    target: float = param(doc="what it should be: per replica, of the level, or of the sum per replica", more_than=0)
+    source: str = param("", "where it is read; its name unless given")
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """One role as it is, and its scaling metrics by name: a number, or one per ready replica. None, NaN and what is
+    negative are missing."""
+
+    role: Role
+    metrics: Mapping[str, Any]
+
+    @property
+    def current(self) -> int:
+        return self.role.current or 0
+
+    @property
+    def ready(self) -> int:
+        return self.current if self.role.ready is None else self.role.ready
+
+
+def desired(metric: Metric, value: Any, current: int, tolerance: float, ready: int | None = None) -> int | None:
+    """Replicas so that the metric is at its target; `current` if it is within `tolerance` (0.1 is 10 %) of that. None:
+    it is missing. Replicas that are not ready count as idle on the way up, and do not count on the way down; so do
+    ready ones without a value, but at the target on the way down. So it is with the HPA of Kubernetes."""
+    if isinstance(value, list | tuple):
+        return _of_replicas(metric, [reading(one) for one in value], current, tolerance)
+    found = reading(value)
+    if found is None:
+        return None
+    if metric.kind == "total":
+        return _of_sum(_ratio(found, metric.target), current, tolerance)
+    count = current if ready is None else min(ready, current)
+    if count == 0:
+        return _whole(_ratio(found, metric.target)) if current == 0 else current
+    return _of_levels(_Levels(count, found * count, 0, current - count), metric.target, current, tolerance)
+
+
+def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float) -> int | None:
+    """The most that one of the metrics asks for, within the role's bounds. While one of them is missing the role does
+    not shrink; None if all are. A role whose bounds are one number needs no metrics."""
+    role = sized.role
+    if role.min == role.max:
+        return role.min
+    asked = [desired(one, sized.metrics.get(one.name), sized.current, tolerance, role.ready) for one in metrics]
+    return recommended(role.min, role.max, sized.current, asked)
+
+
+def recommended(low: int, high: int, current: int, asked: Sequence[int | None]) -> int | None:
+    """Of what the metrics ask for, None where they are missing. What is out of bounds goes there, whatever they say."""
+    if not low <= current <= high:
+        return min(max(current, low), high)
+    known = [one for one in asked if one is not None]
+    if not known:
+        return None
+    most = max(known) if len(known) == len(asked) else max(*known, current)
+    return min(max(most, low), high)
+
+
+def demands(fleet: Sequence[Sized], metrics: Mapping[str, Sequence[Metric]], tolerance: float) -> list[int] | None:
+    """What each role asks for by its own metrics; one that cannot be observed what it has. None if none can."""
+    asked = [desired_of_role(one, metrics.get(one.role.name, ()), tolerance) for one in fleet]
+    fixed = [one.role.min == one.role.max for one in fleet]
+    if all(count is None or is_fixed for count, is_fixed in zip(asked, fixed, strict=True)) and not all(fixed):
+        return None
+    return [one.current if count is None else count for one, count in zip(fleet, asked, strict=True)]
+
+
+def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: float) -> int | None:
+    """All roles together by common metrics, as if they were one. A role that does not have a metric at all takes no
+    part in it; while one misses a metric that it has, the total does not shrink. None if all are missing."""
+    low, high = sum(one.role.min for one in fleet), sum(one.role.max for one in fleet)
+    current, ready = sum(one.current for one in fleet), sum(one.ready for one in fleet)
+    asked: list[int | None] = []
+    for metric in metrics:
+        told = [(one.metrics[metric.name], one.ready) for one in fleet if metric.name in one.metrics]
+        asked.append(desired(metric, joined(metric.kind, told), current, tolerance, ready))
+        if any(_is_missing(value) for value, _ in told):
+            asked.append(None)
+    return recommended(low, high, current, asked)
+
+
+def joined(kind: Kind, told: Sequence[tuple[Any, int]]) -> Any:
+    """One value from those of several roles and the replicas they are of: sums are added, levels are averaged over
+    replicas, values per replica stand in one list."""
+    if any(isinstance(value, list | tuple) for value, _ in told):
+        return [one for value, count in told for one in (value if isinstance(value, list | tuple) else [value] * count)]
+    known = [(found, count) for value, count in told if (found := reading(value)) is not None]
+    if not known:
+        return None
+    if kind == "total":
+        return math.fsum(value for value, _ in known)
+    replicas = sum(count for _, count in known)
+    if not replicas:
+        return math.fsum(value for value, _ in known) / len(known)
+    return math.fsum(value * count for value, count in known) / replicas
+
+
+def _is_missing(value: Any) -> bool:
+    return not isinstance(value, list | tuple) and reading(value) is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """`known` replicas have a value, which sum to `whole`; `silent` ones are ready and have none; `unready` are not."""
+
+    known: int
+    whole: float
+    silent: int
+    unready: int
+
+
+def _of_replicas(metric: Metric, values: Sequence[float | None], current: int, tolerance: float) -> int | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    if metric.kind == "total":
+        whole = math.fsum(known) * len(values) / len(known)
+        return _of_sum(_ratio(whole, metric.target), current, tolerance)
+    levels = _Levels(len(known), math.fsum(known), len(values) - len(known), max(current - len(values), 0))
+    return _of_levels(levels, metric.target, current, tolerance)
+
+
+def _of_sum(count: float, current: int, tolerance: float) -> int:
+    if current and abs(count / current - 1) <= tolerance + _SLACK:
+        return current
+    return _whole(count)
+
+
+def _of_levels(levels: _Levels, target: float, current: int, tolerance: float) -> int:
+    count, whole = levels.known, levels.whole
+    ratio = _ratio(whole / count, target)
+    up = ratio >= 1
+    add_unready = up and levels.unready > 0
+    if not add_unready and not levels.silent:
+        return current if abs(ratio - 1) <= tolerance + _SLACK else _whole(ratio * count)
+    count += levels.silent + (levels.unready if add_unready else 0)
+    whole += 0 if up else levels.silent * target
+    careful = _ratio(whole / count, target)
+    if abs(careful - 1) <= tolerance + _SLACK or (careful >= 1) != up:
+        return current
+    found = _whole(careful * count)
+    return current if (found < current if up else found > current) else found
+
+
+_SLACK = 1e-9
+
+
+def _ratio(value: float, target: float) -> float:
+    if target > 0:
+        return value / target
+    return math.inf if value > 0 else 0.0
+
+
+def _whole(count: float) -> int:
+    """Rounded up, but for what the way floats divide may have added: 2.1 / 0.3 is 7."""
+    if count >= MOST:
+        return MOST
+    return math.ceil(count - _SLACK * max(count, 1.0))

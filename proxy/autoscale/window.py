@@ -1,0 +1,61 @@
+"""What was highest or lowest of late."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+Best = Callable[[Iterable[int]], int]
+"""`max` or `min`."""
+
+
+class Records:
+    """Counts a value from its moment until `length` seconds later. Of length 0 it never counts any."""
+
+    def __init__(self, best: Best, length: float) -> None:
+        self._best = best
+        self._length = length
+        self._values: deque[tuple[float, int]] = deque()
+
+    def change(self, length: float) -> None:
+        """What it has seen is seen, as far as the length reaches."""
+        self._length = length
+        if length <= 0:
+            self._values.clear()
+
+    def append(self, now: float, value: int) -> None:
+        if self._length > 0:
+            self._values.append((now, value))
+
+    def find(self, now: float) -> int | None:
+        while self._values and self._values[0][0] + self._length < now:
+            self._values.popleft()
+        return self._best(value for _, value in self._values) if self._values else None
+
+
+class Line:
+    """A value holds until the next one is appended, and counts until `length` seconds after that; the last one counts
+    for twice the length."""
+
+    def __init__(self, best: Best, length: float) -> None:
+        self._best = best
+        self._length = length
+        self._values: deque[tuple[float, int]] = deque()
+
+    def change(self, length: float) -> None:
+        """As `Records.change`."""
+        self._length = length
+        if length <= 0:
+            self._values.clear()
+
+    def append(self, now: float, value: int) -> None:
+        if self._length > 0:
+            self._values.append((now, value))
+
+    def find(self, now: float, current: int) -> int:
+        """`current` always counts, too."""
+        while len(self._values) > 1 and self._values[1][0] + self._length < now:
+            self._values.popleft()
+        if len(self._values) == 1 and self._values[0][0] + 2 * self._length < now:
+            self._values.clear()
+        return self._best([*(value for _, value in self._values), current])

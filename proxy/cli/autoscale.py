@@ -1,0 +1,177 @@
+"""`kvlane autoscale`: check a scaling policy, ask the recommender, replay what it said."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxy import yaml_source
+from proxy.autoscale import settings as policies
+from proxy.autoscale import wire
+from proxy.autoscale.cautions import cautions
+from proxy.autoscale.replay import Step, Summary, summary
+from proxy.autoscale.replay import replay as replayed
+from proxy.autoscale.settings import AutoscaleSettings, PoolSettings
+from proxy.cli.configuration import Misconfigured
+from proxy.core.errors import ConfigError, Problem
+from proxy.core.params import suggestion
+
+
+@click.group()
+def autoscale() -> None:
+    """How many replicas should each role have."""
+
+
+@autoscale.command("eval")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def evaluate(file: Path) -> None:
+    """Divide a total among roles, once.
+
+    FILE, or - for stdin, is JSON with roles, coordination, total, metrics and panic; the answer is JSON too. What is
+    wrong with coordination is ignored, and said on stderr. Exit code 2 if the roles or the total cannot be used.
+    """
+    try:
+        question = wire.question(_json(_text(file), str(file)))
+    except ConfigError as error:
+        raise Misconfigured(error) from None
+    for problem in question.overlooked:
+        click.secho(f"Ignored: {problem}", fg="yellow", err=True)
+    click.echo(json.dumps(wire.result(question.answer()), indent=2, ensure_ascii=False))
+
+
+@autoscale.command("validate")
+@click.argument("file", type=click.Path(path_type=Path))
+def validate(file: Path) -> None:
+    """Check the section autoscale of a YAML file, and name all its faults.
+
+    Exit code 2 if there are any. What is allowed and hardly meant is a warning.
+    """
+    found = _policies(file)
+    for caution in cautions(found):
+        click.secho(f"Warning: {caution}", fg="yellow", err=True)
+    click.secho("The policy is good.", fg="green", err=True)
+
+
+@autoscale.command("replay")
+@click.argument("history", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("-c", "--config", required=True, type=click.Path(path_type=Path), help="YAML with the section autoscale.")
+@click.option("--pool", help="Of both; needed where the history has several.")
+@click.option("--json", "as_json", is_flag=True, help="Print every step as JSON.")
+def replay(history: Path, config: Path, pool: str | None, as_json: bool) -> None:
+    """What would another policy have said.
+
+    HISTORY are decisions as they were kept: a JSON list, an object with "decisions", or one JSON object per line. At
+    each of them the policy sees the fleet and its metrics as they were then.
+
+    Exit code 2 if a file cannot be used.
+    """
+    decisions = _of_pool(_decisions(_text(history), str(history)), pool)
+    name = str(decisions[0].get("pool", pool))
+    settings = _pool(_policies(config), name)
+    steps = replayed(decisions, settings)
+    if as_json:
+        click.echo(json.dumps({"pool": name, "steps": [_step(one) for one in steps]}, indent=2, ensure_ascii=False))
+    else:
+        click.echo(_table(name, settings, steps))
+
+
+def _policies(file: Path) -> AutoscaleSettings:
+    """Raises Misconfigured."""
+    try:
+        data = yaml_source.read(_text(file), str(file), os.environ)
+        if not isinstance(data, Mapping) or policies.PATH not in data:
+            raise ConfigError([Problem(str(file), f"has no section {policies.PATH}")])
+        return policies.load(data[policies.PATH])
+    except ConfigError as error:
+        raise Misconfigured(error) from None
+
+
+def _text(file: Path) -> str:
+    if str(file) == "-":
+        return sys.stdin.read()
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(ConfigError([Problem(str(file), f"cannot be read: {error}")])) from None
+
+
+def _json(text: str, source: str) -> Any:
+    """Raises ConfigError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([Problem(source, f"is no JSON: {error}")]) from None
+
+
+def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
+    """Raises Misconfigured."""
+    try:
+        found = _json(text, source)
+    except ConfigError:
+        found = _lines(text, source)
+    if isinstance(found, Mapping):
+        found = found.get("decisions", [found])
+    if not isinstance(found, list) or not found or not all(isinstance(one, Mapping) for one in found):
+        raise Misconfigured(ConfigError([Problem(source, "holds no decisions")]))
+    return found
+
+
+def _lines(text: str, source: str) -> list[Any]:
+    try:
+        return [_json(line, f"{source}:{at}") for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+    except ConfigError as error:
+        raise Misconfigured(error) from None
+
+
+def _of_pool(decisions: Sequence[Mapping[str, Any]], pool: str | None) -> list[Mapping[str, Any]]:
+    """Raises click.UsageError."""
+    names = sorted({str(one.get("pool")) for one in decisions})
+    if pool is None and len(names) > 1:
+        raise click.UsageError(f"the history has several pools: give --pool, one of {', '.join(names)}")
+    found = [one for one in decisions if pool is None or str(one.get("pool")) == pool]
+    if not found:
+        raise click.UsageError(f"the history has no pool '{pool}'{suggestion(str(pool), names)}")
+    return found
+
+
+def _pool(settings: AutoscaleSettings, name: str) -> PoolSettings:
+    """Raises click.UsageError."""
+    if name not in settings.pools:
+        raise click.UsageError(f"the policy has no pool '{name}'{suggestion(name, list(settings.pools))}")
+    return settings.pools[name]
+
+
+def _step(step: Step) -> dict[str, Any]:
+    found = step.replayed
+    return {
+        "ts": step.at,
+        "recorded": dict(step.recorded),
+        "replayed": dict(found.replicas) if found else None,
+        "raw": found.raw if found else None,
+        "corrected": found.corrected if found else None,
+        "panic": found is not None and found.panic,
+        "gated": found is not None and found.gated,
+        "reasons": [reason.value for reason in found.result.reasons] if found else [],
+    }
+
+
+def _table(name: str, pool: PoolSettings, steps: Sequence[Step]) -> str:
+    seen = [one for one in steps if one.replayed is not None]
+    other = sum(1 for one in seen if one.replayed is not None and dict(one.replayed.replicas) != dict(one.recorded))
+    was = summary(pool, [(one.at, one.recorded) for one in seen])
+    would = summary(pool, [(one.at, one.replayed.replicas) for one in seen if one.replayed is not None])
+    head = f"pool {name}: {len(steps)} decisions, {len(seen)} of them with something to see, {other} would be others"
+    return "\n".join([head, f"{'':14}{'recorded':>12}{'replayed':>12}", *_rows(was, would)])
+
+
+def _rows(was: Summary, would: Summary) -> list[str]:
+    titles = {"moves": "replicas moved", "hours": "replica hours", "gpu_hours": "GPU hours"}
+    after = asdict(would)
+    return [f"{titles[key]:14}{value:>12g}{after[key]:>12g}" for key, value in asdict(was).items()]

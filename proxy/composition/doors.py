@@ -1,0 +1,46 @@
+"""Who may come in: one door after the other, as keys and issuers of tokens are configured anew."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+
+from proxy.access.door import Door, door_of
+from proxy.core.ports import Clock
+from proxy.http.settings import Security
+from proxy.http.upstream.fetch import PooledFetcher
+
+ISSUER_TIMEOUT = 5.0
+"""Seconds for the keys of an issuer of tokens."""
+
+
+class Doors:
+    """`door` is the one in use, None where nobody is asked who he is."""
+
+    def __init__(self, settings: Security, clock: Clock) -> None:
+        """Raises ConfigError."""
+        self._clock = clock
+        self.door = self.make(settings)
+        self._followed: Door | None = None
+        self._following = AsyncExitStack()
+
+    def make(self, settings: Security) -> Door | None:
+        """Raises ConfigError."""
+        return door_of(settings, self._clock, os.environ, self._get)
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        self._issuer = await stack.enter_async_context(PooledFetcher(ISSUER_TIMEOUT, self._clock))
+        await stack.enter_async_context(self._following)
+        await self.follow()
+
+    async def follow(self) -> None:
+        """The door in use sees its keys change; the one before does no longer."""
+        if self.door is self._followed:
+            return
+        self._followed = self.door
+        await self._following.aclose()
+        if self.door is not None:
+            await self._following.enter_async_context(self.door)
+
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        return await self._issuer.get(url, None)

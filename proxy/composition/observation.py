@@ -1,0 +1,79 @@
+"""What can be seen of the proxy from outside: its series, the access log, the record of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from proxy.composition.indexes import exact_indexes, predictors
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Clock
+from proxy.core.tasks import Tasks
+from proxy.fleet.datastore import Fleet
+from proxy.prefix.index import PrefixIndex
+from proxy.replay.recorder import OnEnd, Recorder, key_path
+from proxy.replay.salt import installation
+from proxy.scheduling.build import Scheduling
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.observer import Observer
+from proxy.telemetry.settings import Telemetry
+
+
+class Observation:
+    """`readers` bring gauges up to date before they are shown."""
+
+    observer: Observer
+    exposition: Exposition
+    """Both from `begin` on."""
+
+    def __init__(
+        self,
+        settings: Telemetry,
+        catalogue: Catalogue,
+        fleet: Fleet,
+        clock: Clock,
+        breaker: Callable[[Endpoint], str],
+    ) -> None:
+        """`breaker`: the state of a pod's."""
+        self._settings = settings
+        self._fleet = fleet
+        self._clock = clock
+        self.catalogue = catalogue
+        self.endpoints = EndpointSeries(catalogue, fleet, (), clock, doubts=fleet.doubts, breaker=breaker)
+        self.readers: list[Callable[[], None]] = []
+
+    def follow(self, schedulings: Collection[Scheduling], indexes: Sequence[PrefixIndex]) -> None:
+        """What these know is shown from here on."""
+        exact = [index for scheduling in schedulings for index in exact_indexes(scheduling)]
+        predicting = [predictor for scheduling in schedulings for predictor in predictors(scheduling)]
+        self.endpoints.change([*indexes, *exact], predicting, indexes)
+
+    async def begin(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> Observer:
+        """`write` makes what writes the access log, where one is wanted."""
+        catalogue, access_log = self.catalogue, None
+        if self._settings.access_log:
+            access_log = AccessLog(write(), self._clock, catalogue.log_lines_lost.cell())
+            await stack.enter_async_context(access_log)
+        self.observer = Observer(catalogue, self.endpoints, self._clock, access_log)
+        stack.callback(self.observer.flush)
+        tasks.start(self.observer.run(), "metrics and access log")
+        self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
+        return self.observer
+
+    async def recorded(self, stack: AsyncExitStack) -> OnEnd:
+        """Who is told that a request has ended: the observer, behind the recorder where there is one."""
+        settings, told = self._settings.record, self.observer.request_ended
+        if settings is None:
+            return told
+        installed = installation(key_path(Path(settings.file)), self._clock.wall())
+        lost = self.catalogue.record_lines_lost.cell()
+        recorder = Recorder(settings, installed, self._clock, lost, self._adapters, told)
+        await stack.enter_async_context(recorder)
+        return recorder.request_ended
+
+    def _adapters(self) -> frozenset[str]:
+        return frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))

@@ -1,0 +1,119 @@
+"""What a process that serves knows of the roles of its pools: waiting requests, predictions, times to first bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from proxy.autoscale.measures import Known
+from proxy.autoscale.quantile import Buckets
+from proxy.autoscale.recent import Recent
+from proxy.autoscale.roles import pods_of_role, role_of
+from proxy.composition.gates import Gates
+from proxy.composition.indexes import predictors
+from proxy.core.exchange import Exchange, Stage
+from proxy.core.ports import Clock
+from proxy.fleet.datastore import Fleet
+from proxy.scheduling.build import Scheduling
+from proxy.settings import Settings
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.instruments import Histogram
+
+FirstByte = Callable[[Exchange], None]
+
+
+class Senses(Protocol):
+    """Where the autoscaler learns what pods do not report."""
+
+    async def look(self) -> None:
+        """Before every decision."""
+
+    def known(self, pool: str, role: str, now: float) -> Known: ...
+
+
+class OwnSenses:
+    """Of one process: counted only where `autoscale` names the pool."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        catalogue: Catalogue,
+        clock: Clock,
+        gates: Gates,
+        schedulings: Callable[[], Mapping[str, Scheduling]],
+    ) -> None:
+        self._fleet = fleet
+        self._catalogue = catalogue
+        self._clock = clock
+        self._gates = gates
+        self._schedulings = schedulings
+        self._recent: dict[tuple[str, str], Recent] = {}
+        self.change(settings)
+
+    def change(self, settings: Settings) -> None:
+        self._pools = settings.autoscale.pools
+        roles = {(name, role.name) for name, pool in self._pools.items() for role in pool.roles}
+        for gone in self._recent.keys() - roles:
+            del self._recent[gone]
+
+    def seeing(self, first_byte: FirstByte) -> FirstByte:
+        """Who is told of first bytes: also this, where it wants to know."""
+        if not self._pools:
+            return first_byte
+
+        def first_byte_timed(exchange: Exchange) -> None:
+            first_byte(exchange)
+            if exchange.first_byte_at is not None and exchange.stage is Stage.WHOLE:
+                self._observe(exchange, exchange.first_byte_at)
+
+        return first_byte_timed
+
+    @property
+    def stage_watcher(self) -> FirstByte | None:
+        return self._stage_ended if self._pools else None
+
+    async def look(self) -> None:
+        """It is all there."""
+
+    def known(self, pool: str, role: str, now: float) -> Known:
+        flow_control = self._gates.flow_controls.get(pool)
+        waiting = 0 if flow_control is None else flow_control.queue.waiting
+        recent = self._recent.setdefault((pool, role), Recent())
+        ttft = recent.look(now, buckets_of(self._catalogue.leg_ttft.cell(pool, role)))
+        return Known(waiting, self._backlog(pool, role), ttft)
+
+    def read(self) -> None:
+        """For an exposition."""
+        gauge = self._catalogue.prefill_backlog
+        gauge.clear()
+        for name, pool in self._pools.items():
+            for role in pool.roles:
+                if (backlog := self._backlog(name, role.name)) is not None:
+                    gauge.cell(name, role.name).value = backlog
+
+    def _stage_ended(self, exchange: Exchange) -> None:
+        if exchange.stage is Stage.PREFILL and exchange.succeeded and exchange.last_byte_at is not None:
+            self._observe(exchange, exchange.last_byte_at)
+
+    def _observe(self, exchange: Exchange, at: float) -> None:
+        endpoint = exchange.endpoint
+        pool = self._pools.get(endpoint.pool)
+        role = None if pool is None else role_of(pool, endpoint)
+        if role is not None and exchange.status is not None and exchange.status < 300:
+            self._catalogue.leg_ttft.cell(endpoint.pool, role).observe(at - exchange.started_at)
+
+    def _backlog(self, pool: str, role: str) -> float | None:
+        scheduling = self._schedulings().get(pool)
+        pods = pods_of_role(self._pools[pool], role, self._fleet.within(pool).ready)
+        found = predictors(scheduling) if scheduling is not None and pods else ()
+        known = [backlog for one in found if (backlog := one.backlog(pods)) is not None]
+        return max(known, default=None)
+
+
+def buckets_of(histogram: Histogram) -> Buckets:
+    counted, found = 0, []
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        counted += count
+        found.append((bound, float(counted)))
+    return found

@@ -1,0 +1,170 @@
+"""The configurations that kvlane serves with, one after the other: all of a new one, or nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from proxy.core.errors import ConfigError, Conflict, Problem
+from proxy.core.ports import Clock
+from proxy.differences import changed
+from proxy.settings import Settings, from_mapping, from_text, load
+from proxy.telemetry.catalogue import Catalogue
+
+log = logging.getLogger(__name__)
+
+BODY = Path("request body")
+
+UNEXPANDED = "has ${…} in it, which is filled in only where the admin port asks for a key: set admin.apiKey"
+
+
+OF_THE_FILE = "is for the file alone: the admin port takes none but the one in effect"
+
+
+class Served(Protocol):
+    """Who serves with them."""
+
+    def check(self, wanted: Settings) -> Sequence[str]:
+        """The paths of what would not change until a restart. Raises ConfigError."""
+
+    async def reload(self, wanted: Settings) -> Sequence[str]:
+        """The same, once everything else has changed. Raises ConfigError, and nothing has changed then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Makes settings of the file, or of what is to stand in its place; `overrides` win over both."""
+
+    file: Path | None = None
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def again(self) -> Settings:
+        """Raises ConfigError."""
+        if self.file is None:
+            return from_mapping({}, self.overrides)
+        return load(self.file, self.environ, self.overrides)
+
+    def of(self, text: str, expands: bool) -> Settings:
+        """Raises ConfigError."""
+        if "${" in text and not expands:
+            raise ConfigError([Problem(str(BODY), UNEXPANDED)])
+        return from_text(text, BODY if self.file is None else self.file.parent / BODY, self.environ, self.overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """`since` is in seconds since the Unix epoch; `left` are the paths of what waits for a restart."""
+
+    number: int
+    settings: Settings
+    origin: str
+    since: float
+    left: Sequence[str] = ()
+
+    @property
+    def sha256(self) -> str:
+        """The beginning of the digest of what was written."""
+        written = json.dumps(self.settings.source, sort_keys=True, default=str)
+        return hashlib.sha256(written.encode()).hexdigest()[:12]
+
+
+class Configurations:
+    """One change after the other, however many ask for one."""
+
+    def __init__(self, settings: Settings, served: Served, reader: Reader, clock: Clock, catalogue: Catalogue) -> None:
+        self._served = served
+        self._reader = reader
+        self._clock = clock
+        self._catalogue = catalogue
+        self._before: Version | None = None
+        self._lock = asyncio.Lock()
+        self._begin(Version(1, settings, "start", clock.wall()))
+
+    async def read_again(self, origin: str) -> None:
+        """The file; what came of it is in the log."""
+        try:
+            await self._change(self._reader.again, origin)
+        except ConfigError as error:
+            log.error("not reloaded: %s", "; ".join(map(str, error.problems)))
+
+    async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
+        """A configuration in YAML or JSON; says what it changes. Unless it `expands` variables of the environment, it
+        must have none. Raises ConfigError."""
+        return await self._change(lambda: self._with_known_actuators(self._reader.of(text, expands)), "admin", dry_run)
+
+    async def roll_back(self) -> dict[str, Any]:
+        """To the one before, which then is the one to go back to. Raises Conflict if there is none, ConfigError if it
+        cannot be had any more."""
+        before = self._before
+        if before is None:
+            raise Conflict("There is no configuration to go back to: this is the one of the start.")
+        return await self._change(lambda: before.settings, "rollback")
+
+    def described(self) -> dict[str, Any]:
+        """Which one is in effect."""
+        now, before = self._now, self._before
+        return {
+            "number": now.number,
+            "sha256": now.sha256,
+            "origin": now.origin,
+            "since": now.since,
+            "needsRestart": list(now.left),
+            "rollsBackTo": None if before is None else before.number,
+        }
+
+    async def _change(self, read: Callable[[], Settings], origin: str, dry_run: bool = False) -> dict[str, Any]:
+        async with self._lock:
+            try:
+                wanted = await asyncio.to_thread(read)
+                differences = changed(self._now.settings, wanted)
+                left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
+            except ConfigError:
+                if not dry_run:
+                    self._count("refused")
+                raise
+            if not dry_run:
+                self._follow(wanted, origin, differences, left)
+            return {**self.described(), "dryRun": dry_run, "changed": differences, "needsRestart": list(left)}
+
+    def _with_known_actuators(self, wanted: Settings) -> Settings:
+        """They run programs and send tokens, so they are for who may write the file. Raises ConfigError."""
+        known = self._now.settings.autoscale.pools
+        problems = [
+            Problem(f"autoscale.pools.{name}.actuator", OF_THE_FILE)
+            for name, pool in wanted.autoscale.pools.items()
+            if pool.actuator is not None and (name not in known or known[name].actuator != pool.actuator)
+        ]
+        if problems:
+            raise ConfigError(problems)
+        return wanted
+
+    def _follow(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:
+        self._count("applied" if differences else "unchanged")
+        if not differences:
+            log.info("reloaded: nothing has changed")
+            return
+        self._before = self._now
+        self._begin(Version(self._now.number + 1, wanted, origin, self._clock.wall(), left))
+        log.info("reloaded: version %d by %s changes %s", self._now.number, origin, ", ".join(differences))
+        if left:
+            log.warning("what changes with the next start only: %s", ", ".join(left))
+
+    def _begin(self, version: Version) -> None:
+        self._now = version
+        catalogue = self._catalogue
+        catalogue.config_version.cell().value = version.number
+        catalogue.config_info.clear()
+        catalogue.config_info.cell(version.sha256, version.origin).value = 1
+
+    def _count(self, result: str) -> None:
+        catalogue = self._catalogue
+        catalogue.config_reloads.cell(result).add()
+        catalogue.config_reloaded_at.cell().value = self._clock.wall()
+        catalogue.config_reload_is_good.cell().value = float(result != "refused")

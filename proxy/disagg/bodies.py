@@ -1,0 +1,97 @@
+"""The two bodies that are made of a client's one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+KV_TRANSFER = b'"kv_transfer_params"'
+RESPONSES = "/v1/responses"
+COMPLETIONS = "/v1/completions"
+SPLIT_PATHS = ("/v1/chat/completions", COMPLETIONS, RESPONSES, "/v1/messages")
+"""APIs of which a prompt and its answer can be computed on two pods."""
+
+_ONLY_FOR_ANSWERS = ("stream_options", "logprobs", "top_logprobs", "response_format", "structured_outputs", "stop")
+"""What says nothing of the prompt; a pod that makes one token of it needs none of them."""
+
+
+def fields_of(body: bytes) -> dict[str, Any] | None:
+    """Of a JSON object; None if it is none."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        try:
+            fields = json.loads(body)
+        except ValueError:
+            return None
+    return fields if isinstance(fields, dict) else None
+
+
+def why_whole(path: str, fields: dict[str, Any]) -> str:
+    """Why the request must be answered by one pod, in a word for the metrics; empty if it need not."""
+    if path not in SPLIT_PATHS:
+        return "other-api"
+    if fields.get("n") not in (None, 1) or fields.get("best_of") not in (None, 1):
+        return "several-choices"
+    if fields.get("prompt_logprobs") is not None or fields.get("echo"):
+        return "prompt-tokens-told"
+    if path == COMPLETIONS and not _is_one_prompt(fields.get("prompt")):
+        return "several-prompts"
+    choice = fields.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        return "forced-tool"  # a call takes more than one token
+    return ""
+
+
+def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any]) -> bytes:
+    """The same prompt, one token, no stream; with what the connector adds."""
+    body = {name: value for name, value in fields.items() if name not in _ONLY_FOR_ANSWERS}
+    body.pop("kv_transfer_params", None)
+    body["stream"] = False
+    thinking = body.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        del body["thinking"]  # it only sets a budget, of more than one token
+    if path == RESPONSES:
+        body["max_output_tokens"] = 1
+    else:
+        body["max_tokens"] = 1
+        if path != COMPLETIONS:
+            body["max_completion_tokens"] = 1
+    if "min_tokens" in body:
+        body["min_tokens"] = 1
+    return json_of({**body, **extra})
+
+
+def with_fields(body: bytes, extra: dict[str, Any]) -> bytes:
+    """The client's bytes, with fields behind them. A client says nothing of transfers: what it sends is taken out."""
+    if KV_TRANSFER in body:
+        body = without_transfer(body)
+    if not extra:
+        return body
+    trimmed = body.rstrip()
+    inside = trimmed[:-1].rstrip()
+    comma = b"" if inside.endswith(b"{") else b","
+    return inside + comma + json_of(extra)[1:-1] + b"}"
+
+
+def without_transfer(body: bytes) -> bytes:
+    """Transfer parameters that a client made up could stop a pod's engine."""
+    fields = fields_of(body)
+    if fields is None or "kv_transfer_params" not in fields:
+        return body
+    return json_of({name: value for name, value in fields.items() if name != "kv_transfer_params"})
+
+
+def json_of(fields: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(fields).encode()
+
+
+def _is_one_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, str):
+        return True
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)

@@ -1,0 +1,35 @@
+"""vLLM's MooncakeConnector: both pods get the id of the transfer, and the decode pod asks the bootstrap server of the
+prefill pod for its blocks.
+
+The server also knows the id of the prefill pod's engine; where several ranks answer there, the label
+kvlane/engine-id names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Random
+from proxy.disagg.connector import Connector, Split, host_of, port_of
+
+BOOTSTRAP_PORT = 8998
+
+
+class Mooncake(Connector):
+    name: ClassVar[str] = "mooncake"
+    at_once: ClassVar[bool] = True
+
+    def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
+        transfer = {"transfer_id": f"xfer-{request_id}"}
+        away = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "remote_bootstrap_addr": f"http://{host_of(prefill)}:{port_of(prefill, BOOTSTRAP_PORT)}",
+            "remote_engine_id": prefill.labels.get("kvlane/engine-id", ""),
+        }
+        here = {"do_remote_decode": True, "do_remote_prefill": False}
+        return Split({"kv_transfer_params": {**here, **transfer}}, {"kv_transfer_params": {**away, **transfer}})
+
+    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        return None

@@ -1,0 +1,27 @@
+"""vLLM's P2pNcclConnector: the request's id names the addresses of both pods, and the prefill pod pushes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Random
+from proxy.disagg.connector import Connector, Split, host_of, port_of
+
+TRANSFER_PORT = 14579
+
+
+class P2pNccl(Connector):
+    name: ClassVar[str] = "p2p-nccl"
+    needs_pair: ClassVar[bool] = True
+
+    def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
+        both = (_address(prefill), _address(decode))
+        return Split({}, None, f"___prefill_addr_{both[0]}___decode_addr_{both[1]}_{request_id}")
+
+    def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        return {}
+
+
+def _address(endpoint: Endpoint) -> str:
+    return f"{host_of(endpoint)}:{port_of(endpoint, TRANSFER_PORT)}"

@@ -1,0 +1,1 @@
+"""What real pods are like: asked for it, and tried."""

@@ -1,0 +1,60 @@
+"""One pod as it is asked over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.core.ports import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+    @property
+    def json(self) -> Mapping[str, Any]:
+        """Empty if it is no JSON object."""
+        try:
+            found = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class Asking:
+    """Raises aiohttp.ClientError and TimeoutError, as aiohttp does."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, api_key: str, clock: Clock) -> None:
+        self.url = url
+        self.clock = clock
+        self._session = session
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def get(self, path: str) -> Answer:
+        return await self._ask("GET", path, None)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        return await self._ask("POST", path, body)
+
+    async def begin(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        """An answer that is not read yet; the caller closes it."""
+        return await self._session.post(self.url + path, json=body, headers=self._headers)
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
+        begun = self.clock.now()
+        async with self._session.request(method, self.url + path, json=body, headers=self._headers) as response:
+            read = await response.read()
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status, read, headers, self.clock.now() - begun)

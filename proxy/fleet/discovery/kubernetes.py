@@ -1,0 +1,211 @@
+"""Pods of a Kubernetes cluster: by label selector, by the EndpointSlices of a Service, or by an InferencePool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from proxy.core.endpoint import ROLE_LABEL
+from proxy.core.ports import Clock, Random
+from proxy.core.tasks import Tasks
+from proxy.fleet.discovery.kubernetes_objects import (
+    ACTIVE_PORTS,
+    MODELS,
+    PODS,
+    POOLS,
+    SERVICE_LABEL,
+    SLICES,
+    WEIGHT,
+    PodSeen,
+    PoolSeen,
+    SliceSeen,
+    read_pod,
+    read_pool,
+    read_slice,
+)
+from proxy.fleet.discovery.source import Source
+from proxy.fleet.kubernetes_settings import KubernetesSettings
+from proxy.fleet.settings import PodSettings, bracketed
+from proxy.kubernetes.api import Api
+from proxy.kubernetes.collection import Collection
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORTS = (8000,)
+
+_SETTLE = 0.1
+"""Seconds in which changes are taken together."""
+
+Made = tuple[PodSeen, tuple[int, ...], tuple[PodSettings, ...]]
+
+
+class KubernetesSource(Source):
+    """Inside of `async with` the cluster is followed. Whatever it cannot be asked takes no pods away."""
+
+    name = "kubernetes"
+    interval = _SETTLE
+
+    def __init__(self, settings: KubernetesSettings, clock: Clock, rng: Random) -> None:
+        self._settings = settings
+        self._api = Api(settings)
+        self._clock = clock
+        self._random = rng
+        self._tasks = Tasks()
+        self._news = asyncio.Event()
+        self._pods: Collection[PodSeen] | None = None
+        self._slices: Collection[SliceSeen] | None = None
+        self._pools: Collection[PoolSeen] | None = None
+        self._following: tuple[str, asyncio.Task[None]] | None = None
+        """The selector of the pods of an InferencePool, and who follows them."""
+        self._made: dict[str, Made] = {}
+
+    async def __aenter__(self) -> KubernetesSource:
+        settings = self._settings
+        if settings.inference_pool:
+            only = {"fieldSelector": f"metadata.name={settings.inference_pool}"}
+            self._pools = self._collection(POOLS, only, read_pool)
+            self._tasks.start(self._pools.run(), f"watch of {POOLS}")
+        if settings.service:
+            own = {"labelSelector": f"{SERVICE_LABEL}={settings.service}"}
+            self._slices = self._collection(SLICES, own, read_slice)
+            self._tasks.start(self._slices.run(), f"watch of {SLICES}")
+        if settings.selector:
+            self._follow(settings.selector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.stop()
+
+    async def poll(self) -> Sequence[PodSettings] | None:
+        """Returns when there is something new, be it a failure."""
+        await self._news.wait()
+        self._news.clear()
+        if self._pools is not None:
+            self._follow_pool(self._pools)
+        needed = [one for one in (self._pools, self._slices, self._pods) if one is not None]
+        if not all(one.listed for one in needed):
+            return None
+        ports, seen = self._seen()
+        return self._settings_of(seen, self._settings.ports or ports or DEFAULT_PORTS)
+
+    def _collection(self, resource: Any, query: Mapping[str, str], read: Any) -> Collection[Any]:
+        return Collection(
+            self._api, resource, query, read, self._news.set, self._settings.retry, self._clock, self._random
+        )
+
+    def _follow(self, selector: str) -> None:
+        """The pods of this selector, and no others."""
+        if self._following is not None:
+            self._following[1].cancel()
+        self._pods = self._collection(PODS, {"labelSelector": selector}, read_pod)
+        self._following = (selector, self._tasks.start(self._pods.run(), f"watch of {PODS}"))
+
+    def _follow_pool(self, pools: Collection[PoolSeen]) -> None:
+        """Without a pool there are no pods; one that selects nothing selects nobody, and not everybody."""
+        pool = pools.objects.get(self._settings.inference_pool)
+        if pool is not None and pool.selector:
+            if self._following is None or self._following[0] != pool.selector:
+                self._follow(pool.selector)
+            return
+        if self._following is not None:
+            self._following[1].cancel()
+        self._following = self._pods = None
+        if pools.listed:
+            what = "does not exist" if pool is None else "selects nothing"
+            log.warning("InferencePool %s %s: it has no pods", self._settings.inference_pool, what)
+
+    def _seen(self) -> tuple[tuple[int, ...], Iterable[PodSeen]]:
+        """The ports that the cluster names, and the pods."""
+        pods = None if self._pods is None else self._pods.objects
+        if self._slices is not None:
+            return _of_slices(self._slices.objects.values(), pods)
+        pool = self._pools.objects.get(self._settings.inference_pool) if self._pools is not None else None
+        return (() if pool is None else pool.ports), () if pods is None else pods.values()
+
+    def _settings_of(self, seen: Iterable[PodSeen], ports: tuple[int, ...]) -> list[PodSettings]:
+        """Two pods of one address are an old one that the cluster has lost sight of, and a new one."""
+        by_address = {pod.address: pod for pod in sorted(seen, key=lambda pod: pod.born) if pod.wanted}
+        made: dict[str, Made] = {}
+        for pod in by_address.values():
+            before = self._made.get(pod.name)
+            is_known = before is not None and before[:2] == (pod, ports)
+            made[pod.name] = before if before and is_known else (pod, ports, self._made_of(pod, ports))
+        self._made = made
+        return [settings for name in sorted(made) for settings in made[name][2]]
+
+    def _made_of(self, pod: PodSeen, ports: tuple[int, ...]) -> tuple[PodSettings, ...]:
+        """One for each port that is active, by the names that llm-d gives them."""
+        active = _ports(pod)
+        name = f"{self._settings.namespace}/{pod.name}" if self._settings.namespace else pod.name
+        names = {port: f"{name}-rank-{rank}" for rank, port in enumerate(ports)} if len(ports) > 1 else {ports[0]: name}
+        return tuple(self._pod(pod, names[port], port) for port in ports if active is None or port in active)
+
+    def _pod(self, pod: PodSeen, name: str, port: int) -> PodSettings:
+        settings = self._settings
+        models = tuple(model.strip() for model in pod.annotations.get(MODELS, "").split(",") if model.strip())
+        return PodSettings(
+            url=f"{settings.scheme}://{bracketed(pod.address)}:{port}",
+            name=name,
+            uid=pod.uid,
+            role="" if ROLE_LABEL in pod.labels else settings.role,
+            labels={**settings.labels, **pod.labels},
+            weight=_weight(pod) or settings.weight,
+            models=models or settings.models,
+            engine=settings.engine,
+            api_key=settings.api_key,
+            tls=settings.tls,
+        )
+
+
+def _of_slices(
+    slices: Iterable[SliceSeen], pods: Mapping[str, PodSeen] | None
+) -> tuple[tuple[int, ...], Iterable[PodSeen]]:
+    """A pod may stand in several: while it moves from one to another, and once for each family of addresses. Where
+    `pods` are followed too, only those of them count: of others the role is not known."""
+    found: dict[str, PodSeen] = {}
+    ports: dict[int, None] = {}
+    for one in slices:
+        ports.update(dict.fromkeys(one.ports))
+        for endpoint in one.pods:
+            known = found.get(endpoint.name)
+            if known is None or _rank(endpoint) > _rank(known):
+                found[endpoint.name] = endpoint
+    if pods is None:
+        return tuple(ports), found.values()
+    both = ((endpoint, pods.get(endpoint.name)) for endpoint in found.values())
+    return tuple(ports), [_merged(endpoint, pod) for endpoint, pod in both if pod and pod.uid == endpoint.uid]
+
+
+def _rank(endpoint: PodSeen) -> tuple[bool, bool]:
+    return endpoint.wanted, ":" not in endpoint.address
+
+
+def _merged(endpoint: PodSeen, pod: PodSeen) -> PodSeen:
+    """A service may want pods that are not ready, so it has the say."""
+    return replace(endpoint, labels={**endpoint.labels, **pod.labels}, annotations=pod.annotations, born=pod.born)
+
+
+def _ports(pod: PodSeen) -> frozenset[int] | None:
+    """Those that it says it listens on; None: on all."""
+    texts = (pod.annotations[key] for key in ACTIVE_PORTS if key in pod.annotations)
+    text = next(texts, None)
+    return None if text is None else frozenset(int(port) for port in text.split(",") if port.strip().isdecimal())
+
+
+def _weight(pod: PodSeen) -> float | None:
+    text = pod.annotations.get(WEIGHT, "")
+    try:
+        weight = float(text or 0)
+    except ValueError:
+        weight = 0.0
+    if text and not 0 < weight < math.inf:
+        log.warning("pod %s: the annotation %s is no weight: %r", pod.name, WEIGHT, text)
+        return None
+    return weight or None

@@ -1,0 +1,50 @@
+"""What a draining pod has cached is taken over by few others, so that it is computed once and not everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.request import InferenceRequest
+from proxy.latency.keys import LATENCY
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+
+PREFILL_RATE = 10_000.0
+"""Prompt tokens that a pod computes in a second, about: what a prefix is worth in seconds."""
+
+REQUEST_TOKENS = 512
+"""What one running or waiting request of a pod counts as, in tokens, where no forecast can be trusted."""
+
+
+def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endpoint]) -> Decision:
+    """The decision, or the same with another of its candidates first. Called only while pods drain.
+
+    A request whose prefix a draining pod has, and the chosen one has not, goes to the candidate that has most of it, or
+    is just computing it, unless that one is behind by more than what it has is worth. That the request itself is spared
+    is in the decision; this is for those that follow it, and would find the prefix on two pods half as often.
+    """
+    match = request.state.read(PREFIX_MATCH)
+    if match is None or not match.total:
+        return decision
+    pods, target = decision.candidates(), decision.target
+    held = dict(zip(pods, match.matched(pods), strict=True))
+    heir = max(pods, key=held.__getitem__)
+    saved = (min(held[heir], max(match.matched(draining))) - held[target]) * match.block_size
+    if saved <= 0 or not _is_near(request, match, heir, target, saved):
+        return decision
+    return decision._replace(target=heir, fallbacks=tuple(pod for pod in pods if pod is not heir))
+
+
+def _is_near(request: InferenceRequest, match: PrefixMatch, heir: Endpoint, target: Endpoint, tokens: int) -> bool:
+    """Whether the heir is behind the target by no more than so many tokens of a prompt are worth."""
+    forecast = request.state.read(LATENCY)
+    if forecast is not None and forecast.is_trusted:
+        its, chosen = forecast.costs((heir, target))
+        return its - chosen <= tokens / PREFILL_RATE
+    prompt = (request.state.read(TOKENIZED_PROMPT) or request.prompt).tokens
+    its, chosen = (
+        pod.load.tokens + missing + REQUEST_TOKENS * (pod.view.waiting + pod.view.running)
+        for pod, missing in zip((heir, target), match.missing((heir, target), prompt), strict=True)
+    )
+    return its - chosen <= tokens

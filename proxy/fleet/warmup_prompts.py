@@ -1,0 +1,103 @@
+"""The system prompts that many requests share: few, bounded, and none that only some had."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from math import exp
+
+from xxhash import xxh3_128_digest
+
+from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest
+from proxy.fleet.settings import WarmupSettings
+from proxy.openai.heads import Head, head
+
+MOST_COUNTED = 4096
+"""Heads that are known by their digests, and were not shared by enough so far."""
+
+LARGEST_BODY = 256 * 1024
+"""Bytes; what is larger is not looked at: to read it would hold up others."""
+
+MEMORY = 600.0
+"""Seconds in which the weight of past requests shrinks to 1/e."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """`requests` are digests of the different requests so far, while they are fewer than it takes; then `head` is the
+    text that they share."""
+
+    requests: set[bytes] = field(default_factory=set)
+    head: Head | None = None
+    heat: float = 0.0
+    at: float = 0.0
+
+
+class SharedPrompts:
+    """Of a head that too few requests share, nothing is kept but digests."""
+
+    def __init__(self, settings: WarmupSettings, clock: Clock, read: Callable[..., Head | None] = head) -> None:
+        self._settings = settings
+        self._now = clock.now
+        self._read = read
+        self._unseen = 0
+        self._heads: OrderedDict[bytes, _Counted] = OrderedDict()
+        self.bytes = 0
+        """Of the texts that are kept."""
+
+    def see(self, request: InferenceRequest) -> None:
+        """A request that was answered well; one in `sample` is looked at."""
+        self._unseen += 1
+        if self._unseen < self._settings.sample or not 0 < len(request.body) <= LARGEST_BODY:
+            return
+        self._unseen = 0
+        found = self._read(request.path, request.model, request.body)
+        if found is not None:
+            self._count(found, request.body)
+
+    def hottest(self, models: Set[str] | None) -> list[Head]:
+        """Of every model that is served (None: any), the most used ones, the most used one first."""
+        now, number = self._now(), dict[str, int]()
+        chosen = []
+        for counted in sorted(self._kept(), key=lambda counted: _heat(counted, now), reverse=True):
+            prompt = counted.head
+            if prompt is None or (models is not None and prompt.model not in models):
+                continue
+            number[prompt.model] = number.get(prompt.model, 0) + 1
+            if number[prompt.model] <= self._settings.prompts:
+                chosen.append(prompt)
+        return chosen
+
+    def _count(self, found: Head, body: bytes) -> None:
+        now, key = self._now(), xxh3_128_digest(found.path.encode() + found.body)
+        counted = self._heads.setdefault(key, _Counted())
+        self._heads.move_to_end(key)
+        counted.heat, counted.at = _heat(counted, now) + 1.0, now
+        if counted.head is None:
+            counted.requests.add(xxh3_128_digest(body))
+            if len(counted.requests) >= self._settings.shared_by:
+                counted.requests.clear()
+                counted.head = found
+                self.bytes += len(found.body)
+        while len(self._heads) > MOST_COUNTED:
+            self._drop(next(iter(self._heads)))
+        while self.bytes > self._settings.max_bytes:
+            self._drop(min((key for key, one in self._heads.items() if one.head), key=lambda key: self._heat(key, now)))
+
+    def _kept(self) -> list[_Counted]:
+        return [counted for counted in self._heads.values() if counted.head is not None]
+
+    def _heat(self, key: bytes, now: float) -> float:
+        return _heat(self._heads[key], now)
+
+    def _drop(self, key: bytes) -> None:
+        dropped = self._heads.pop(key)
+        if dropped.head is not None:
+            self.bytes -= len(dropped.head.body)
+
+
+def _heat(counted: _Counted, now: float) -> float:
+    """Requests, those of late for more."""
+    return counted.heat * exp((counted.at - now) / MEMORY)

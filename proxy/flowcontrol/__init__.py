@@ -1,0 +1,1 @@
+"""Who may go on to a pod, and who waits for it how long."""

@@ -1,0 +1,1 @@
+"""Requests that several pods answer together: their legs, and what becomes of them when one fails."""

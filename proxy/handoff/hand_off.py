@@ -1,0 +1,236 @@
+"""Requests whose prompt one pod computes and another answers: the order of their legs, and what is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from proxy.core.decision import SPLIT, Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
+from proxy.core.exchange import Ending, Exchange, Stage
+from proxy.core.ports import Relay
+from proxy.core.request import InferenceRequest, changed
+from proxy.disagg.bodies import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
+from proxy.disagg.connector import Split
+from proxy.handoff.shared import Legs, Shared
+from proxy.handoff.stages import Stages
+
+log = logging.getLogger(__name__)
+
+FAILED = "prefill-failed"
+
+
+class HandOffs(Shared):
+    """Begins them."""
+
+    def of(self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Legs) -> HandOff | None:
+        """None if one pod is to do all of it. Raises RequestError if no pod can."""
+        if decision.why != SPLIT:
+            self.counted(decision.why).add()
+        if not (decision.prefill or decision.encode):
+            if self.connector.needs_pair and request.path in SPLIT_PATHS:
+                raise NoEndpoints(f"These pods serve no request alone, and this one was not split: {decision.why}.")
+            return None
+        fields = fields_of(request.body)
+        why = "not-json" if fields is None else why_whole(request.path, fields)
+        if fields is None or why:
+            self.counted(why).add()
+            if self.connector.needs_pair and request.path in SPLIT_PATHS:
+                raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
+            return None
+        return HandOff(Stages(self, fields, relay, legs))
+
+
+class Handed(NamedTuple):
+    """A prompt that is computed: what its decode request has to say, and how much of it was cached."""
+
+    fields: dict[str, Any]
+    cached: int | None
+
+
+@dataclass(slots=True)
+class HandOff:
+    """Of one request. The decode leg is entered first: its pod is to keep the room; the prefill leg ends when the
+    decode pod has begun, for then it has the cache.
+
+    A prefill pod that fails is followed by another one, and when there is none the decode pod computes the prompt. When
+    the decode pod fails, the next one gets the cache if the failed one never asked for it, else a prefill of its own.
+    """
+
+    stages: Stages
+    tried: list[Endpoint] = field(default_factory=list)
+    """Prefill pods."""
+    handed: Handed | None = None
+    """Not yet sent to any decode pod."""
+    encoded: dict[str, Any] | None = None
+    """What the next stage has to say of its media; None: nobody was asked yet."""
+
+    async def run(self, exchange: Exchange) -> None:
+        """Raises what `Relay.relay` raises."""
+        prefill = None if exchange.continued or self.handed else self._prefill_leg(exchange)
+        needs_pair, has_role = self.stages.shared.connector.needs_pair, exchange.endpoint in exchange.decision.prefill
+        if needs_pair and (has_role or (prefill is None and self.handed is None)):
+            raise UpstreamFailed("no pod is left to compute the prompt, and it cannot do so itself")
+        if prefill is not None or self.handed is not None:
+            exchange.stage = Stage.DECODE
+        failure = None
+        with self.stages.legs(exchange), ExitStack() as held:
+            if self.encoded is None:
+                with _no_fault_of(exchange):
+                    self.encoded = await self.stages.encode(exchange)
+            if exchange.stage is Stage.WHOLE:
+                await self._whole(exchange)
+            elif prefill is not None and self.stages.shared.connector.at_once:
+                failure = await self._both(exchange, prefill)
+            else:
+                await self._one_by_one(exchange, prefill, held)
+        if failure is not None:
+            raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
+
+    async def _whole(self, exchange: Exchange) -> None:
+        if not self.encoded or exchange.continued:
+            await self.stages.relay.relay(exchange)
+        else:
+            await self._relay_with(exchange, self.encoded)
+
+    async def _one_by_one(self, exchange: Exchange, prefill: Exchange | None, held: ExitStack) -> None:
+        exchange.on_begun = held.close
+        if prefill is not None:
+            with _no_fault_of(exchange):
+                self.handed = await self._prefilled(exchange, prefill, held)
+        self._count(SPLIT if self.handed else FAILED)
+        if self.handed is None:
+            if self.stages.shared.connector.needs_pair:
+                exchange.ending = Ending.EVICTED
+                raise UpstreamFailed("nobody computed the prompt, and it cannot do so itself")
+            self.stages.shared.ledger.whole(exchange)
+            await self._whole(exchange)
+        else:
+            await self._decode(exchange, self.handed)
+
+    async def _prefilled(self, exchange: Exchange, leg: Exchange, held: ExitStack) -> Handed | None:
+        """By the pod of `leg`, or another; None if by nobody. That leg stays open until `held` closes."""
+        splits: list[Split] = []
+        answered = await self.stages.ask(leg, lambda one: splits.append(self._split(one, exchange.endpoint)), held)
+        if answered is None:
+            return None
+        leg, body = answered
+        answer = fields_of(body)
+        fields = None if answer is None else self.stages.shared.connector.hand_over(answer)
+        if fields is None:
+            held.close()
+            return None
+        if (other_id := splits[-1].request_id) is not None:
+            exchange.upstream_headers.append(("x-request-id", other_id))
+        self._name(exchange, leg.endpoint)
+        return Handed(fields, leg.usage.cached_tokens if leg.usage else None)
+
+    async def _decode(self, exchange: Exchange, handed: Handed) -> None:
+        exchange.told_cached = handed.cached
+        was_sent = True
+        try:
+            await self._relay_with(exchange, handed.fields)
+        except ConnectFailed:
+            was_sent = self.stages.shared.connector.needs_pair
+            raise
+        except asyncio.CancelledError:
+            if exchange.last_byte_at is None:
+                # There was no connection yet. A pod that was asked may have fetched the cache, and what it would fetch
+                # once more may be another prompt's by then.
+                self.stages.shared.tasks.start(self._fetch(exchange, handed), "fetching a cache that nobody wants")
+            raise
+        finally:
+            if was_sent:
+                self.handed = None
+
+    async def _fetch(self, exchange: Exchange, handed: Handed) -> None:
+        """Frees the prefill pod of what it keeps until it is fetched, or expires."""
+        stages = self.stages
+        body = for_prefill(exchange.request.path, stages.fields, handed.fields)
+        try:
+            leg = stages.leg(exchange, Stage.DECODE, (exchange.endpoint,), body)
+            await stages.relay.collect(leg, stages.shared.prefill_timeout)
+        except KvlaneError as error:
+            log.info("request %s: its cache was left to expire: %s", exchange.request.id, error)
+
+    async def _both(self, exchange: Exchange, prefill: Exchange) -> BaseException | None:
+        """At the same time. A prefill that fails before the decode pod has answered takes that leg with it: why is
+        returned."""
+        split = self._split(prefill, exchange.endpoint)
+        self._name(exchange, prefill.endpoint)
+        failure = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                beside = group.create_task(self._beside(exchange, prefill))
+                await self._relay_with(exchange, split.decode or {})
+                beside.cancel()
+        except BaseExceptionGroup as errors:
+            failure = errors.exceptions[0]
+            if exchange.ending is not Ending.EVICTED:  # it is the decode pod's own
+                raise failure from None
+        self._count(FAILED if failure else SPLIT)
+        return failure
+
+    async def _beside(self, exchange: Exchange, prefill: Exchange) -> None:
+        """What its answer says is of no use: the decode pod has what it needs, or it does not answer."""
+        shared = self.stages.shared
+        try:
+            with self.stages.legs(prefill):
+                await self.stages.relay.collect(prefill, shared.prefill_timeout)
+                shared.ledger.first_byte(prefill)
+            if prefill.status != 200:
+                raise UpstreamFailed(f"it answered {prefill.status}")
+        except UpstreamFailed as error:
+            if exchange.first_byte_at is None:
+                raise
+            log.warning("request %s: pod %s: %s", exchange.request.id, prefill.endpoint.name, error)
+
+    async def _relay_with(self, exchange: Exchange, fields: dict[str, Any]) -> None:
+        """What comes after this leg begins with what the client sent."""
+        whole = exchange.request
+        exchange.request = changed(whole, body=with_fields(whole.body, fields))
+        try:
+            await self.stages.relay.relay(exchange)
+        finally:
+            exchange.request = whole
+
+    def _prefill_leg(self, exchange: Exchange) -> Exchange | None:
+        """On the best pod that this request has not tried; None if there is none."""
+        pods = tuple(pod for pod in exchange.decision.prefill if pod is not exchange.endpoint)
+        left = tuple(pod for pod in pods if pod not in self.tried)
+        if not left and self.stages.shared.connector.needs_pair:
+            left = pods
+        return self.stages.leg(exchange, Stage.PREFILL, left) if left else None
+
+    def _split(self, leg: Exchange, decode: Endpoint) -> Split:
+        """Makes the leg's request one for its pod."""
+        self.tried.append(leg.endpoint)
+        request, shared = leg.request, self.stages.shared
+        split = shared.connector.split(request.id, leg.endpoint, decode, shared.random)
+        extra = {**split.prefill, **(self.encoded or {})}
+        leg.request = changed(request, body=for_prefill(request.path, self.stages.fields, extra))
+        if split.request_id:
+            leg.upstream_headers.append(("x-request-id", split.request_id))
+        return split
+
+    def _name(self, exchange: Exchange, prefill: Endpoint) -> None:
+        if self.stages.shared.expose_endpoint:
+            exchange.response_headers.append(("x-kvlane-prefill-endpoint", prefill.name))
+
+    def _count(self, what: str) -> None:
+        self.stages.shared.counted(what).add()
+
+
+@contextmanager
+def _no_fault_of(exchange: Exchange) -> Generator[None, None, None]:
+    """Around what other pods do for it."""
+    try:
+        yield
+    except BaseException:
+        exchange.ending = exchange.ending or Ending.EVICTED
+        raise

@@ -1,0 +1,50 @@
+"""What all requests share that several pods answer together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from proxy.core.exchange import Exchange
+from proxy.core.ports import Clock, Random, Tally
+from proxy.core.tasks import Tasks
+from proxy.disagg.connector import Connector
+from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.settings import DisaggregationSettings
+from proxy.fleet.ledger import Ledger
+from proxy.reliability.failover import Failover
+
+Legs = Callable[[Exchange], AbstractContextManager[None]]
+"""Between PreRequest and PostResponse."""
+
+Counted = Callable[[str], Tally]
+"""What counts requests, by what came of them."""
+
+
+class Shared:
+    """`change` may be called between any two requests."""
+
+    def __init__(
+        self,
+        settings: DisaggregationSettings,
+        failover: Failover,
+        ledger: Ledger,
+        clock: Clock,
+        random: Random,
+        tasks: Tasks,
+        counted: Counted,
+        expose_endpoint: bool = True,
+    ) -> None:
+        """`tasks` finish what nobody waits for. `expose_endpoint`: clients are told who computed the prompt."""
+        self.failover = failover
+        self.ledger = ledger
+        self.clock = clock
+        self.random = random
+        self.tasks = tasks
+        self.counted = counted
+        self.change(settings, expose_endpoint)
+
+    def change(self, settings: DisaggregationSettings, expose_endpoint: bool) -> None:
+        self.expose_endpoint = expose_endpoint
+        self.connector: Connector = CONNECTORS[settings.connector]()
+        self.prefill_timeout = settings.prefill_timeout

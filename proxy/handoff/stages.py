@@ -1,0 +1,93 @@
+"""The legs of one request whose answers are for the next leg: sent to one pod after the other, until one answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadGateway, GatewayTimeout, SuspectedPoison, UpstreamFailed
+from proxy.core.exchange import Exchange, Stage
+from proxy.core.ports import Relay
+from proxy.core.request import changed
+from proxy.disagg.bodies import fields_of
+from proxy.disagg.media import encode_bodies, merged
+from proxy.handoff.shared import Legs, Shared
+
+Prepare = Callable[[Exchange], None]
+"""Makes the leg's request one for its pod."""
+
+
+@dataclass(slots=True)
+class Stages:
+    """Of one request."""
+
+    shared: Shared
+    fields: dict[str, Any]
+    """Of the client's body."""
+    relay: Relay
+    legs: Legs
+
+    def leg(self, exchange: Exchange, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Exchange:
+        """The leg of the same client that asks the first of `pods`, or the others after it."""
+        request = changed(exchange.request, body=body, stream=False, max_tokens=1, asks_usage=False, naming=None)
+        leg = Exchange(request, Decision(pods[0], pods[1:]), pods[0], 0, self.shared.clock.now())
+        leg.stage, leg.answers = stage, False
+        return leg
+
+    async def ask(
+        self, leg: Exchange, prepare: Prepare | None = None, held: ExitStack | None = None
+    ) -> tuple[Exchange, bytes] | None:
+        """The leg that was answered, and with what; None if nobody could. It stays open until `held` closes. Raises
+        RequestError if nobody is to be asked any more."""
+        while True:
+            if prepare is not None:
+                prepare(leg)
+            try:
+                with ExitStack() as attempt:
+                    attempt.enter_context(self.legs(leg))
+                    answer = await self.relay.collect(leg, self.shared.prefill_timeout)
+                    self.shared.ledger.first_byte(leg)
+                    if held is not None:
+                        held.enter_context(attempt.pop_all())
+                return leg, answer
+            except UpstreamFailed as error:
+                following = await self._following(leg, error.with_traceback(None))
+            if following is None:
+                return None
+            leg = following
+
+    async def encode(self, exchange: Exchange) -> dict[str, Any]:
+        """What the next stage has to say of its media, which are shared out to the encode pods. What these fail, the
+        next stage does itself."""
+        pods = exchange.decision.encode
+        bodies = encode_bodies(exchange.request.path, self.fields) if pods else []
+        if not bodies:
+            return {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = []
+                for number, body in enumerate(bodies):
+                    at = number % len(pods)
+                    leg = self.leg(exchange, Stage.ENCODE, pods[at:] + pods[:at], body)
+                    asked.append(group.create_task(self.ask(leg)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        answers = (fields_of(answered[1]) for task in asked if (answered := task.result()) is not None)
+        return merged([answer for answer in answers if answer is not None])
+
+    async def _following(self, leg: Exchange, error: UpstreamFailed) -> Exchange | None:
+        try:
+            following = await self.shared.failover.following(leg, error)
+        except SuspectedPoison:
+            raise
+        except (BadGateway, GatewayTimeout):
+            if self.shared.clock.now() >= leg.request.deadline:
+                raise
+            return None
+        following.stage, following.answers = leg.stage, False
+        return following

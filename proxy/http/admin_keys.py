@@ -1,0 +1,96 @@
+"""Who may use the admin port, and a line in the log for everything that he changes."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from proxy.access.settings import Scope
+from proxy.core.errors import Forbidden, Unauthorized
+from proxy.core.identity import Identity
+from proxy.telemetry.logs import AUDIT
+
+audit = logging.getLogger(AUDIT)
+
+OPEN_PATHS = ("/metrics", "/healthz", "/readyz")
+"""What needs no key: orchestrators and Prometheus ask for it. Every other path does, those that do not exist too."""
+
+ANYBODY = "anybody"
+OF_THE_SETTINGS = "admin.apiKey"
+UNKNOWN = "a stranger"
+WHO = web.RequestKey("who", str)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Admins(Protocol):
+    """`access.door.Door` is one."""
+
+    async def authenticate(self, headers: Mapping[str, str], scope: Scope) -> Identity:
+        """Raises Unauthorized or Forbidden."""
+
+
+Keys = Callable[[], tuple[str | None, Admins | None]]
+"""The key of the settings, and who knows others; asked anew for every request."""
+
+
+def nobody() -> tuple[str | None, Admins | None]:
+    return None, None
+
+
+def requiring(keys: Keys) -> Any:
+    """One of them. With neither of both everything is open, which is for loopback."""
+
+    async def name_of(request: web.Request) -> str:
+        api_key, admins = keys()
+        if api_key is not None and _holds(api_key.encode(), request):
+            return OF_THE_SETTINGS
+        if admins is not None:
+            return (await admins.authenticate(request.headers, "admin")).name
+        if api_key is not None:
+            raise Unauthorized("The admin port needs its key: send `Authorization: Bearer <admin.apiKey>`.")
+        return ANYBODY
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS:
+            request[WHO] = await name_of(request)
+        if _changes(request) and _is_of_another_site(request):
+            raise Forbidden("A page of another site may not change anything here.")
+        return await handler(request)
+
+    return check
+
+
+@web.middleware
+async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Outside of all that may refuse: what somebody was not allowed to do has its line too. The path is written as it
+    was sent, in which there is no line break."""
+    result = "broke off"
+    try:
+        answer = await handler(request)
+        result = str(answer.status)
+        return answer
+    finally:
+        if _changes(request):
+            who = request.get(WHO, UNKNOWN)
+            audit.info("%s %s by %r from %s: %s", request.method, request.raw_path, who, request.remote, result)
+
+
+def _changes(request: web.Request) -> bool:
+    return request.method not in ("GET", "HEAD")
+
+
+def _holds(expected: bytes, request: web.Request) -> bool:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), expected)
+
+
+def _is_of_another_site(request: web.Request) -> bool:
+    """Browsers name the site of the page that sends; without a key, any page its user opens could send to loopback."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.rpartition("//")[2] != request.host

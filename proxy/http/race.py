@@ -1,0 +1,144 @@
+"""Several legs on the way to one client, until it is clear which of them answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from proxy.core.exchange import Ending, Exchange
+from proxy.http.answer import Answer, Rim
+from proxy.http.call import HttpCall
+
+if TYPE_CHECKING:
+    from proxy.http.client import ClientConnection, Sink
+    from proxy.http.relay import ClientRelay
+
+
+class Race:
+    """Implements `core.ports.Race`. Stands for all legs before the client's connection.
+
+    An answer says so in its call before it writes the first byte to the client: in that moment the others are ended,
+    so that none of them writes any.
+    """
+
+    def __init__(self, relay: ClientRelay, call: HttpCall, rim: Rim, begins: Callable[[Exchange], None]) -> None:
+        self.call = call
+        self.winner: Exchange | None = None
+        self._relay = relay
+        self._rim = replace(rim, takes=self._takes)
+        self._takes_alone = rim.takes
+        self._begins = begins
+        self._lanes: list[Lane] = []
+
+    def __enter__(self) -> None:
+        self.call.connection.sink = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.call.connection.sink is self:
+            self.call.connection.sink = None
+
+    async def relay(self, exchange: Exchange) -> None:
+        """See the port."""
+        self._relay.exchange = self._relay.exchange or exchange
+        lane = Lane(self, exchange)
+        self._lanes.append(lane)
+        try:
+            await type(self._relay)(lane, self._rim).relay(exchange)
+        finally:
+            self._lanes.remove(lane)
+
+    def begins(self, lane: Lane, status: int) -> None:
+        self.winner = self._relay.exchange = lane.exchange
+        self.call.answered, self.call.story = status, lane.story
+        self._begins(lane.exchange)
+        for other in tuple(self._lanes):
+            if other is not lane:
+                other.give_up()
+
+    # what the client's connection calls
+
+    def pause(self) -> None:
+        for sink in self._sinks():
+            sink.pause()
+
+    def resume(self) -> None:
+        for sink in self._sinks():
+            sink.resume()
+
+    def gone(self) -> None:
+        for sink in self._sinks():
+            sink.gone()
+
+    def check(self, now: float) -> None:
+        for sink in self._sinks():
+            sink.check(now)
+
+    # what the server calls
+
+    def evict(self) -> None:
+        for sink in self._sinks():
+            if isinstance(sink, Answer):
+                sink.evict()
+
+    def _sinks(self) -> list[Sink]:
+        return [lane.track.sink for lane in self._lanes if lane.track.sink is not None]
+
+    def _takes(self, exchange: Exchange, status: int) -> bool:
+        """While another leg may answer, a refusal is not for the client."""
+        return len(self._lanes) > 1 or self._takes_alone(exchange, status)
+
+
+class Track:
+    """What an answer sees of the client's connection."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.sink: Sink | None = None
+
+    @property
+    def writing_paused(self) -> bool:
+        return self._connection.writing_paused
+
+
+class Lane(HttpCall):
+    """The call as one leg has it."""
+
+    def __init__(self, race: Race, exchange: Exchange) -> None:
+        vars(self).update(vars(race.call))
+        self.race = race
+        self.exchange = exchange
+        self.track = Track(race.call.connection)
+        self.connection = cast("ClientConnection", self.track)
+        self._task = asyncio.current_task()
+        self._status = 0
+
+    @property
+    def answered(self) -> int:
+        return self._status
+
+    @answered.setter
+    def answered(self, status: int) -> None:
+        self._status = status
+        self.race.begins(self, status)
+
+    @property
+    def closing(self) -> bool:
+        return self.race.call.closing
+
+    @closing.setter
+    def closing(self, closing: bool) -> None:
+        self.race.call.closing = closing
+
+    def give_up(self) -> None:
+        """Another leg answers."""
+        answer = self.track.sink
+        if isinstance(answer, Answer):
+            answer.abandon()
+        elif self._task is not None:
+            self.exchange.ending = Ending.EVICTED
+            self._task.cancel()

@@ -1,0 +1,93 @@
+"""TLS towards clients: contexts whose certificates follow their files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable, Sequence
+
+from proxy.http.settings import ServerTls
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds that a client has to get through its handshake. Until then it is not counted as a connection."""
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Followed:
+    """A context made of files, and made again when they have changed.
+
+    Looking whether they have is a few microseconds, next to the millisecond of a handshake: so it is done at each, and
+    nothing has to watch. Files that cannot be used, half of them written perhaps, leave the context that there is.
+    """
+
+    def __init__(self, files: Sequence[str | None], make: Callable[[], ssl.SSLContext]) -> None:
+        """Raises OSError or ValueError if they cannot be used now."""
+        self._files = [file for file in files if file]
+        self._make = make
+        self._stamp = self._look()
+        self._context = make()
+
+    def context(self) -> ssl.SSLContext:
+        try:
+            stamp = self._look()
+        except OSError:  # between the old file and the new one there may be none
+            return self._context
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._renew()
+        return self._context
+
+    def _look(self) -> Stamp:
+        found = map(os.stat, self._files)
+        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)
+
+    def _renew(self) -> None:
+        names = ", ".join(self._files)
+        try:
+            self._context = self._make()
+        except (OSError, ValueError) as error:
+            log.error("the TLS files %s have changed and cannot be used, the ones before stay: %s", names, error)
+        else:
+            log.info("the TLS files %s were read again", names)
+
+
+def server_context(settings: ServerTls) -> ssl.SSLContext:
+    """For listeners, as long as they live: it puts the context of the present files in its place in every handshake.
+    Raises OSError that names what cannot be used."""
+    try:
+        followed = Followed((settings.cert, settings.key, settings.client_ca), lambda: _server(settings))
+    except (OSError, ValueError) as error:
+        names = ", ".join(file for file in (settings.cert, settings.key, settings.client_ca) if file)
+        raise OSError(f"the TLS files {names} cannot be used: {error}") from error
+
+    def present(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = followed.context()
+
+    context = _server(settings)
+    context.sni_callback = present
+    return context
+
+
+def _server(settings: ServerTls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[settings.min_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(settings.cert, settings.key, no_password)
+    if settings.client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(settings.client_ca)
+        context.options |= ssl.OP_NO_TICKET  # a resumed session is not verified again, whatever the CA is by then
+        context.num_tickets = 0
+    return context
+
+
+def no_password() -> str:
+    """OpenSSL would ask the terminal, and wait."""
+    raise ValueError("the key is encrypted; leave it unencrypted, in a file that only kvlane may read")

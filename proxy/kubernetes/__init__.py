@@ -1,0 +1,1 @@
+"""Collections of a Kubernetes API server, kept up to date: what is asked, and how a watch is followed."""

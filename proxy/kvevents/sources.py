@@ -1,0 +1,64 @@
+"""Where a pod publishes: by its URL, its labels and the settings for all pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.kv import KvSources
+
+EVENTS_PORT = "kvlane/kv-events-port"
+REPLAY_PORT = "kvlane/kv-replay-port"
+RANKS = "kvlane/data-parallel-size"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`replay` is empty where nobody can be asked."""
+
+    rank: int
+    events: str
+    replay: str = ""
+
+
+def check(sources: KvSources) -> None:
+    """Raises ValueError for an address that cannot be made."""
+    try:
+        made = sources.endpoint.format(host="pod", port=1)
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"endpoint: {sources.endpoint!r} may have {{host}} and {{port}} in it, no other names"
+        ) from None
+    for address in (made, sources.bind or made):
+        if "://" not in address:
+            raise ValueError(f"{address!r} is no address; write tcp://host:port")
+
+
+def of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
+    """One per data-parallel rank, the ports counted up. A label that is no number is as if it were not there."""
+    host = urlsplit(endpoint.url).hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = _number(endpoint.labels, EVENTS_PORT, sources.port)
+    replay = _number(endpoint.labels, REPLAY_PORT, sources.replay_port)
+    ranks = _number(endpoint.labels, RANKS, sources.ranks)
+
+    def address(number: int) -> str:
+        return sources.endpoint.format(host=host, port=number)
+
+    return [Source(rank, address(port + rank), address(replay + rank) if replay else "") for rank in range(ranks)]
+
+
+def named(topic: str, endpoint: Endpoint) -> bool:
+    """Whether the topic of a message, kv@pod@model, means the pod: by name, host:port or host."""
+    parts = topic.split("@")
+    if len(parts) < 2:
+        return False
+    url = urlsplit(endpoint.url)
+    return parts[1] in (endpoint.name, url.netloc, url.hostname)
+
+
+def _number(labels: Mapping[str, str], name: str, default: int) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() and int(text) < 65536 else default

@@ -1,0 +1,154 @@
+"""The bytes of a KV event: ZeroMQ frames around msgpack, as vLLM and SGLang publish them.
+
+A message is [topic, sequence number (8 bytes, big-endian), batch], a batch [time, [event, ...], data-parallel rank].
+Events are arrays that begin with their type, or maps that have it as `type`; fields may be left out at the end, and
+further ones follow in later versions.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from sys import byteorder
+from typing import Any
+
+import msgpack
+
+from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
+
+SEQUENCE = 8
+END = (1 << 64) - 1
+"""The sequence number, -1, that ends a replay."""
+
+DEFAULT_MEDIUM = "gpu"
+
+_STORED = (
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+    *("extra_keys", "group_idx", "kv_cache_spec_kind"),
+)
+_REMOVED = ("block_hashes", "medium", "group_idx")
+
+_WHOLE = ("full_attention", "mla_attention", "sink_full_attention", "unknown")
+"""Kinds of layers that need every block of a prompt. Of others, such as sliding windows, only some are published."""
+
+
+_NAMES = frozenset((int, bytes))
+
+
+class Garbled(Exception):
+    """Bytes that are no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`at` is the engine's wall clock in seconds, `rank` 0 where it has one only, `odd` how many events were not
+    understood."""
+
+    at: float
+    events: Sequence[KvEvent]
+    rank: int = 0
+    odd: int = 0
+
+
+def message(frames: Sequence[bytes]) -> tuple[str, int, bytes]:
+    """Topic, sequence number and batch. Raises Garbled."""
+    if len(frames) != 3 or len(frames[1]) != SEQUENCE:
+        raise Garbled(f"{len(frames)} frames")
+    return frames[0].decode("utf-8", "replace"), int.from_bytes(frames[1], "big"), frames[2]
+
+
+def replayed(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    """Sequence number and batch of an answer to a replay request; older engines leave out the topic. Raises Garbled."""
+    if len(frames) not in (3, 4) or len(frames[-2]) != SEQUENCE:
+        raise Garbled(f"{len(frames)} frames")
+    return int.from_bytes(frames[-2], "big"), frames[-1]
+
+
+def batch(payload: bytes) -> Batch:
+    """Raises Garbled for what is no batch; an event that is none is left out and counted."""
+    try:
+        unpacked = msgpack.unpackb(payload, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise Garbled(repr(error)) from None
+    if not isinstance(unpacked, list) or len(unpacked) < 2 or not isinstance(unpacked[1], list):
+        raise Garbled("no batch")
+    at, given, *rest = unpacked
+    rank = rest[0] if rest and isinstance(rest[0], int) else 0
+    if isinstance(at, bool) or not isinstance(at, int | float):
+        raise Garbled("no time")
+    events: list[KvEvent] = []
+    odd = 0
+    for item in given:
+        try:
+            if (event := _event(item)) is not None:
+                events.append(event)
+        except (TypeError, ValueError, OverflowError, AttributeError, IndexError, KeyError):
+            odd += 1
+    return Batch(float(at), events, rank, odd)
+
+
+def _event(item: Any) -> KvEvent | None:
+    """None for one that is understood and does not matter."""
+    kind = item["type"] if isinstance(item, dict) else item[0]
+    if kind == "BlockStored":
+        return _stored(_fields(item, _STORED))
+    if kind == "BlockRemoved":
+        fields = _fields(item, _REMOVED)
+        return BlocksRemoved(_hashes(fields["block_hashes"]), _medium(fields), fields.get("group_idx") or 0)
+    if kind == "AllBlocksCleared":
+        return AllCleared()
+    raise ValueError(kind)
+
+
+def _fields(item: Any, names: Sequence[str]) -> dict[str, Any]:
+    return item if isinstance(item, dict) else dict(zip(names, item[1:], strict=False))
+
+
+def _stored(fields: dict[str, Any]) -> BlocksStored | None:
+    kind = fields.get("kv_cache_spec_kind")
+    if kind and kind not in _WHOLE:
+        return None
+    hashes, size = _hashes(fields["block_hashes"]), int(fields["block_size"])
+    tokens, parent = _packed(fields["token_ids"]), fields.get("parent_block_hash")
+    if size < 1 or (tokens and len(tokens) != 4 * size * len(hashes)):
+        raise ValueError("tokens that do not fill the blocks")
+    lora, number = fields.get("lora_name"), fields.get("lora_id")
+    return BlocksStored(
+        hashes=hashes,
+        parent=None if parent is None else _hashes([parent])[0],
+        tokens=tokens,
+        block_size=size,
+        lora=lora or ("" if number is None else f"#{number}"),
+        medium=_medium(fields),
+        keys=_keys(fields.get("extra_keys"), len(hashes), lora),
+        group=fields.get("group_idx") or 0,
+    )
+
+
+def _hashes(given: Any) -> list[int | bytes]:
+    if not isinstance(given, list) or not _NAMES.issuperset(map(type, given)):
+        raise ValueError("block hashes")
+    return given
+
+
+def _packed(ids: Any) -> bytes:
+    words = array("I", ids)
+    if byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def _medium(fields: dict[str, Any]) -> str:
+    return str(fields.get("medium") or DEFAULT_MEDIUM).lower()
+
+
+def _keys(given: Any, blocks: int, lora: str | None) -> Sequence[Sequence[Any] | None]:
+    """Without the adapter's name, which stands first in every block's."""
+    if not given:
+        return ()
+    if len(given) != blocks:
+        raise ValueError("extra keys")
+    if lora:
+        given = [keys[1:] if keys and keys[0] == lora else keys for keys in given]
+    return [keys or None for keys in given] if any(given) else ()

@@ -1,0 +1,51 @@
+"""Legs that are stages of requests which several pods serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxy.core.exchange import Exchange, Stage
+from proxy.latency.work import Leg
+
+
+class StagedLegs:
+    """Those of one pod, until it is noticed that they have ended."""
+
+    __slots__ = ("_legs",)
+
+    def __init__(self) -> None:
+        self._legs: list[Leg] = []
+
+    def add(self, leg: Leg) -> None:
+        self._legs = [*self._open(), leg]
+
+    def coming(self) -> Iterator[Leg]:
+        """Whose prompts other pods compute."""
+        return (leg for leg in self._open() if leg.stage is Stage.DECODE)
+
+    def kept(self) -> int:
+        """How many get no tokens here: the prompt is computed, and yet to be fetched."""
+        return sum(leg.stage is not Stage.DECODE and not leg.waits for leg in self._open())
+
+    def _open(self) -> list[Leg]:
+        self._legs = [leg for leg in self._legs if leg.exchange.ending is None]
+        return self._legs
+
+
+def pace_of(leg: Leg, tokens: int, now: float, running: float, prefilled: float) -> tuple[float, float] | None:
+    """Of a streamed answer to what another pod computed: how many ran beside it on average, and its seconds per token.
+    What ran, and what prompts held up, is known for all of the leg, and taken to be spread evenly. `running` and
+    `prefilled` are the pod's sums, as the leg has them of its beginning."""
+    exchange = leg.exchange
+    first, whole = exchange.first_byte_at, now - exchange.started_at
+    if first is None or tokens < 2 or not exchange.request.stream or now <= first:
+        return None
+    seconds = (exchange.last_byte_at or now) - first
+    held_up = (prefilled - leg.prefilled) * seconds / whole
+    return (running - leg.running) / whole, max(0.0, seconds - held_up) / (tokens - 1)
+
+
+def waited(exchange: Exchange, at: float) -> bool:
+    """For its first token, at that time."""
+    answered = exchange.first_byte_at
+    return exchange.started_at <= at and (answered is None or answered > at)

@@ -1,0 +1,1 @@
+"""Configurations of other routers and gateways as kvlane's own."""

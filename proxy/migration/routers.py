@@ -1,0 +1,172 @@
+"""Command lines of vllm-router and sglang-router, whose flags are mostly the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from proxy.disagg.connectors import CONNECTORS
+from proxy.kvevents.sources import EVENTS_PORT
+from proxy.migration.imported import Imported
+from proxy.migration.router_flags import ARITIES, MISSING, NEEDLESS, SET, WITH_PODS
+from proxy.migration.words import Found, read
+from proxy.scheduling import presets
+
+POD_KEY = "POD_API_KEY"
+CLIENT_KEY = "CLIENT_API_KEY"
+
+_SECRET = re.compile("key|token|secret|password")
+_HEADERS = {"consistent_hash": "x-session-id", "consistent_hashing": "x-smg-routing-key", "manual": "x-smg-routing-key"}
+_LOADS = {"queue-scorer": 1, "active-request-scorer": 1}
+_CONNECTORS = {"nixl": "nixl", "mooncake": "mooncake"}
+
+
+def vllm_router(words: Sequence[str]) -> Imported:
+    """Raises Unreadable, and ValueError for a value that is none."""
+    return _router(Imported("vllm-router"), words)
+
+
+def sglang_router(words: Sequence[str]) -> Imported:
+    """As `vllm_router`."""
+    return _router(Imported("sglang-router"), words, engine="sglang")
+
+
+def _router(imported: Imported, words: Sequence[str], engine: str = "") -> Imported:
+    found, unknown = read(words, ARITIES)
+    for flag, uses in found.items():
+        for values in uses:
+            _one(imported, flag, values)
+    for flag, uses in unknown.items():
+        for values in uses:
+            imported.lacks(_spelt(flag, values), "is not known to this import")
+    _pods(imported, found, engine)
+    if "--api-key" in found:
+        _keys(imported, engine)
+    _placement(imported, found, engine)
+    return imported
+
+
+def _one(imported: Imported, flag: str, values: list[str]) -> None:
+    if flag in SET:
+        path, convert = SET[flag]
+        try:
+            imported.put(path, convert(values[0]))
+        except (ValueError, IndexError):
+            raise ValueError(f"{flag}: {values[:1]!r} is no number") from None
+    elif flag in NEEDLESS:
+        imported.needs_no(_spelt(flag, values), NEEDLESS[flag][1])
+    elif flag in MISSING:
+        imported.lacks(_spelt(flag, values), MISSING[flag][1])
+    elif flag == "--disable-retries":
+        imported.put("reliability.retries.attempts", 1)
+    elif flag == "--cors-allowed-origins":
+        imported.put("security.cors.origins", values)
+    elif flag == "--max-concurrent-requests":
+        _concurrent(imported, values[0])
+
+
+def _concurrent(imported: Imported, text: str) -> None:
+    """There a token bucket, here a cap; a negative one is none."""
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError(f"--max-concurrent-requests: {text!r} is no number") from None
+    if count > 0:
+        imported.put("flowControl.maxConcurrent", count)
+
+
+def _pods(imported: Imported, found: Found, engine: str) -> None:
+    for urls in found.get("--worker-urls", []):
+        for url in urls:
+            imported.pod(url, engine=engine)
+    for role in ("prefill", "decode"):
+        for values in found.get(f"--{role}", []):
+            if not values:
+                raise ValueError(f"--{role} wants a URL")
+            ports = [value for value in values[1:] if value.lower() != "none"]
+            labels = {"kvlane/bootstrap-port": ports[0]} if ports else {}
+            imported.pod(values[0], engine=engine, role=role, labels=labels)
+    if "--selector" in found:
+        selector = ",".join(pair for pairs in found["--selector"] for pair in pairs)
+        port, namespace = (_last(found, f"--service-discovery-{what}") for what in ("port", "namespace"))
+        imported.cluster(selector, _port(port), namespace, engine)
+    elif "--service-discovery" in found:
+        imported.lacks("--service-discovery", f"without --selector it says nothing of pods: {WITH_PODS}")
+    if not imported.settings.get("pods"):
+        imported.note(f"it names no pods: {WITH_PODS}")
+
+
+def _keys(imported: Imported, engine: str) -> None:
+    """Both send it to pods; sglang-router wants it of clients too."""
+    pods = imported.settings.get("pods", {})
+    for pod in [*pods.get("static", []), *([pods["kubernetes"]] if "kubernetes" in pods else [])]:
+        pod["apiKey"] = f"${{{POD_KEY}}}"
+    imported.note(f"put the key that pods want into {POD_KEY}")
+    if engine:
+        imported.put("security.apiKeys", [{"name": "client", "key": f"${{{CLIENT_KEY}}}"}])
+        imported.note(f"put the key that clients send into {CLIENT_KEY}")
+
+
+def _last(found: Found, flag: str) -> str:
+    return found[flag][-1][0] if flag in found else ""
+
+
+def _port(text: str) -> int | None:
+    """Raises ValueError."""
+    if text and not text.isdecimal():
+        raise ValueError(f"--service-discovery-port: {text!r} is no number")
+    return int(text) if text else None
+
+
+def _placement(imported: Imported, found: Found, engine: str) -> None:
+    if "--prefill" in found or "--decode" in found:
+        _roles(imported, found, engine)
+        return
+    policy = _last(found, "--policy") or "cache_aware"
+    what = f"--policy {policy}"
+    if policy in ("round_robin", "random"):
+        imported.put("scheduling", presets.picked_by(f"{policy.replace('_', '-')}-picker"))
+    elif policy in ("power_of_two", "least_load"):
+        imported.put("scheduling", presets.scored_by(_LOADS))
+        imported.note(f"{what}: all pods are compared here, not two of them")
+    elif policy in _HEADERS or policy == "sticky_least_loaded":
+        header = _HEADERS.get(policy, "x-session-id")
+        imported.put("scheduling", presets.session(header))
+        imported.note(f"{what}: sessions are told by the header {header} alone, and leave a pod that is far behind")
+    elif policy == "kv_aware":
+        imported.put("scheduling", presets.exact())
+        imported.note("install kvlane[precise]: placement follows KV events")
+        _event_ports(imported, found)
+    elif policy == "cache_aware":
+        imported.needs_no(what, "cached prefixes and load are what placement goes by unless it is told otherwise")
+    else:
+        imported.lacks(what, "placement is by predicted time instead, cached prefixes included")
+
+
+def _roles(imported: Imported, found: Found, engine: str) -> None:
+    given = _last(found, "--kv-connector") or "nixl"
+    connector = "sglang" if engine else _CONNECTORS.get(given, "")
+    if not connector:
+        imported.lacks(f"--kv-connector {given}", f"connectors are {', '.join(CONNECTORS)}")
+        connector = "nixl"
+    imported.put("disaggregation.connector", connector)
+    imported.put("scheduling", presets.disaggregated(presets.decider(CONNECTORS[connector].needs_pair)))
+    if "--policy" in found:
+        imported.lacks(f"--policy {found['--policy'][-1][0]}", MISSING["--prefill-policy"][1])
+
+
+def _event_ports(imported: Imported, found: Found) -> None:
+    """`URL=tcp://host:port`, further ranks after commas."""
+    for values in found.get("--kv-event-source", []):
+        for value in values:
+            url, _, endpoints = value.partition("=")
+            ports = [urlsplit(endpoint).port for endpoint in endpoints.split(",")]
+            labels = {EVENTS_PORT: str(ports[0])}
+            if len(ports) > 1:
+                labels["kvlane/data-parallel-size"] = str(len(ports))
+            imported.pod(url, labels=labels)
+
+
+def _spelt(flag: str, values: Sequence[str]) -> str:
+    return " ".join([flag, *values]) if not _SECRET.search(flag) else flag

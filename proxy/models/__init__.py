@@ -1,0 +1,1 @@
+"""What clients call models, and how urgent their requests are."""

@@ -1,0 +1,77 @@
+"""Objectives and rewrites that stand in a Kubernetes cluster, as objects of llm-d or of the Gateway API extension."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxy.core.ports import Clock, Random
+from proxy.kubernetes.api import Api, Object, Resource
+from proxy.kubernetes.collection import Collection
+from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
+
+VERSION = "v1alpha2"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """`pool`: the InferencePool that they are for; `born` decides whose come first."""
+
+    pool: str
+    born: str
+    rewrites: tuple[Rewrite, ...]
+
+
+class ClusterNames:
+    """`run` follows them until it is cancelled, and calls `changed` whenever they are others."""
+
+    def __init__(self, settings: ClusterObjects, changed: Callable[[], None], clock: Clock, rng: Random) -> None:
+        self.settings = settings
+        api = Api(settings)
+
+        def collection(name: str, read: Callable[[Object], Any]) -> Collection[Any]:
+            resource = Resource(settings.group, VERSION, name)
+            return Collection(api, resource, {}, read, changed, settings.retry, clock, rng)
+
+        self._objectives: Collection[tuple[str, Objective]] = collection("inferenceobjectives", _objective)
+        self._rewrites: Collection[_Rules] = collection("inferencemodelrewrites", _rules)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._objectives.run())
+            group.create_task(self._rewrites.run())
+
+    def added_to(self, settings: ModelSettings) -> ModelSettings:
+        """What the file says goes first; of rewrites the older objects come before the younger ones."""
+        objectives = {name: one for name, (pool, one) in self._objectives.objects.items() if self._counts(pool)}
+        named = sorted(self._rewrites.objects.items(), key=lambda item: (item[1].born, item[0]))
+        rewrites = [rule for _, rules in named if self._counts(rules.pool) for rule in rules.rewrites]
+        return replace(
+            settings,
+            objectives={**objectives, **settings.objectives},
+            rewrites=(*settings.rewrites, *rewrites),
+        )
+
+    def _counts(self, pool: str) -> bool:
+        return self.settings.inference_pool in ("", pool)
+
+
+def _objective(item: Object) -> tuple[str, Objective]:
+    """With the pool that it is for."""
+    return item["spec"]["poolRef"]["name"], Objective(int(item["spec"].get("priority") or 0))
+
+
+def _rules(item: Object) -> _Rules:
+    metadata, spec = item["metadata"], item["spec"]
+    rewrites = tuple(rewrite for rule in spec["rules"] for rewrite in _rewrites(metadata["name"], rule))
+    return _Rules(spec["poolRef"]["name"], metadata.get("creationTimestamp") or "", rewrites)
+
+
+def _rewrites(name: str, rule: Object) -> Iterator[Rewrite]:
+    """One for each match, any of which is enough; without any it is for all models."""
+    targets = tuple(Target(one["modelRewrite"], one.get("weight")) for one in rule.get("targets") or ())
+    if targets:
+        for model in [match["model"]["value"] for match in rule.get("matches") or ()] or [""]:
+            yield Rewrite(name, model, targets=targets)

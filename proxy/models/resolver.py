@@ -1,0 +1,215 @@
+"""From what a client asks for to what pods know: the model, the priority and the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import xxhash
+
+from proxy.core.cycle_state import CycleState
+from proxy.core.errors import (
+    AllFailed,
+    BadRequest,
+    NoEndpoints,
+    RateLimited,
+    Reason,
+    RequestError,
+    Saturated,
+    ShuttingDown,
+    UnknownModel,
+)
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.patterns import allows
+from proxy.core.ports import Random
+from proxy.core.request import InferenceRequest, Naming, changed
+from proxy.models.settings import ModelSettings, Rewrite, Target
+from proxy.models.wake import Waker
+from proxy.openai import multipart
+from proxy.openai.model_field import with_model
+
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+"""Headers of llm-d, the new name and the old one."""
+
+ALIAS, HEADER, ANY = "alias", "header", "any"
+"""What metrics call rewrites by no rule, or by one without a name."""
+
+
+class Watcher(Protocol):
+    """Who counts. The names are those of the configuration."""
+
+    def rewritten(self, rule: str, model: str) -> None: ...
+    def fell_back(self, model: str, to: str) -> None: ...
+
+
+class Resolver:
+    """Of an unknown client, headers say the tenant, the objective and even the model; of one with a key, the key does,
+    and of its headers only an objective counts that the key may name."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        random: Random,
+        watcher: Watcher,
+        waker: Waker | None = None,
+        pools: Collection[str] = (),
+    ) -> None:
+        """`pools` that a fallback may name."""
+        self._pools = pools
+        self._random = random
+        self._watcher = watcher
+        self._waker = waker
+        self.change(settings)
+
+    def change(self, settings: ModelSettings) -> None:
+        """For requests that come from here on."""
+        self._settings = settings
+        self._rules = sorted(settings.rewrites, key=lambda rule: not rule.model)
+
+    def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
+        """Raises UnknownModel for one that the key may not ask for, BadRequest where the body cannot say another."""
+        if identity is not None and not allows(identity.models, request.model):
+            raise UnknownModel(request.model)
+        model, pool = self._target(request, identity) if request.model or request.body else ("", "")
+        fallbacks = self._settings.fallbacks.get(model, ())
+        is_named = model != request.model or pool or fallbacks or self._waker is not None
+        return changed(
+            request,
+            model=model,
+            body=request.body if model == request.model else _rewritten(request, model),
+            priority=self._priority(request.headers, identity),
+            tenant=_first(request.headers, FAIRNESS) if identity is None else identity.tenant,
+            naming=Naming(request.model, tuple(fallbacks), self._waker is not None, pool) if is_named else None,
+        )
+
+    async def try_each(self, request: InferenceRequest, send: Callable[[InferenceRequest], Awaitable[None]]) -> None:
+        """See the port. What is raised in the end says the name that the client has said."""
+        naming = request.naming
+        while naming is not None:
+            try:
+                await send(request)
+                return
+            except (NoEndpoints, UnknownModel, Saturated, AllFailed) as error:
+                if isinstance(error, RateLimited | ShuttingDown) or error.reason is Reason.EVICTED:
+                    raise
+                failure = error
+            request = await self._instead(request, naming, failure)
+            naming = request.naming
+        await send(request)
+
+    def listed(self, cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The cards of /v1/models, with those of names that stand for models in them."""
+        known = {card["id"]: card for card in cards}
+        names = {name: {**known[model], "id": name} for name, model in self._names() if model in known}
+        return [*cards, *(card for name, card in names.items() if name not in known)]
+
+    async def _instead(self, request: InferenceRequest, naming: Naming, error: RequestError) -> InferenceRequest:
+        """What to try after `error`. Raises it if there is nothing."""
+        if self._waker is not None and isinstance(error, NoEndpoints):
+            woken = self._waker.wake(request.model) and naming.may_wait and not naming.fallbacks
+            if woken and await self._waker.awake(request.model, request.deadline):
+                return changed(anew(request), naming=replace(naming, may_wait=False))
+        if not naming.fallbacks:
+            raise _in_words_of(naming, request, error)
+        name, *others = naming.fallbacks
+        model, pool = self._placed(name)
+        try:
+            body = request.body if model == request.model else _rewritten(request, model)
+        except BadRequest:
+            raise _in_words_of(naming, request, error) from error
+        self._watcher.fell_back(request.model, name)
+        naming = replace(naming, fallbacks=tuple(others), pool=pool)
+        return changed(anew(request), model=model, body=body, naming=naming)
+
+    def _names(self) -> Iterable[tuple[str, str]]:
+        """Whatever clients can call something else, with what it stands for."""
+        for rule in self._rules:
+            if rule.model and not rule.headers:
+                yield from ((rule.model, target.model) for target in rule.targets)
+        yield from self._settings.aliases.items()
+
+    def _priority(self, headers: Mapping[str, str], identity: Identity | None) -> int:
+        name = _first(headers, OBJECTIVE)
+        if not name or (identity is not None and not allows(identity.objectives, name)):
+            name = "default"
+        objective = self._settings.objectives.get(name)
+        return objective.priority if objective is not None else 0
+
+    def _placed(self, name: str) -> tuple[str, str]:
+        """Model and pool of a fallback. Where there is no such pool the @ belongs to the model."""
+        model, _, pool = name.rpartition("@")
+        return (model, pool) if model and pool in self._pools else (name, "")
+
+    def _target(self, request: InferenceRequest, identity: Identity | None) -> tuple[str, str]:
+        """Model, and the only pool that is to serve it; empty: any."""
+        asked = _first(request.headers, REWRITE) if identity is None else ""
+        if asked:
+            self._watcher.rewritten(HEADER, "")
+            return asked, ""
+        model = self._settings.aliases.get(request.model, request.model)
+        for rule in self._rules:
+            if rule.model in ("", model, request.model) and _has(request.headers, rule):
+                drawn = self._draw(rule, request.headers)
+                self._watcher.rewritten(rule.name or rule.model or ANY, drawn.model)
+                return drawn.model, drawn.pool
+        if model != request.model:
+            self._watcher.rewritten(ALIAS, model)
+        return model, ""
+
+    def _draw(self, rule: Rewrite, headers: Mapping[str, str]) -> Target:
+        """By weight; where some have one, the others are never drawn."""
+        who = headers.get(rule.sticky, "") if rule.sticky else ""
+        share = (
+            xxhash.xxh3_64_intdigest(who.encode("utf-8", "surrogateescape")) / 2**64 if who else self._random.random()
+        )
+        targets = [target for target in rule.targets if target.weight] or rule.targets
+        weights = [target.weight or 1.0 for target in targets]
+        at = share * sum(weights)
+        for target, weight in zip(targets, weights, strict=True):
+            at -= weight
+            if at < 0.0:
+                return target
+        return targets[-1]
+
+
+def anew(request: InferenceRequest) -> InferenceRequest:
+    """What was found out for another model, or other pods, does not hold; who asks does."""
+    state = CycleState()
+    if identity := request.state.read(IDENTITY):
+        state.write(IDENTITY, identity)
+    return changed(request, state=state)
+
+
+def _in_words_of(naming: Naming, request: InferenceRequest, error: RequestError) -> RequestError:
+    """Without the name that the client does not know."""
+    if isinstance(error, UnknownModel):
+        return UnknownModel(naming.asked)
+    error.message = error.message.replace(f"`{request.model}`", f"`{naming.asked}`")
+    error.args = (error.message,)
+    return error
+
+
+def _first(headers: Mapping[str, str], names: Sequence[str]) -> str:
+    return next((value for name in names if (value := headers.get(name))), "")
+
+
+def _has(headers: Mapping[str, str], rule: Rewrite) -> bool:
+    return all(headers.get(name) == value for name, value in rule.headers.items())
+
+
+def _rewritten(request: InferenceRequest, model: str) -> bytes:
+    content_type = request.headers.get("content-type", "")
+    if content_type.startswith("multipart/"):
+        body = multipart.with_field(request.body, content_type, "model", model)
+    else:
+        body = with_model(request.body, model)
+    if body is None:
+        raise BadRequest(
+            f"'{request.model}' stands for another model here, and the request has no place to say so;"
+            " name the model in a body of JSON, or in a field of the form.",
+            param="model",
+        )
+    return body

@@ -1,0 +1,345 @@
+"""How an answer that was cut goes on elsewhere: what came of it, the request for the rest, and that rest as if nothing
+had happened."""
+
+from __future__ import annotations
+
+import re
+from functools import partial as bound
+from typing import Any, NamedTuple
+
+import orjson
+
+from proxy.openai.asked_usage import READ_AT_MOST, at_the_end
+from proxy.openai.events import EVENT_END, fields_of
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+PATHS = (CHAT, COMPLETIONS)
+
+READ_AT = 64 * 1024
+"""Bytes of events that are kept before they are read: 250 of them, in 1.5 ms."""
+
+LONGEST = 1024 * 1024
+"""Characters. An answer that is longer does not go on."""
+
+LONGEST_STOP = 1
+"""Characters. To find a longer one, engines hold text back, so that what was sent ends within a token."""
+
+DONE = b"data: [DONE]"
+
+COUNTING = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
+"""Has engines say in each event how many tokens there are so far: it may have several, as with speculative decoding."""
+
+_SAME = """
+model messages prompt stream stream_options max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p
+repetition_penalty logit_bias bad_words ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens
+spaces_between_special_tokens chat_template chat_template_kwargs reasoning_effort cache_salt priority user metadata
+store service_tier request_id safety_identifier prompt_cache_key kv_transfer_params
+"""
+"""Fields that mean the same for the rest as for the whole, or that are changed for it."""
+
+_ANYTHING = frozenset(_SAME.split())
+
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "response_format": ({"type": "text"},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "use_beam_search": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+"""Values besides null by which these fields ask for nothing."""
+
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_PARTS_OF_TEXT = frozenset(("role", "content"))
+
+Fields = dict[str, Any]
+
+
+class Counted(NamedTuple):
+    """A request whose answer may go on, as pods are asked. `takes_counts`: its client did not ask for usage in every
+    event, `asks_usage`: nor for any."""
+
+    body: bytes
+    takes_counts: bool = False
+    asks_usage: bool = False
+
+
+def counted(path: str, body: bytes) -> Counted | None:
+    """None for a request whose answer cannot go on, whatever will come of it. What is too long to be read twice is not
+    asked."""
+    if len(body) > READ_AT_MOST:
+        return Counted(body)
+    fields = _fields(body)
+    if fields is None or not _can_go_on(path, fields):
+        return None
+    options = fields.get("stream_options")
+    options = {} if options is None else options
+    if not isinstance(options, dict):
+        return Counted(body)
+    asks_usage = options.get("include_usage") is not True
+    if not asks_usage and options.get("continuous_usage_stats") is True:
+        return Counted(body)
+    if "stream_options" not in fields:
+        asked = at_the_end(body, COUNTING)
+    else:
+        fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
+        asked = orjson.dumps(fields)
+    return Counted(body) if asked is None else Counted(asked, True, asks_usage)
+
+
+def without_counts(event: bytes) -> bytes:
+    """An event as it would be had nobody asked for usage in each. Text of the model has no such thing in it: its quotes
+    are escaped."""
+    return event if _NO_CHOICES(event) else _USAGE(event)
+
+
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
+_USAGE = bound(re.compile(rb',\s*"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}').sub, b"", count=1)
+
+
+class Partial:
+    """What a client has got of a streamed answer. Its events are kept as they came, and read when there are many, or
+    when somebody wants to know."""
+
+    def __init__(self) -> None:
+        self.shown = 0
+        """Tokens up to the end of the text: as many as the engine says, or else one for each event."""
+        self.produced = 0
+        """The same, with those that were not shown when the answer ended."""
+        self.prompt: int | None = None
+        """Tokens of it, where the engine has said so."""
+        self.stamp: Fields = {}
+        """What all events of the answer have in common."""
+        self.is_plain = True
+        """Whether there is nothing in it but the text of one choice."""
+        self.has_role = self.is_finished = self.has_usage = self.is_done = False
+        self._text: list[str] = []
+        self._length = 0
+        self._unread: list[bytes] = []
+        self._unread_size = 0
+
+    def add(self, events: bytes) -> None:
+        """Whole events."""
+        if self.is_plain and events:
+            self._unread.append(events)
+            self._unread_size += len(events)
+            if self._unread_size > READ_AT:
+                self.read()
+
+    def settled(self) -> str:
+        """The text; all else is up to date then. Tokens that were not shown will be produced again."""
+        self.read()
+        if not self.is_finished:
+            self.produced = self.shown
+        return "".join(self._text)
+
+    def read(self) -> None:
+        events = b"".join(self._unread)
+        self._unread.clear()
+        self._unread_size = start = 0
+        for end in EVENT_END.finditer(events):
+            self._see(events[start : end.end()])
+            start = end.end()
+        if self._length > LONGEST:
+            self.is_plain = False
+        if not self.is_plain:
+            self._text.clear()
+
+    def _see(self, event: bytes) -> None:
+        if event.startswith(b":"):
+            return
+        if event.startswith(DONE):
+            self.is_done = True
+            return
+        fields = fields_of(event)
+        choices = _choices(fields)
+        if choices is None or len(choices) > 1:
+            self.is_plain = False
+            return
+        self.stamp = self.stamp or {name: fields[name] for name in ("id", "created", "model") if name in fields}
+        usage = fields.get("usage")
+        if choices:
+            self._see_choice(choices[0], self._count(usage if isinstance(usage, dict) else {}))
+        elif usage:
+            self.has_usage = True
+
+    def _count(self, usage: Fields) -> int:
+        """The tokens that are produced with an event that has this usage."""
+        if isinstance(prompt := usage.get("prompt_tokens"), int):
+            self.prompt = prompt
+        said = usage.get("completion_tokens")
+        return said if isinstance(said, int) else self.produced + 1
+
+    def _see_choice(self, choice: Fields, produced: int) -> None:
+        text, is_plain = _text_of(choice)
+        finish = choice.get("finish_reason")
+        self.is_plain = self.is_plain and is_plain and choice.get("index") == 0
+        if "role" in (choice.get("delta") or ()) and not text and finish is None:
+            self.has_role = True
+            return
+        self.produced = produced
+        if text:
+            self._text.append(text)
+            self._length += len(text)
+            self.shown = self.produced
+        if finish is not None:
+            self.is_finished = True
+            self.is_plain = self.is_plain and finish in ("stop", "length")
+
+
+def rest(path: str, body: bytes, partial: Partial) -> bytes | None:
+    """The request for what is missing, of the one whose answer came so far; None if the two together would not be the
+    same answer. A finished one lacks its usage, or its end: one token is asked for, and not shown."""
+    text = partial.settled()
+    fields = _fields(body)
+    if not partial.is_plain or fields is None or not _can_go_on(path, fields):
+        return None
+    fields.pop("kv_transfer_params", None)  # what they name is gone by now
+    if partial.shown:
+        if path == CHAT:
+            said = {"role": "assistant", "content": text}
+            fields["messages"] = [*fields["messages"], said]
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        else:
+            fields["prompt"] += text
+    if not _limit(fields, partial):
+        return None
+    try:
+        return orjson.dumps(fields)
+    except TypeError:
+        return None
+
+
+class Rest:
+    """Makes events of the rest into those of the answer that was cut."""
+
+    def __init__(self, partial: Partial) -> None:
+        """Of an answer that is settled."""
+        self._stamp = partial.stamp
+        self._prompt = partial.prompt
+        self._shown, self._produced = partial.shown, partial.produced
+        self._has_role = partial.has_role
+        self._is_finished = partial.is_finished
+        self._has_usage = partial.has_usage
+        self._is_over = partial.is_done
+
+    def event(self, event: bytes) -> bytes:
+        """Empty if its client has had it, or something like it."""
+        if self._is_over:
+            return b""
+        if event.startswith(DONE):
+            return event
+        fields = fields_of(event)
+        if "error" in fields:
+            self._is_over = True
+        choices = _choices(fields)
+        if choices is None:
+            return event
+        if choices and (self._is_finished or not self._is_news(choices[0])):
+            return b""
+        if isinstance(usage := fields.get("usage"), dict):
+            if not choices and self._has_usage:
+                return b""
+            fields["usage"] = self._merged(usage)
+        return b"data: %b\n\n" % orjson.dumps(fields | self._stamp)
+
+    def _is_news(self, choice: Fields) -> bool:
+        """Takes the role out if it was given."""
+        delta = choice.get("delta")
+        if not self._has_role or delta is None or "role" not in delta:
+            return True
+        del delta["role"]
+        return bool(_text_of(choice)[0]) or choice.get("finish_reason") is not None
+
+    def _merged(self, usage: Fields) -> Fields:
+        """The prompt of the rest has the text in it that was shown."""
+        prompt = self._prompt
+        if prompt is None:
+            prompt = max(0, _count(usage, "prompt_tokens") - self._shown)
+        completion = self._produced if self._is_finished else self._shown + _count(usage, "completion_tokens")
+        total: Fields = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and _count(details, "cached_tokens") > prompt:
+            total["prompt_tokens_details"] = {**details, "cached_tokens": prompt}
+        return usage | total
+
+
+def _fields(body: bytes) -> Fields | None:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _can_go_on(path: str, fields: Fields) -> bool:
+    for name, value in fields.items():
+        if value is not None and name not in _ANYTHING and not _is_harmless(name, value, fields):
+            return False
+    if path == CHAT:
+        return isinstance(fields.get("messages"), list)
+    # without a limit engines give a completion a few tokens, and a rest as many again
+    return isinstance(fields.get("prompt"), str) and "max_tokens" in fields
+
+
+def _is_harmless(name: str, value: Any, fields: Fields) -> bool:
+    if name == "seed":
+        return fields.get("temperature") == 0
+    if name == "stop":
+        stops = [value] if isinstance(value, str) else value
+        return isinstance(stops, list) and all(isinstance(s, str) and len(s) <= LONGEST_STOP for s in stops)
+    return any(value == none and isinstance(value, bool) is isinstance(none, bool) for none in _NOTHING.get(name, ()))
+
+
+def _limit(fields: Fields, partial: Partial) -> bool:
+    """Takes what was shown from the limits; False if nothing is left."""
+    if partial.is_finished:
+        given = [name for name in _LIMITS if fields.get(name) is not None] or ["max_tokens"]
+        fields |= dict.fromkeys(given, 1)
+        fields.pop("min_tokens", None)
+        return True
+    for name in (*_LIMITS, "min_tokens"):
+        if isinstance(limit := fields.get(name), int):
+            fields[name] = max(0, limit - partial.shown)
+    return all(fields.get(name) != 0 for name in _LIMITS)
+
+
+def _choices(fields: Fields) -> list[Fields] | None:
+    """None for what is no event of these APIs."""
+    choices = fields.get("choices")
+    return choices if isinstance(choices, list) and all(map(_is_choice, choices)) else None
+
+
+def _is_choice(choice: Any) -> bool:
+    if not isinstance(choice, dict):
+        return False
+    delta = choice.get("delta")
+    if delta is not None and not isinstance(delta, dict):
+        return False
+    text = choice.get("text") if delta is None else delta.get("content")
+    return text is None or isinstance(text, str)
+
+
+def _count(fields: Fields, name: str) -> int:
+    count = fields.get(name)
+    return count if isinstance(count, int) else 0
+
+
+def _text_of(choice: Fields) -> tuple[str, bool]:
+    """And whether there is nothing else in it."""
+    delta = choice.get("delta")
+    if delta is None:
+        text, others = choice.get("text"), False
+    else:
+        text = delta.get("content")
+        others = any(value for name, value in delta.items() if name not in _PARTS_OF_TEXT)
+    return text or "", not others and not choice.get("logprobs")

@@ -1,0 +1,39 @@
+"""Compute a prompt on another pod if the one that would answer lacks much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Decider, plugin
+from proxy.core.request import InferenceRequest
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+
+
+@plugin("prefix-based-pd-decider")
+@dataclass(slots=True)
+class PrefixBasedPdDecider(Decider):
+    """Wants it if the prompt has at least `promptTokens`, of which the decode pod lacks at least `nonCachedTokens`;
+    never if these are 0, or where nothing is known of what is cached."""
+
+    non_cached_tokens: int = param(0, "prompt tokens that the decode pod must lack; 0: never", at_least=0)
+    prompt_tokens: int = param(0, "tokens of the shortest prompt; 0: any", at_least=0)
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the only producer")
+    _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (self._match,)
+
+    def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
+        least, match = self.non_cached_tokens, request.state.read(self._match)
+        tokens = (request.state.read(TOKENIZED_PROMPT) or request.prompt).tokens
+        if not least or match is None or tokens < self.prompt_tokens:
+            return False
+        return tokens - match.blocks_on(decode) * match.block_size >= least

@@ -1,0 +1,56 @@
+"""Keep the pods that are expected to keep the request's objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
+from typing import Any
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Filter, plugin
+from proxy.core.ports import Random
+from proxy.core.request import InferenceRequest
+from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.objectives import objectives
+
+
+@plugin("slo-headroom-tier-filter")
+@dataclass(slots=True)
+class SloHeadroomTierFilter(Filter):
+    """Keeps the pods that are expected to keep the objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or
+    without `llm-d-`); now and then the others instead, by `epsilonExploreNeg`, so that they too are learnt from.
+
+    Keeps all if none would keep them or all would, without objectives, and while predictions cannot be trusted.
+    """
+
+    random: Random
+    epsilon_explore_neg: float = param(
+        0.01, "probability of keeping the pods that would break an objective", at_least=0, at_most=1
+    )
+    latency_prediction_info_producer_name: str = param(
+        "", "whose predictions to read; empty: those of the only producer"
+    )
+    _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._key = LATENCY.of(self.latency_prediction_info_producer_name)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (self._key,)
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        wanted, forecast = objectives(request), request.state.read(self._key)
+        if wanted is None or forecast is None or not forecast.is_trusted:
+            return endpoints
+        keeps = [min(room) >= 0.0 for room in wanted.headrooms(forecast, endpoints)]
+        if all(keeps) or not any(keeps):
+            return endpoints
+        if self.random.random() < self.epsilon_explore_neg:
+            keeps = list(map(not_, keeps))
+        return list(compress(endpoints, keeps))

@@ -1,0 +1,38 @@
+"""Keep the pods near the one that was chosen before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Filter, plugin
+from proxy.core.request import InferenceRequest
+from proxy.plugins.topology import LEVELS, PEER, distances
+
+
+@plugin("topology-affinity-filter")
+@dataclass(frozen=True, slots=True)
+class TopologyAffinityFilter(Filter):
+    """Keeps the pods that share a place with the peer, the pod that the request was given before, or a nearer one; all
+    if there is none besides the peer, or no peer. Places are the labels kubernetes.io/hostname (or the host of the URL)
+    and topology.kubernetes.io/rack, zone and region."""
+
+    min_affinity: Literal["host", "rack", "zone", "region"] = param("host", "the place that must be shared")
+    topology_producer_name: str = param("", "accepted and without effect: the labels of pods say where they are")
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (PEER,)
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        peer = request.state.read(PEER)
+        if peer is None:
+            return endpoints
+        farthest, far = LEVELS.index(self.min_affinity), distances(peer, endpoints)
+        near = [pod for pod, at in zip(endpoints, far, strict=True) if at <= farthest and pod is not peer]
+        return near or endpoints

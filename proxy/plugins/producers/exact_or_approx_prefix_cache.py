@@ -1,0 +1,67 @@
+"""The exact prefix match where it is sure, the approximate one for all other pods and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Exchange
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, PreRequest, plugin
+from proxy.core.ports import InstanceName
+from proxy.core.request import InferenceRequest
+from proxy.prefix.exact_match import ExactMatch
+from proxy.prefix.exact_or_approx import ExactOrApproxMatch
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+
+
+@plugin("exact-or-approx-prefix-cache-producer")
+@dataclass(slots=True)
+class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
+    """A pod counts as known exactly while its KV events arrive, none was missed for good since it started, and its
+    answers confirm them. A prompt with media, or of an API whose prompts are not tokenised, is matched approximately.
+
+    Whoever reads a prefix match without naming a producer reads this one.
+    """
+
+    waits: ClassVar[bool] = False
+
+    name: InstanceName
+    exact_producer_name: str = param("precise-prefix-cache-producer", "whose matches are exact")
+    approx_producer_name: str = param("approx-prefix-cache-producer", "whose matches fill the gaps")
+    _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+    _exact: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+    _approx: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._key = PREFIX_MATCH.of(self.name)
+        self._exact = PREFIX_MATCH.of(self.exact_producer_name)
+        self._approx = PREFIX_MATCH.of(self.approx_producer_name)
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (self._key,)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (self._exact, self._approx)
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        state = request.state
+        exact, approx = state.read(self._exact), state.read(self._approx)
+        match = exact or approx
+        if isinstance(exact, ExactMatch) and approx is not None:
+            match = ExactOrApproxMatch(exact, approx)
+        if match is not None:
+            state.write(self._key, match)
+            state[PREFIX_MATCH] = match  # The two it is made of have written here before.
+
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Whichever of the three comes first has told what it knows; what counts is this one."""
+        match = exchange.request.state.read(self._key)
+        if match is not None:
+            (tokens,) = match.lengths((endpoint,))
+            exchange.predicted_cached_tokens = tokens

@@ -1,0 +1,192 @@
+"""Match prompts, token by token, against what the pods say they have in their KV caches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Exchange, Stage
+from proxy.core.kv import KvSources
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
+from proxy.core.ports import Clock, InstanceName, KvEvents
+from proxy.core.request import InferenceRequest
+from proxy.core.units import Duration, Size
+from proxy.prefix.exact import PAIR_BYTES, ExactIndex, Reservation
+from proxy.prefix.exact_match import ExactMatch
+from proxy.prefix.keys import PREFIX_MATCH, TOKEN_IDS, PrefixMatch
+
+log = logging.getLogger(__name__)
+
+UNUSED = "accepted and without effect: "
+DOUBTED = (
+    "%s: pod %s reported %d cached tokens where %d were predicted, not for the first time: it is not taken to be known "
+    "exactly until it is again; does it have another tokenizer or chat template?"
+)
+
+
+Leg = tuple[list[Reservation], int | None, int]
+"""What was reserved for it, the cached tokens that were predicted (None where that was no more than a hope), and the
+tokens of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodDiscovery:
+    socket_port: int = param(
+        5557,
+        "where a pod publishes, unless its label kvlane/kv-events-port says otherwise; rank r is r ports up",
+        at_least=1,
+        at_most=65535,
+    )
+    replay_socket_port: int = param(
+        0,
+        "where it can be asked for what was missed, unless its label kvlane/kv-replay-port says otherwise; 0: nowhere",
+        at_least=0,
+        at_most=65535,
+    )
+    pod_label_selector: str = param("", UNUSED + "all pods are followed")
+    pod_namespace: str = param("", UNUSED + "pods come from the `pods` section")
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    zmq_endpoint: str = param("", "where kvlane listens if discoverPods is false; pods connect to it")
+    topic_filter: str = param("", "beginning of the topics that count")
+    discover_pods: bool = param(True, "connect to every pod; false: pods connect to zmqEndpoint")
+    pod_discovery_config: PodDiscovery = field(default=PodDiscovery(), metadata={"doc": "how to connect to the pods"})
+    endpoint: str = param("tcp://{host}:{port}", "what a pod's socket is connected to")
+    data_parallel_size: int = param(
+        1, "ranks of a pod, unless its label kvlane/data-parallel-size says otherwise", at_least=1, at_most=1024
+    )
+    concurrency: int = param(4, UNUSED + "one loop does it")
+    engine_type: Literal["vllm", "sglang"] = param("vllm", UNUSED + "both are understood")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProcessor:
+    block_size_tokens: int = param(
+        16, "tokens per block of a pod that has not said so", aliases=("blockSize",), at_least=1
+    )
+    hash_seed: str = param("", UNUSED + "nothing depends on how engines hash")
+    hash_algorithm: str = param("", UNUSED + "nothing depends on how engines hash")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    name: str = param(doc="medium, as pods name it")
+    weight: float = param(1.0, "what a block there is worth", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    kv_cache_backend_configs: tuple[Backend, ...] = param(
+        (Backend("gpu", 1.0), Backend("cpu", 0.8)), "what blocks are worth by tier; others as much as on the GPU"
+    )
+    kv_block_index_config: Mapping[str, Any] = param({}, UNUSED + "see maxBytes")
+    prefix_store_config: Mapping[str, Any] = param({}, UNUSED + "token ids are remembered by the token-producer")
+    tokenizers_pool_config: Mapping[str, Any] = param({}, UNUSED + "prompts are tokenised by the token-producer")
+
+
+@plugin("precise-prefix-cache-producer")
+@dataclass(slots=True)
+class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
+    """Follows the KV events of all pods and matches the token ids of prompts, so it needs a token-producer that makes
+    some. What a chosen pod will hold counts from the decision on, until the pod's events say so themselves.
+
+    Blocks are those of the engines; the last token of a prompt is never cached.
+    """
+
+    waits: ClassVar[bool] = False
+
+    name: InstanceName
+    clock: Clock
+    kv_events: KvEvents
+    token_processor_config: TokenProcessor = field(default=TokenProcessor(), metadata={"doc": "blocks"})
+    indexer_config: IndexerConfig = field(default=IndexerConfig(), metadata={"doc": "the index"})
+    kv_events_config: KvEventsConfig = field(
+        default=KvEventsConfig(), metadata={"doc": "where pods publish", "key": "kvEventsConfig"}
+    )
+    speculative_indexing: bool = param(True, "count what a pod was sent before its events confirm it")
+    speculative_ttl: Duration = param(
+        Duration(2.0), "how long after an answer the events may take", key="speculativeTTL", more_than=0
+    )
+    max_bytes: Size = param(Size(1 << 30), "memory of the index; what pods store beyond that is not seen", at_least=0)
+    index: ExactIndex = field(init=False, repr=False, compare=False)
+    _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
+    _legs: dict[Exchange, Leg] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._key = PREFIX_MATCH.of(self.name)
+        weights = {backend.name.lower(): backend.weight for backend in self.indexer_config.kv_cache_backend_configs}
+        most = self.max_bytes // PAIR_BYTES
+        block_size = self.token_processor_config.block_size_tokens
+        self.index = ExactIndex(self.clock, self.speculative_ttl, most, weights, block_size)
+        self.kv_events.follow(self._sources(), self.index)
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (self._key,)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (TOKEN_IDS,)
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        state = request.state
+        prompt = state.read(TOKEN_IDS)
+        if prompt is not None:
+            state.write(self._key, ExactMatch(self.index, prompt, request.model, endpoints))
+
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        match = exchange.request.state.read(self._key)
+        if not isinstance(match, ExactMatch) or exchange.stage is Stage.ENCODE:
+            return
+        (blocks,) = match.matched((endpoint,))
+        match.frozen = True
+        predicted = blocks * match.block_size
+        if exchange.predicted_cached_tokens is None:
+            exchange.predicted_cached_tokens = predicted
+        index, reserved = self.index, []
+        comes = exchange.stage is Stage.DECODE
+        told = not comes and not index.expects(endpoint)
+        if self.speculative_indexing and not comes:
+            reserved = [index.reserve(chain, endpoint, depth) for chain, depth in match.reserved(endpoint)]
+        self._legs[exchange] = (reserved, predicted if told else None, index.block_size(endpoint))
+
+    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        leg = self._legs.pop(exchange, None)
+        if leg is None:
+            return
+        reserved, predicted, block_size = leg
+        computed = exchange.status is not None and exchange.status < 300 and exchange.first_byte_at is not None
+        for reservation in reserved:
+            self.index.release(reservation, computed)
+        usage = exchange.usage
+        if predicted is None or usage is None or usage.cached_tokens is None:
+            return
+        if predicted or usage.cached_tokens:  # A prompt that nobody had proves nothing.
+            was_right = abs(predicted - usage.cached_tokens) <= block_size
+            if self.index.judge(endpoint, was_right):
+                log.warning(DOUBTED, self.name, endpoint.name, usage.cached_tokens, predicted)
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        self.index.restarted(endpoint)
+
+    def _sources(self) -> KvSources:
+        """Raises ValueError for addresses that make no sense."""
+        config = self.kv_events_config
+        discovery = config.pod_discovery_config
+        if not config.discover_pods and not config.zmq_endpoint:
+            raise ValueError("kvEventsConfig: discoverPods is false, so zmqEndpoint must say where pods connect to")
+        return KvSources(
+            endpoint=config.endpoint,
+            port=discovery.socket_port,
+            replay_port=discovery.replay_socket_port,
+            ranks=config.data_parallel_size,
+            topic=config.topic_filter,
+            bind="" if config.discover_pods else config.zmq_endpoint,
+        )

@@ -1,0 +1,71 @@
+"""One pod computes a prompt, another answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import Decision, ProfileResult
+from proxy.core.params import param
+from proxy.core.plugin import ProfileHandler, plugin
+from proxy.core.ports import Deciders, InstanceName, ProfileNames
+from proxy.core.request import InferenceRequest
+from proxy.plugins.stages import StageDeciders, StageProfiles, Stages, stages
+from proxy.plugins.topology import PEER
+from proxy.prefix.keys import PREFIX_MATCH
+
+OLDER = "older spelling of "
+
+
+@plugin("disagg-profile-handler")
+@dataclass(slots=True)
+class DisaggProfileHandler(ProfileHandler):
+    """Runs the decode profile, which says who answers; then, if its decider wants it, the encode profile, and the
+    prefill profile in the same way. A stage that finds no pod, besides the one that answers, is left out; where the
+    decode profile finds none, a pod of the prefill profile does all. With `prefill-first` every prompt is computed by a
+    pod of the prefill profile, which is chosen first.
+    """
+
+    name: InstanceName
+    known: ProfileNames
+    available: Deciders
+    stage_order: Literal["decode-first", "prefill-first"] = param(
+        "decode-first", "whose pod is chosen first: then that of the other stage can be near it"
+    )
+    profiles: StageProfiles = param(StageProfiles(), "the profile of each stage")
+    deciders: StageDeciders = param(StageDeciders(), "who says whether a stage runs")
+    prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")
+    decode_profile: str = param("", OLDER + "profiles.decode")
+    prefill_profile: str = param("", OLDER + "profiles.prefill")
+    encode_profile: str = param("", OLDER + "profiles.encode")
+    prefill_decider_plugin_name: str = param("", OLDER + "deciders.prefill", aliases=("deciderPluginName",))
+    encode_decider_plugin_name: str = param("", OLDER + "deciders.encode")
+    _stages: Stages = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        profiles, deciders = self._of_older_spellings()
+        self._stages = stages(self.name, profiles, deciders, self.known, self.available, self.stage_order)
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (PEER.of(self.name),)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        name = self.prefix_match_info_producer_name
+        return (PREFIX_MATCH.of(name),) if name else ()
+
+    def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:
+        return self._stages.plan(request)
+
+    def _of_older_spellings(self) -> tuple[StageProfiles, StageDeciders]:
+        named = {"decode": self.decode_profile, "prefill": self.prefill_profile, "encode": self.encode_profile}
+        asked = {"prefill": self.prefill_decider_plugin_name, "encode": self.encode_decider_plugin_name}
+        if not any((*named.values(), *asked.values())):
+            return self.profiles, self.deciders
+        if self.profiles != StageProfiles() or self.deciders != StageDeciders():
+            raise ValueError("the older spellings (decodeProfile, deciderPluginName, …) exclude profiles and deciders")
+        given = {stage: profile for stage, profile in named.items() if profile}
+        return replace(StageProfiles(), **given), StageDeciders(**asked)

@@ -1,0 +1,37 @@
+"""Prefer pods near the one that was chosen before: what goes between them goes faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import Scorer, plugin
+from proxy.core.request import InferenceRequest
+from proxy.plugins.topology import PEER, distances
+
+SCORES = (1.0, 0.2, 0.05, 0.02, 0.0)
+"""By what is shared: host, rack, zone, region, nothing; about as fast as a cache gets there."""
+
+
+@plugin("topology-affinity-scorer")
+@dataclass(frozen=True, slots=True)
+class TopologyAffinityScorer(Scorer):
+    """1 for pods on the host of the peer, the pod that the request was given before, 0.2 in its rack, 0.05 in its zone,
+    0.02 in its region, else 0; 0 for all without a peer. For the labels see topology-affinity-filter."""
+
+    topology_producer_name: str = param("", "accepted and without effect: the labels of pods say where they are")
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        return (PEER,)
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        peer = request.state.read(PEER)
+        if peer is None:
+            return [0.0] * len(endpoints)
+        return [SCORES[at] for at in distances(peer, endpoints)]

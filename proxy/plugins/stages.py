@@ -1,0 +1,148 @@
+"""The stages of a request that several pods serve: who decodes, who prefills, who encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import SPLIT, Decision, ProfileResult
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NoEndpoints, RequestError
+from proxy.core.params import param, suggestion
+from proxy.core.plugin import Decider
+from proxy.core.ports import Deciders, ProfileNames
+from proxy.core.request import InferenceRequest
+from proxy.plugins.topology import PEER
+
+NO_DECODE_POD, NO_PREFILL_POD, NO_ENCODE_POD = "no-decode-pod", "no-prefill-pod", "no-encode-pod"
+DECIDED_AGAINST = "decided-against"
+"""Why a stage was left out; see `Decision.why`."""
+
+Plan = Generator[str, ProfileResult, Decision]
+Found = Generator[str, ProfileResult, tuple[Endpoint, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageProfiles:
+    decode: str = param("decode", "profile of the pods that answer")
+    prefill: str = param("prefill", "profile of the pods that compute prompts for others")
+    encode: str = param("encode", "profile of the pods that compute embeddings of media for others")
+
+
+@dataclass(frozen=True, slots=True)
+class StageDeciders:
+    prefill: str = param("", "name of the decider that says when; empty: prompts are never computed elsewhere")
+    encode: str = param("", "name of the decider that says when; empty: media are never encoded elsewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The dialogue with the scheduler. A stage that nobody is there for is left out: the next one's pod does its work;
+    where nobody is there to decode, a pod that prefills does all of it."""
+
+    peer: DataKey[Endpoint]
+    profiles: StageProfiles
+    prefill: Decider | None
+    encode: Decider | None
+    has_prefill: bool
+    """There is a profile for it."""
+    is_prefill_first: bool = False
+
+    def plan(self, request: InferenceRequest) -> Plan:
+        return self._prefill_first(request) if self.is_prefill_first else self._decode_first(request)
+
+    def _decode_first(self, request: InferenceRequest) -> Plan:
+        try:
+            decision = Decision.from_result((yield self.profiles.decode))
+        except NoEndpoints as error:
+            return (yield from self._without_decode(error))
+        self._publish(request, decision.target)
+        decision = yield from self._with_encode(request, decision)
+        return (yield from self._with_prefill(request, decision))
+
+    def _prefill_first(self, request: InferenceRequest) -> Plan:
+        prefill = yield from _ranked(self.profiles.prefill)
+        if prefill:
+            self._publish(request, prefill[0])
+        try:
+            decision = Decision.from_result((yield self.profiles.decode))
+        except NoEndpoints:
+            if not prefill:
+                raise
+            return Decision(prefill[0], prefill[1:], self.profiles.prefill, why=NO_DECODE_POD)
+        decision = yield from self._with_encode(request, decision)
+        return _prefilled(decision, _without(decision.target, prefill))
+
+    def _without_decode(self, error: NoEndpoints) -> Plan:
+        if not self.has_prefill:
+            raise error
+        try:
+            return Decision.from_result((yield self.profiles.prefill))._replace(why=NO_DECODE_POD)
+        except NoEndpoints:
+            raise error from None
+
+    def _with_encode(self, request: InferenceRequest, decision: Decision) -> Plan:
+        decider, target = self.encode, decision.target
+        if decider is None or not decider.wants(request, target):
+            return decision
+        encode = _without(target, (yield from _ranked(self.profiles.encode)))
+        if encode and not decider.confirms(request, target, encode):
+            return decision
+        return decision._replace(encode=encode, why=SPLIT if encode else NO_ENCODE_POD)
+
+    def _with_prefill(self, request: InferenceRequest, decision: Decision) -> Plan:
+        decider, target = self.prefill, decision.target
+        if decider is None:
+            return decision
+        if not decider.wants(request, target):
+            return decision._replace(why=DECIDED_AGAINST)
+        prefill = _without(target, (yield from _ranked(self.profiles.prefill)))
+        if prefill and not decider.confirms(request, target, prefill):
+            return decision._replace(why=DECIDED_AGAINST)
+        return _prefilled(decision, prefill)
+
+    def _publish(self, request: InferenceRequest, peer: Endpoint) -> None:
+        """Each time a request is scheduled it may have another one."""
+        request.state[self.peer] = request.state[PEER] = peer
+
+
+def _ranked(profile: str) -> Found:
+    """Best first; nobody if the profile fails, for whatever reason."""
+    try:
+        result = yield profile
+    except RequestError:
+        return ()
+    return result.endpoints
+
+
+def _without(target: Endpoint, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    return tuple(endpoint for endpoint in endpoints if endpoint is not target)
+
+
+def _prefilled(decision: Decision, prefill: tuple[Endpoint, ...]) -> Decision:
+    if not prefill:
+        return decision._replace(why=NO_PREFILL_POD)
+    return decision._replace(prefill=prefill, why=decision.why or SPLIT)
+
+
+def stages(
+    name: str, profiles: StageProfiles, deciders: StageDeciders, known: ProfileNames, available: Deciders, order: str
+) -> Stages:
+    """Raises ValueError for names that stand for nothing, all of them, and for what contradicts itself."""
+    faults: list[str] = []
+    is_prefill_first = order == "prefill-first"
+    needed = {"decode": True, "prefill": bool(deciders.prefill) or is_prefill_first, "encode": bool(deciders.encode)}
+    for stage, is_needed in needed.items():
+        profile, decider = getattr(profiles, stage), getattr(deciders, stage, "")
+        if profile not in known and (is_needed or profile != stage):
+            faults.append(f"profiles.{stage}: there is no profile '{profile}'{suggestion(profile, known)}")
+        if decider and decider not in available:
+            near = suggestion(decider, list(available))
+            faults.append(f"deciders.{stage}: no decider is named '{decider}'{near}")
+    if is_prefill_first and deciders.prefill:
+        faults.append("deciders.prefill: with stageOrder prefill-first every prompt is computed elsewhere; take it out")
+    if faults:
+        raise ValueError("; ".join(faults))
+    prefill, encode = available.get(deciders.prefill), available.get(deciders.encode)
+    return Stages(PEER.of(name), profiles, prefill, encode, profiles.prefill in known, is_prefill_first)

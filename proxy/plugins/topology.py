@@ -1,0 +1,36 @@
+"""How near a pod is to the one that was chosen before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+
+PEER: DataKey[Endpoint] = DataKey("PeerEndpoint")
+"""The pod that another stage of the request was given, for the profiles that run after that one."""
+
+HOST = "kubernetes.io/hostname"
+LEVELS = ("host", "rack", "zone", "region")
+LABELS = (HOST, "topology.kubernetes.io/rack", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
+"""Where pods say so, in the order of the levels."""
+
+APART = len(LEVELS)
+
+
+def distances(peer: Endpoint, endpoints: Sequence[Endpoint]) -> list[int]:
+    """Index of the nearest level that each shares with the peer; APART if there is none. What is not said is not
+    shared. Without the label of its host, a pod is on that of its URL."""
+    places = _places(peer)
+    return [_distance(places, _places(endpoint)) for endpoint in endpoints]
+
+
+def _distance(places: Sequence[str], others: Sequence[str]) -> int:
+    shared = (at for at, (one, other) in enumerate(zip(places, others, strict=True)) if one and one == other)
+    return next(shared, APART)
+
+
+def _places(endpoint: Endpoint) -> list[str]:
+    host, *rest = [endpoint.labels.get(label, "") for label in LABELS]
+    return [host or urlsplit(endpoint.url).hostname or "", *rest]

@@ -1,0 +1,106 @@
+"""A pool of pods: what the requests to it have of their own, and which of several pools a request goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint
+from proxy.core.errors import AllFailed, NoEndpoints, ShuttingDown
+from proxy.core.ports import Gate, Relay
+from proxy.core.request import InferenceRequest
+from proxy.fleet.bindings import Bindings
+from proxy.models.resolver import anew
+from proxy.openai.parse import Parsed
+from proxy.production import Production
+from proxy.scheduling.build import Scheduling
+
+
+class Pods(Protocol):
+    """The fleet where there is one pool, else the part of it that is in the pool."""
+
+    def serving(self, model: str) -> Sequence[Endpoint]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Lives as long as it is configured; a leg ends with the scheduling that it began with."""
+
+    pods: Pods
+    scheduling: Scheduling
+    gates: Sequence[Gate] = ()
+    name: str = DEFAULT_POOL
+    production: Production = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.change(self.pods, self.scheduling, self.gates)
+
+    def change(self, pods: Pods, scheduling: Scheduling, gates: Sequence[Gate]) -> None:
+        self.pods, self.scheduling, self.gates = pods, scheduling, gates
+        self.production = Production(scheduling.producers, scheduling.producer_rounds)
+
+
+Send = Callable[[InferenceRequest, Parsed, Relay], Awaitable[None]]
+Place = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
+
+
+class Pools:
+    """All of them, in the order in which they are asked. `send` is the way through the gates of one of them to `place`;
+    where there is one pool and no gate, nothing lies in between."""
+
+    def __init__(self, pools: Sequence[Pool], bindings: Bindings, place: Place) -> None:
+        first, *others = self._pools = pools
+        self._bindings = bindings
+        self._place = place
+        self._named = {pool.name: pool for pool in pools}
+        self.send: Send = self._to_one if others else partial(self._through_gates if first.gates else place, first)
+
+    def having(self, endpoint: Endpoint) -> Pool:
+        """The pool of a pod; the first of all for one whose pool is gone."""
+        return self._named.get(endpoint.pool, self._pools[0])
+
+    def holding(self, response_id: str) -> Pool:
+        """The pool with the pod that has the stored response; the first of all where that is not known."""
+        holder = self._bindings.find(response_id)
+        return self._pools[0] if holder is None else self.having(holder)
+
+    async def _to_one(self, request: InferenceRequest, parsed: Parsed, relay: Relay) -> None:
+        """Of those that could have it; to the next one, if no pod of the first is ready any more, or none answers."""
+        pool: Pool | None = self._holding(parsed) or self._next(request, ()) or self._pools[0]
+        tried: list[Pool] = []
+        while pool is not None:
+            tried.append(pool)
+            try:
+                await self._through_gates(pool, request, parsed, relay)
+                return
+            except (NoEndpoints, AllFailed) as error:
+                pool = None if isinstance(error, ShuttingDown) or self._holding(parsed) else self._next(request, tried)
+                if pool is None:
+                    raise
+            request = anew(request)
+
+    async def _through_gates(self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay) -> None:
+        async with AsyncExitStack() as stack:
+            for gate in pool.gates:
+                await stack.enter_async_context(gate.admit(request))
+            await self._place(pool, request, parsed, relay)
+
+    def _holding(self, parsed: Parsed) -> Pool | None:
+        """The only pool that can have it, where what it follows is stored."""
+        return self.holding(parsed.previous_response_id) if parsed.previous_response_id else None
+
+    def _next(self, request: InferenceRequest, tried: Sequence[Pool]) -> Pool | None:
+        """The one that the configuration names; or the first with a ready pod that names the model, else with one that
+        names none."""
+        if request.naming is not None and request.naming.pool:
+            return None if tried else self._named.get(request.naming.pool)
+        takers = []
+        for pool in self._pools:
+            if pool not in tried and (pods := pool.pods.serving(request.model)):
+                if any(pod.models for pod in pods):
+                    return pool
+                takers.append(pool)
+        return takers[0] if takers else None

@@ -1,0 +1,56 @@
+"""What a pod's own counters say about predicted hits, long before its answers do, or where these say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress, repeat
+from operator import and_, attrgetter, ge, le
+from typing import Any
+
+from proxy.core.endpoint import Metrics
+
+ENOUGH_TOKENS = 4096
+"""Predicted hits that are judged together, at least."""
+
+ENOUGH_LEGS = 4
+
+MOST_LEGS = 1000
+"""That a window remembers of a pod whose counters cannot be used."""
+
+figures = attrgetter("started_at", "first_byte_at", "predicted_cached_tokens", "request.prompt.tokens")
+"""What is needed of a leg whose first byte has come, and for which hits, or none, were predicted."""
+
+
+class HitWindow:
+    """Hits that were predicted beside those that the pod has counted since `opened`.
+
+    Between two scrapes stand the hits of other requests too: of those that began before the first, and of other
+    clients. They make the count larger, never smaller. So it can prove that predicted hits were missed, not that they
+    came.
+    `ended` takes the figures of each leg that has ended.
+    """
+
+    __slots__ = ("ended", "opened")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.open(metrics)
+
+    def open(self, metrics: Metrics) -> None:
+        self.opened = metrics
+        self.ended: list[Any] = []
+
+    def found(self, metrics: Metrics, running: Sequence[Any]) -> float | None:
+        """Share of the predicted hits that came, at most; None while it cannot be told. `running` are the figures of
+        legs that have not ended. The window must be opened anew after it was told."""
+        legs, opened = [*self.ended, *running], self.opened
+        if len(legs) < ENOUGH_LEGS:
+            return None
+        began, answered, predictions, prompts = zip(*legs, strict=True)
+        # Whatever the pod counted for these lies between the two scrapes.
+        told = list(map(and_, map(ge, began, repeat(opened.scraped_at)), map(le, answered, repeat(metrics.scraped_at))))
+        predicted: int = sum(compress(predictions, told))
+        if predicted < ENOUGH_TOKENS or sum(told) < ENOUGH_LEGS:
+            return None
+        if metrics.prefix_queries - opened.prefix_queries < sum(compress(prompts, told)) / 2:
+            return None  # It counts something else, or nothing at all.
+        return (metrics.prefix_hits - opened.prefix_hits) / predicted

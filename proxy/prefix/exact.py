@@ -1,0 +1,302 @@
+"""Which pod holds which blocks, as the pods tell it: exact where all was heard.
+
+Engines name blocks by hashes of their own, which may differ from process to process. Each event also has the tokens, so
+every block gets a chained hash of ours, and a table per pod translates; nothing depends on how an engine hashes.
+
+All pods share one table from hash to a mask, with a bit for each tier of each rank of each pod, and one per pod for
+what it will hold soon. So a prompt is looked up once for all of them, without a step of Python per block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import repeat, takewhile
+from operator import or_
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
+from proxy.core.ports import Clock
+from proxy.prefix.hashing import Chain
+from proxy.prefix.shelves import Masks, Rank, Shelf, clear
+
+log = logging.getLogger(__name__)
+
+PAIR_BYTES = 200
+"""A block on a pod: two integers and their share of a dictionary that has just grown; measured, rounded up."""
+
+HASH_BYTES = 170
+"""A block in the table of all pods, its mask included, likewise."""
+
+DEFAULT_BLOCK = 16
+
+WRONG_UNTIL_DOUBTED = 3
+"""Answers in a row whose cached tokens are not those that were predicted."""
+
+
+class Reservation:
+    """Blocks that a pod will hold when it has been through a prompt, and that nobody expected there before."""
+
+    __slots__ = ("blocks", "pod")
+
+    def __init__(self, pod: PodBlocks, blocks: Chain) -> None:
+        self.pod = pod
+        self.blocks = blocks
+
+
+class PodBlocks:
+    """Lives until the pod has left. `expected` are the blocks that no event has confirmed yet, under `bit`."""
+
+    __slots__ = ("bit", "expected", "ranks", "wrong")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.ranks: dict[int, Rank] = {}
+        self.expected: dict[int, Reservation] = {}
+        self.wrong = 0
+
+
+class ExactIndex:
+    """Lives as long as its producer. `weights` are what a block of a tier is worth, by medium; `ttl` is how long, in
+    seconds, a pod may take to confirm the blocks of an answer that has ended. While `pairs` is at `max_pairs`, what
+    pods store further is not remembered, and they are no longer sure."""
+
+    def __init__(
+        self, clock: Clock, ttl: float, max_pairs: int, weights: Mapping[str, float] | None = None, block_size: int = 0
+    ) -> None:
+        self._now = clock.now
+        self._ttl = ttl
+        self._max_pairs = max_pairs
+        self._weights = weights or {}
+        self._block_size = block_size
+        self._pods: dict[Endpoint, PodBlocks] = {}
+        self._masks: Masks = {}
+        self._bits = 0
+        self._free_bits: list[int] = []
+        self._ended: deque[tuple[float, Reservation]] = deque()
+        self.pairs = 0
+        self.orphans = 0
+        """Blocks that followed one that was never told of."""
+        self.version = 0
+
+    @property
+    def bytes(self) -> int:
+        """Upper bound of the memory in use."""
+        return self.pairs * PAIR_BYTES + len(self._masks) * HASH_BYTES
+
+    # What pods tell.
+
+    def told(self, endpoint: Endpoint, rank: int, events: Sequence[KvEvent]) -> None:
+        pod = self._pods.get(endpoint) or self._admit(endpoint)
+        cache = pod.ranks.get(rank) or pod.ranks.setdefault(rank, Rank())
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self._store(pod, cache, event)
+            elif isinstance(event, BlocksRemoved):
+                self._remove(pod, cache, event)
+            elif isinstance(event, AllCleared):
+                self._empty(cache)
+        self.version += 1
+
+    def lost(self, endpoint: Endpoint, rank: int) -> None:
+        pod = self._pods.get(endpoint)
+        cache = pod.ranks.get(rank) if pod else None
+        if cache is not None:
+            self._empty(cache)
+            cache.complete, cache.group, cache.block_size = False, None, 0
+            self.version += 1
+
+    def complete(self, endpoint: Endpoint, rank: int, known: bool) -> None:
+        pod = self._pods.get(endpoint) or self._admit(endpoint)
+        (pod.ranks.get(rank) or pod.ranks.setdefault(rank, Rank())).complete = known
+
+    def restarted(self, endpoint: Endpoint) -> None:
+        """Somebody else noticed: what was not confirmed since is void."""
+        pod = self._pods.get(endpoint)
+        for rank, cache in pod.ranks.items() if pod else ():
+            if not cache.complete:
+                self.lost(endpoint, rank)
+
+    def gone(self, endpoint: Endpoint) -> None:
+        pod = self._pods.pop(endpoint, None)
+        if pod is None:
+            return
+        for cache in pod.ranks.values():
+            self._empty(cache)
+            for shelf in cache.shelves.values():
+                heapq.heappush(self._free_bits, shelf.bit)
+        clear(pod.expected, pod.bit, self._masks)
+        pod.expected.clear()
+        heapq.heappush(self._free_bits, pod.bit)
+        self.version += 1
+
+    # What schedulers ask.
+
+    def is_sure(self, endpoint: Endpoint) -> bool:
+        """All that the pod holds is known, and recent answers have not shown otherwise."""
+        pod = self._pods.get(endpoint)
+        if pod is None or not pod.ranks or pod.wrong >= WRONG_UNTIL_DOUBTED:
+            return False
+        return all(cache.complete for cache in pod.ranks.values())
+
+    def block_size(self, endpoint: Endpoint) -> int:
+        """Tokens per block of the pod: as it tells, else as it exposes, else as configured."""
+        pod = self._pods.get(endpoint)
+        if pod is not None:
+            for cache in pod.ranks.values():
+                if cache.block_size:
+                    return cache.block_size
+        return endpoint.metrics.block_size or self._block_size or DEFAULT_BLOCK
+
+    def depths(self, chain: Chain, endpoints: Sequence[Endpoint]) -> list[int]:
+        """How many blocks of the chain, from its start on and without a gap, each endpoint has or will have soon; what
+        is on a slower tier counts for its weight. Where a pod has several ranks, that of the rank with the most."""
+        masks = list(takewhile(bool, map(self._masks.get, chain, repeat(0))))
+        count = len(masks)
+        if not count:
+            return [0] * len(endpoints)
+        first = dict(zip(reversed(masks), range(count - 1, -1, -1), strict=True))
+        pods = map(self._pods.get, endpoints)
+        return [0 if pod is None else self._depth(pod, masks, first) for pod in pods]
+
+    def expects(self, endpoint: Endpoint) -> bool:
+        """Whether the pod is to hold blocks soon that it has not confirmed."""
+        pod = self._pods.get(endpoint)
+        return pod is not None and bool(pod.expected)
+
+    # What requests do.
+
+    def reserve(self, chain: Chain, endpoint: Endpoint, depth: int) -> Reservation:
+        """The pod is to hold the chain soon, of which it has `depth` blocks."""
+        self.sweep()
+        pod = self._pods.get(endpoint) or self._admit(endpoint)
+        new = chain[depth:]
+        reservation = Reservation(pod, new)
+        if new:
+            masks = self._masks
+            if pod.expected:
+                new = reservation.blocks = [own for own in new if own not in pod.expected]
+            pod.expected.update(zip(new, repeat(reservation)))
+            masks.update(zip(new, map(or_, map(masks.get, new, repeat(0)), repeat(pod.bit)), strict=False))
+            self.version += 1
+        return reservation
+
+    def release(self, reservation: Reservation, computed: bool) -> None:
+        """The leg has ended. If the pod has been through the prompt, it may still be about to say so."""
+        if not reservation.pod.expected:
+            return
+        if computed:
+            self._ended.append((self._now() + self._ttl, reservation))
+        else:
+            self._withdraw(reservation)
+
+    def sweep(self) -> None:
+        """Withdraws what no pod confirmed in time."""
+        if self._ended:
+            now = self._now()
+            while self._ended and self._ended[0][0] <= now:
+                self._withdraw(self._ended.popleft()[1])
+
+    def judge(self, endpoint: Endpoint, was_right: bool) -> bool:
+        """What an answer proved about a prediction. True if this is the moment at which the pod is doubted."""
+        pod = self._pods.get(endpoint)
+        if pod is None:
+            return False
+        pod.wrong = 0 if was_right else pod.wrong + 1
+        return pod.wrong == WRONG_UNTIL_DOUBTED
+
+    # Below: how.
+
+    def _admit(self, endpoint: Endpoint) -> PodBlocks:
+        pod = self._pods[endpoint] = PodBlocks(self._bit())
+        return pod
+
+    def _bit(self) -> int:
+        if self._free_bits:
+            return heapq.heappop(self._free_bits)
+        self._bits += 1
+        return 1 << (self._bits - 1)
+
+    def _store(self, pod: PodBlocks, cache: Rank, event: BlocksStored) -> None:
+        if not cache.takes(event):
+            return
+        hashes = cache.hashes(event)
+        if hashes is None or len(hashes) != len(event.hashes):
+            self.orphans += len(event.hashes)
+            return
+        if self.pairs + len(hashes) > self._max_pairs:
+            self._overflow(cache)
+            return
+        shelf = cache.shelves.get(event.medium)
+        if shelf is None:
+            shelf = cache.open(event.medium, self._bit(), self._weights.get(event.medium, 1.0))
+        before = len(shelf.own)
+        shelf.put(event.hashes, hashes, self._masks)
+        self.pairs += len(shelf.own) - before
+        if event.tokens and event.block_size > cache.block_size:
+            cache.block_size = event.block_size
+        self._confirm(pod, hashes)
+
+    def _remove(self, pod: PodBlocks, cache: Rank, event: BlocksRemoved) -> None:
+        shelf = cache.shelves.get(event.medium)
+        if shelf is None or not cache.takes(event):
+            return
+        gone = shelf.take(event.hashes, self._masks)
+        self.pairs -= len(gone)
+        self._confirm(pod, gone)
+
+    def _confirm(self, pod: PodBlocks, hashes: Chain) -> None:
+        """The pod has spoken of them: what it says counts from here on."""
+        expected = pod.expected
+        if expected and (known := expected.keys() & hashes):
+            clear(known, pod.bit, self._masks)
+            for own in known:
+                del expected[own]
+
+    def _withdraw(self, reservation: Reservation) -> None:
+        pod = reservation.pod
+        left = [own for own in pod.expected.keys() & reservation.blocks if pod.expected[own] is reservation]
+        if left:
+            clear(left, pod.bit, self._masks)
+            for own in left:
+                del pod.expected[own]
+            self.version += 1
+
+    def _empty(self, cache: Rank) -> None:
+        for shelf in cache.shelves.values():
+            self.pairs -= len(shelf.own)
+            shelf.empty(self._masks)
+
+    def _overflow(self, cache: Rank) -> None:
+        if cache.complete:
+            cache.complete = False
+            log.warning("the exact prefix index is full: what pods store beyond %d blocks is not seen", self.pairs)
+
+    def _depth(self, pod: PodBlocks, masks: Sequence[int], first: Mapping[int, int]) -> int:
+        expected, most = pod.bit, 0
+        for cache in pod.ranks.values():
+            length = _length(cache.bits | expected, masks, first)
+            if cache.weighed and length:
+                length = _worth(cache, masks[:length])
+            if length > most:
+                most = length
+        return most if pod.ranks else _length(expected, masks, first)
+
+
+def _length(bits: int, masks: Sequence[int], first: Mapping[int, int]) -> int:
+    """Blocks before the first that none of the bits has. `first` is where each mask stands for the first time: pods
+    agree about long runs, so they are few."""
+    return min([at for mask, at in first.items() if not mask & bits], default=len(masks))
+
+
+def _worth(cache: Rank, masks: Sequence[int]) -> int:
+    """Of blocks that the cache has, or will have soon."""
+    shelves = sorted(cache.shelves.values(), key=lambda shelf: shelf.weight, reverse=True)
+    return int(sum([_weight(mask, shelves) for mask in masks]) + 1e-9)
+
+
+def _weight(mask: int, shelves: Sequence[Shelf]) -> float:
+    """Of a block: what its best tier is worth; one that is only expected is on its way to the best."""
+    return next((shelf.weight for shelf in shelves if mask & shelf.bit), 1.0)

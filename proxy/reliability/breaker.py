@@ -1,0 +1,217 @@
+"""A circuit breaker for every pod: judges by the requests that were sent, and casts doubt on pods that fail them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Clock
+from proxy.reliability.settings import BreakerSettings
+
+OPEN, PROBED = "failed requests", "failed requests, and is being tried"
+UNREACHABLE, RESTING, LEAVING = "takes no connections", "asked for a rest", "is shutting down"
+
+UNREACHABLE_SECONDS = 1.0
+"""A pod that takes no connection is left alone for so long; whether it is back, its scrapes find out too."""
+
+MOST_REST = 30.0
+"""Seconds of a Retry-After that are honoured."""
+
+LEAVING_SECONDS = 60.0
+SHUTTING_DOWN = "after shutdown"
+"""In vLLM's answer (500) to what it is sent while it drains; its /health is 200 then."""
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls a function so many seconds from now, on the event loop."""
+
+
+Tell = Callable[[Endpoint, bool], None]
+"""The pod, and whether its breaker is open."""
+
+
+def _nobody(endpoint: Endpoint, is_open: bool) -> None:
+    pass
+
+
+class Doubts(Protocol):
+    """Who keeps pods from being chosen; `fleet.datastore.Fleet` is one."""
+
+    def doubt(self, endpoint: Endpoint, why: str) -> None: ...
+    def trust(self, endpoint: Endpoint, why: str) -> None: ...
+
+
+class Circuit:
+    """One pod's: closed -> open -> half-open -> closed, or open again. Exists while there is something to remember."""
+
+    __slots__ = ("failures", "is_open", "probes", "successes", "tries")
+
+    def __init__(self) -> None:
+        self.failures: deque[float] = deque()
+        """When, in monotonic seconds, within the window."""
+        self.successes = 0
+        """Since the first of them."""
+        self.is_open = False
+        self.tries = False
+        """Half-open: it gets probes."""
+        self.probes: set[Exchange] = set()
+
+
+class Breakers:
+    """Told of legs on pods that are watched, and of those that did not end well anywhere."""
+
+    def __init__(
+        self, settings: BreakerSettings, clock: Clock, fleet: Doubts, later: Later, tell: Tell = _nobody
+    ) -> None:
+        """`tell` is called when a breaker opens here, and when one closes again: siblings `hear` it."""
+        self._settings = settings
+        self._clock = clock
+        self._fleet = fleet
+        self._later = later
+        self._tell = tell
+        self._circuits: dict[Endpoint, Circuit] = {}
+        self._out: dict[tuple[Endpoint, str], float] = {}
+        """Until when a pod is to be left alone, by the reason."""
+
+    def change(self, settings: BreakerSettings) -> None:
+        """Of what happens from here on; what is open stays so for the time it was to be."""
+        self._settings = settings
+
+    def state(self, endpoint: Endpoint) -> str:
+        """closed, open or half-open."""
+        circuit = self._circuits.get(endpoint)
+        if circuit is None or not circuit.is_open:
+            return "closed"
+        return "half-open" if circuit.tries else "open"
+
+    def began(self, exchange: Exchange) -> None:
+        """A leg on a pod that is watched: of one that is tried, it may be the last for now."""
+        circuit = self._circuits.get(exchange.endpoint)
+        if circuit is not None and circuit.tries:
+            circuit.probes.add(exchange)
+            if len(circuit.probes) >= self._settings.probes:
+                self._fleet.doubt(exchange.endpoint, PROBED)
+
+    def first_byte(self, exchange: Exchange) -> None:
+        """Of a leg on a pod that is watched: it need not end to show that the pod is well."""
+        circuit = self._circuits.get(exchange.endpoint)
+        if circuit is not None and exchange in circuit.probes and exchange.status is not None and exchange.status < 500:
+            self._recover(exchange.endpoint)
+
+    def ended(self, exchange: Exchange, error: BaseException | None) -> None:
+        """Any leg on a pod that is watched, and one that is not a whole good answer on any."""
+        endpoint = exchange.endpoint
+        circuit = self._circuits.get(endpoint)
+        if circuit is not None and exchange in circuit.probes:
+            circuit.probes.discard(exchange)
+            self._fleet.trust(endpoint, PROBED)
+        if isinstance(error, ConnectFailed):
+            self._leave_alone(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
+        elif isinstance(error, Declined) and error.status == 429:
+            if error.retry_after:
+                self._leave_alone(endpoint, RESTING, min(MOST_REST, error.retry_after))
+        elif _is_failure(exchange, error):
+            if isinstance(error, Declined) and SHUTTING_DOWN in error.text:
+                self._leave_alone(endpoint, LEAVING, LEAVING_SECONDS)
+            self._failed(endpoint)
+        elif circuit is not None and exchange.ending is Ending.COMPLETE:
+            self._succeeded(endpoint, circuit)
+
+    def hear(self, endpoint: Endpoint, is_open: bool) -> None:
+        """The breaker of a sibling opened, or closed again: so does this one, with a timer of its own."""
+        if not is_open:
+            self._close(endpoint)
+            return
+        circuit = self._circuit_of(endpoint)
+        if circuit.tries or not circuit.is_open:
+            self._open(endpoint, circuit)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """It is gone, or another process answers: what is known was of the one before."""
+        self._close(endpoint)
+        for why in (UNREACHABLE, RESTING, LEAVING):
+            self._take_back(endpoint, why)
+
+    def _failed(self, endpoint: Endpoint) -> None:
+        circuit = self._circuit_of(endpoint)
+        if circuit.is_open:
+            if circuit.tries:
+                self._trip(endpoint, circuit)
+            return
+        self._forget_old(circuit)
+        circuit.failures.append(self._clock.now())
+        if len(circuit.failures) >= self._settings.failures and len(circuit.failures) >= circuit.successes:
+            self._trip(endpoint, circuit)
+
+    def _succeeded(self, endpoint: Endpoint, circuit: Circuit) -> None:
+        if circuit.is_open:
+            if circuit.tries:
+                self._recover(endpoint)
+            return
+        self._forget_old(circuit)
+        circuit.successes += 1
+        if not circuit.failures:
+            self._close(endpoint)
+
+    def _forget_old(self, circuit: Circuit) -> None:
+        oldest = self._clock.now() - self._settings.window
+        while circuit.failures and circuit.failures[0] <= oldest:
+            circuit.failures.popleft()
+        if not circuit.failures:
+            circuit.successes = 0
+
+    def _circuit_of(self, endpoint: Endpoint) -> Circuit:
+        circuit = self._circuits.get(endpoint)
+        if circuit is None:
+            circuit = self._circuits[endpoint] = Circuit()
+            endpoint.is_watched = True
+        return circuit
+
+    def _trip(self, endpoint: Endpoint, circuit: Circuit) -> None:
+        self._open(endpoint, circuit)
+        self._tell(endpoint, True)
+
+    def _recover(self, endpoint: Endpoint) -> None:
+        self._close(endpoint)
+        self._tell(endpoint, False)
+
+    def _open(self, endpoint: Endpoint, circuit: Circuit) -> None:
+        circuit.is_open, circuit.tries = True, False
+        self._fleet.doubt(endpoint, OPEN)
+        self._later(self._settings.open, lambda: self._try(endpoint, circuit))
+
+    def _try(self, endpoint: Endpoint, circuit: Circuit) -> None:
+        if self._circuits.get(endpoint) is circuit:
+            circuit.tries = True
+            self._fleet.trust(endpoint, OPEN)
+
+    def _close(self, endpoint: Endpoint) -> None:
+        if self._circuits.pop(endpoint, None) is not None:
+            endpoint.is_watched = False
+            for why in (OPEN, PROBED):
+                self._fleet.trust(endpoint, why)
+
+    def _leave_alone(self, endpoint: Endpoint, why: str, seconds: float) -> None:
+        until = self._clock.now() + seconds
+        if until > self._out.get((endpoint, why), 0.0):
+            self._out[endpoint, why] = until
+            self._fleet.doubt(endpoint, why)
+            self._later(seconds, lambda: self._take_back(endpoint, why, until))
+
+    def _take_back(self, endpoint: Endpoint, why: str, until: float | None = None) -> None:
+        """Unless it was prolonged."""
+        known = self._out.get((endpoint, why))
+        if known is not None and until in (None, known):
+            del self._out[endpoint, why]
+            self._fleet.trust(endpoint, why)
+
+
+def _is_failure(exchange: Exchange, error: BaseException | None) -> bool:
+    """Of the pod. Faults of ours and clients that leave are none."""
+    if error is not None:
+        return isinstance(error, UpstreamFailed | BadGateway)
+    failed = exchange.ending is Ending.UPSTREAM_FAILED or exchange.ending is Ending.TIMED_OUT
+    return failed or (exchange.status is not None and exchange.status >= 500)

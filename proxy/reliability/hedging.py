@@ -1,0 +1,203 @@
+"""A second pod for requests whose first one is late: the client gets the answer that begins first, the other ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proxy.core.errors import UpstreamFailed
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Clock, Gate, Race, Relay, Tally
+from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
+from proxy.reliability.budget import RetryBudget
+from proxy.reliability.failover import Failover
+from proxy.reliability.lateness import Lateness
+from proxy.reliability.settings import HedgingSettings
+
+WON, LOST, FAILED, NO_POD, NO_BUDGET = "won", "lost", "failed", "no-pod", "no-budget"
+"""What came of a request that was late; the first three had a second leg."""
+
+SAVED_UP = 10.0
+"""Second legs that there may be at once after a time without any."""
+
+TWICE_STORED = "/v1/responses"
+"""Pods keep these answers, and each would keep one."""
+
+Legs = Callable[[Exchange], AbstractContextManager[None]]
+"""Between PreRequest and PostResponse."""
+
+
+class Placed(Protocol):
+    """A pool; `proxy.pool.Pool` is one."""
+
+    @property
+    def gates(self) -> Sequence[Gate]: ...
+
+
+Place = Callable[..., Awaitable[None]]
+
+
+class Hedging:
+    """What all hedges share. Nobody gets a second leg while its pods have no room to spare, nor beyond the budget: so
+    hedges never make an overload of what is only a load."""
+
+    def __init__(
+        self,
+        settings: HedgingSettings,
+        failover: Failover,
+        clock: Clock,
+        legs: Callable[[], int],
+        counted: Callable[[str], Tally],
+    ) -> None:
+        """`legs` says how many were sent so far; `counted` is given what came of those that were late."""
+        self.failover = failover
+        self.clock = clock
+        self.counted = counted
+        self.lateness = Lateness(settings)
+        self.budget = RetryBudget(settings.budget_percent, clock, legs, per_second=0.0, most=SAVED_UP)
+        self._settings = settings
+
+    def change(self, settings: HedgingSettings) -> None:
+        """Requests that are on their way go on as they were to."""
+        self._settings = settings
+        self.lateness.change(settings)
+        self.budget.change(settings.budget_percent)
+
+    def around(self, place: Place, legs: Legs) -> Place:
+        """Places requests so that some may have two legs."""
+
+        def placed(pool: Placed, request: InferenceRequest, parsed: Any, relay: Relay) -> Awaitable[None]:
+            return place(pool, request, parsed, relay, by=self._of(pool, request, relay, legs))
+
+        return placed
+
+    def _of(self, pool: Placed, request: InferenceRequest, relay: Relay, legs: Legs) -> Hedge | None:
+        wanted = request.priority >= self._settings.priority_at_least and bool(request.body)
+        return Hedge(self, pool.gates, relay, legs) if wanted and not request.path.startswith(TWICE_STORED) else None
+
+
+@dataclass(slots=True)
+class Hedge:
+    """Of one request: its first leg may have another one beside it; those after a failure have not."""
+
+    shared: Hedging
+    gates: Sequence[Gate]
+    relay: Relay
+    legs: Legs
+
+    async def run(self, exchange: Exchange) -> None:
+        """Raises what `Relay.relay` raises."""
+        shared, request = self.shared, exchange.request
+        delay = None if exchange.attempt else shared.lateness.of(request)
+        race = None if delay is None else self.relay.race(self._begins)
+        try:
+            if race is None:
+                with self.legs(exchange):
+                    await self.relay.relay(exchange)
+            else:
+                await self._run(race, exchange, delay)
+        finally:
+            if not exchange.attempt and (exchange.succeeded or exchange.ending is Ending.EVICTED):
+                until = exchange.first_byte_at or shared.clock.now()
+                shared.lateness.saw(request, until - exchange.started_at)
+
+    async def _run(self, race: Race, first: Exchange, delay: float | None) -> None:
+        second = None
+        with race, ExitStack() as entered:
+            async with Tasks() as tasks:
+                run = {self._started(tasks, entered, race, first): first}
+                await asyncio.wait(run, timeout=delay)
+                if race.winner is None and not any(task.done() for task in run):
+                    second = self._second(first)
+                if second is not None:
+                    run[self._started(tasks, entered, race, second)] = second
+                errors = await _outcome(race, run)
+        if second is not None:
+            self.shared.counted(WON if race.winner is second else LOST if race.winner is first else FAILED).add()
+        self._raise(race, first, second, errors)
+
+    def _started(self, tasks: Tasks, entered: ExitStack, race: Race, exchange: Exchange) -> asyncio.Task[Any]:
+        """The leg is entered at once, in the tick in which its pod was chosen, and left when its relay has ended."""
+        leg = ExitStack()
+        leg.enter_context(self.legs(exchange))
+        entered.callback(_left, leg, exchange)
+        return tasks.start(_relayed(leg, race, exchange), f"leg to {exchange.endpoint.name}")
+
+    def _second(self, first: Exchange) -> Exchange | None:
+        shared, request = self.shared, first.request
+        endpoint = shared.failover.next_after(first)
+        if endpoint is None or endpoint.view.waiting or not all(gate.spares(request, endpoint) for gate in self.gates):
+            shared.counted(NO_POD).add()
+            return None
+        if not shared.budget.spend():
+            shared.counted(NO_BUDGET).add()
+            return None
+        second = Exchange(request, first.decision, endpoint, first.attempt, shared.clock.now())
+        second.answers = False
+        return second
+
+    def _begins(self, exchange: Exchange) -> None:
+        """The client's answer does: if it is the second leg's, gates think so too from here on."""
+        if not exchange.answers:
+            exchange.answers = True
+            for gate in self.gates:
+                gate.sent(exchange)
+
+    def _raise(
+        self, race: Race, first: Exchange, second: Exchange | None, errors: dict[Exchange, Exception | None]
+    ) -> None:
+        """What the leg that answered raised. If none has answered, what the first did; failover is told the rest."""
+        if race.winner is not None:
+            if (error := errors[race.winner]) is not None:
+                raise error
+            return
+        for error in errors.values():
+            if error is not None and not isinstance(error, UpstreamFailed):
+                raise error
+        if second is not None and isinstance(failed := errors[second], UpstreamFailed):
+            self.shared.failover.failed_beside(first, second, failed)
+        if (error := errors[first]) is not None:
+            raise error
+
+
+async def _outcome(race: Race, run: dict[asyncio.Task[Any], Exchange]) -> dict[Exchange, Exception | None]:
+    """How each ended, when all have, or one has for a reason that is no fault of its pod."""
+    pending = set(run)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if race.winner is None and any(_is_final(task) for task in done):
+            break
+    return {exchange: _error(task) for task, exchange in run.items()}
+
+
+def _error(task: asyncio.Task[Any]) -> Exception | None:
+    error: Exception | None = task.result() if task.done() and not task.cancelled() else None
+    return error
+
+
+def _is_final(task: asyncio.Task[Any]) -> bool:
+    error = _error(task)
+    return error is not None and not isinstance(error, UpstreamFailed)
+
+
+async def _relayed(leg: ExitStack, race: Race, exchange: Exchange) -> Exception | None:
+    """What it raised; told, not raised, for it may be of no interest."""
+    try:
+        with leg:
+            try:
+                await race.relay(exchange)
+            finally:
+                exchange.answers = True
+    except Exception as error:  # noqa: BLE001  # raised by whoever waits for it, if it matters
+        return error
+    return None
+
+
+def _left(leg: ExitStack, exchange: Exchange) -> None:
+    """Of a leg whose task was cancelled before it had begun."""
+    exchange.ending = exchange.ending or Ending.CLIENT_GONE
+    leg.close()

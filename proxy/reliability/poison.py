@@ -1,0 +1,47 @@
+"""Requests under which pods have died."""
+
+from __future__ import annotations
+
+import xxhash
+
+from proxy.core.errors import SuspectedPoison
+from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest
+
+SECONDS = 60.0
+MOST = 1000
+"""Suspects; beyond that the oldest is let go."""
+
+
+class Poison:
+    """Knows a request by its model and its prompt: a client that tries again changes neither."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.suspects: dict[bytes, float] = {}
+        """Until when each is refused. While there are none, nothing has to be hashed."""
+
+    def suspect(self, request: InferenceRequest) -> SuspectedPoison:
+        """From now on; returns what its client is told."""
+        self.suspects[_fingerprint(request)] = self._clock.now() + SECONDS
+        if len(self.suspects) > MOST:
+            del self.suspects[next(iter(self.suspects))]
+        return SuspectedPoison(SECONDS)
+
+    def check(self, request: InferenceRequest) -> None:
+        """Raises SuspectedPoison."""
+        now = self._clock.now()
+        while self.suspects and next(iter(self.suspects.values())) <= now:
+            del self.suspects[next(iter(self.suspects))]
+        until = self.suspects.get(_fingerprint(request)) if self.suspects else None
+        if until is not None:
+            raise SuspectedPoison(until - now)
+
+
+def _fingerprint(request: InferenceRequest) -> bytes:
+    """What names no prompt is known by its body."""
+    digest = xxhash.xxh3_128(request.model.encode("utf-8", "surrogatepass"))
+    for part in request.prompt.parts or (request.body,):
+        digest.update(b"\0")
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,33 @@
+"""The smallest question that an engine must work for: one token."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import orjson
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import UpstreamFailed
+
+PATH = "/v1/completions"
+
+
+class Poster(Protocol):
+    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+        """Status and body of the answer to JSON. Raises UpstreamFailed if no whole answer came."""
+
+
+async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:
+    """Whether the engine generates a token within so many seconds; None if it says that it does not take such
+    requests, or names no model to ask for."""
+    models = (endpoint.models or frozenset()) - endpoint.adapters
+    if not models:
+        return None
+    body = orjson.dumps({"model": min(models), "prompt": "1", "max_tokens": 1, "temperature": 0})
+    try:
+        async with asyncio.timeout(timeout):
+            status, _ = await poster.post(endpoint.url + PATH, body, endpoint.api_key)
+    except (UpstreamFailed, TimeoutError):
+        return False
+    return None if 400 <= status < 500 else status == 200

@@ -1,0 +1,1 @@
+"""What if: requests that were recorded, before other configurations, on a virtual clock."""

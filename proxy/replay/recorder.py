@@ -1,0 +1,223 @@
+"""A line per request for `kvlane replay` and `kvlane tune`: when, how long, how similar, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Call, Clock
+from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
+from proxy.latency.objectives import objectives
+from proxy.plugins.producers.session_id import SESSION_ID
+from proxy.plugins.session_affinity import ID_HEADER
+from proxy.prefix.hashing import Chain, chains
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.match import ChainMatch
+from proxy.replay.salt import Installation, Salt
+from proxy.telemetry.instruments import Counter
+from proxy.telemetry.labels import is_label, path_label
+from proxy.telemetry.line_writer import LineWriter
+from proxy.telemetry.rotating_file import RotatingFile
+from proxy.telemetry.settings import RecordSettings
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BLOCK_TOKENS = 64
+"""Of four bytes each: what one hash of a chain stands for near the start of a prompt; see `proxy.prefix.depth`."""
+
+MOST_BLOCKS = 2048
+"""Of a prompt that are hashed: what a producer hashes unless told otherwise."""
+
+INTERVAL = 0.5
+"""Seconds between batches."""
+
+BATCH = 16
+"""Requests that are written down without a pause: about a millisecond for prompts of 4,000 tokens."""
+
+OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
+
+Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain, ...], Endpoint | None]
+"""(received, status, outcome, ended, what is known of the request, its hashes, its pod)."""
+
+
+class Recorder:
+    """Stands between the rim and the observer: `request_ended` takes the place of the observer's, which is `then`.
+
+    Use as `async with`; `adapters` gives the names of the LoRA adapters. What goes wrong here costs lines, which are
+    counted as `lost`, and never a request."""
+
+    def __init__(
+        self,
+        settings: RecordSettings,
+        installed: Installation,
+        clock: Clock,
+        lost: Counter,
+        adapters: Callable[[], frozenset[str]],
+        then: OnEnd,
+    ) -> None:
+        self._salt = Salt(installed.secret)
+        self._epoch = clock.wall() - clock.now() - installed.started
+        self._started = installed.started
+        self._now = clock.now
+        self._lost = lost
+        self._adapters = adapters
+        self._then = then
+        self._entries: list[Entry] = []
+        self._pods: dict[str, tuple[int, int]] = {}
+        path = Path(settings.file)
+        file = RotatingFile(path, key_path(path), settings.max_size, settings.keep, self._head)
+        self._writer = LineWriter("the record", file.write, lost)
+        self._stack = AsyncExitStack()
+
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None = None, sent: int = 0
+    ) -> None:
+        """See `telemetry.observer.Observer.request_ended`. Takes what is to be kept, so that no body outlives its
+        request."""
+        self._then(call, status, outcome, exchange, sent)
+        if exchange is None and not isinstance(outcome, Reason):
+            return  # an answer of our own: a list of models
+        try:
+            if exchange is None:
+                about: tuple[Any, ...] = ({"kind": path_label(call.path)}, (), None)
+            else:
+                about = (_asked(call, exchange), _chains(exchange.request), exchange.endpoint)
+            self._entries.append((call.received_at, status, outcome, self._now(), *about))
+        except Exception:
+            self._lost.add()
+            log.exception("request %s is missing in the record", call.id)
+
+    def flush(self) -> None:
+        """Everything that happened before the call goes to the writer."""
+        while self._entries:
+            self._write_batch()
+
+    async def __aenter__(self) -> Recorder:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._writer)
+            stack.callback(self.flush)
+            tasks = await stack.enter_async_context(Tasks())
+            tasks.start(self._run(), "record of requests")
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            while self._entries:
+                self._write_batch()
+                await asyncio.sleep(0)
+
+    def _write_batch(self) -> None:
+        batch = self._entries[:BATCH]
+        del self._entries[: len(batch)]
+        if self._writer.is_behind:
+            self._lost.add(len(batch))
+            return
+        try:
+            adapters = self._adapters()
+            requests = [self._line(entry, adapters) for entry in batch]
+            self._writer.hand(b"".join([*self._news_of_pods(batch), *requests]))
+        except Exception:
+            self._lost.add(len(batch))
+            log.exception("%d requests are missing in the record", len(batch))
+
+    def _line(self, entry: Entry, adapters: frozenset[str]) -> bytes:
+        received, status, outcome, ended, asked, hashes, pod = entry
+        line = {"t": round(received + self._epoch, 6), **asked}
+        for kind in ("tenant", "session"):
+            if kind in line:
+                line[kind] = self._salt.name(kind, line[kind])
+        if line.get("model") in adapters:
+            line["lora"] = True
+        if pod is not None:
+            line |= {"chain": list(map(self._salt.chain, hashes)), "pod": pod.name}
+        line |= {"status": status, "outcome": outcome.value, "duration": round(ended - received, 6)}
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+    def _news_of_pods(self, batch: Sequence[Entry]) -> list[bytes]:
+        """A line for every pod whose KV cache was not known to be of this size."""
+        found = []
+        for pod in {entry[-1] for entry in batch}:
+            size = (pod.metrics.block_size, pod.metrics.blocks) if pod is not None else (0, 0)
+            if pod is not None and all(size) and self._pods.get(pod.name) != size:
+                self._pods = {**self._pods, pod.name: size}
+                found.append(_pod_line(pod.name, size))
+        return found
+
+    def _head(self) -> bytes:
+        """What a file begins with; called in the writer's thread."""
+        head = {
+            "kvlane_record": VERSION,
+            "started": self._started,
+            "block_tokens": BLOCK_TOKENS,
+            "salt": self._salt.fingerprint,
+        }
+        first = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+        return b"".join([first, *(_pod_line(name, size) for name, size in self._pods.items())])
+
+
+def key_path(path: Path) -> Path:
+    """Of the file with the secret of a record."""
+    return path.with_name(path.name + ".key")
+
+
+def _pod_line(name: str, size: tuple[int, int]) -> bytes:
+    block_size, blocks = size
+    line = {"pod": name, "block_size": block_size, "blocks": blocks}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
+    """The producer's, where there is one that cuts prompts as records do."""
+    match = request.state.read(PREFIX_MATCH)
+    if isinstance(match, ChainMatch) and match.block_size == BLOCK_TOKENS:
+        return match.chains
+    prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
+    return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
+
+
+def _asked(call: Call, exchange: Exchange) -> dict[str, Any]:
+    """What is known of a request; what is not is left out. Tenant and session are not salted yet."""
+    request, usage, first = exchange.request, exchange.usage, exchange.first_byte_at
+    prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
+    output = usage.completion_tokens if usage is not None else exchange.chunks if request.stream else None
+    ttft, tpot = objectives(request) or (None, None)
+    pool = exchange.endpoint.pool
+    known = {
+        "kind": path_label(call.path),
+        "pool": pool if pool != DEFAULT_POOL else None,
+        "model": request.model if is_label(request.model) else None,
+        "stream": request.stream or None,
+        "estimated_tokens": prompt.tokens,
+        "max_tokens": request.max_tokens or None,
+        "prompt_tokens": usage.prompt_tokens if usage is not None else None,
+        "output_tokens": output,
+        "cached_tokens": usage.cached_tokens if usage is not None else None,
+        "expected_cached_tokens": exchange.predicted_cached_tokens,
+        "priority": request.priority or None,
+        "tenant": request.tenant or None,
+        "session": request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip() or None,
+        "slo_ttft": ttft,
+        "slo_tpot": tpot,
+        "attempts": exchange.attempt + 1,
+        "ttft": None if first is None else round(first - call.received_at, 6),
+    }
+    return {name: value for name, value in known.items() if value is not None}

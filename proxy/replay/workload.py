@@ -1,0 +1,195 @@
+"""What is asked of the fleet: requests with the identity of every piece of their prompts, and when they come."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from proxy.core.errors import KvlaneError
+
+CHUNK = 512
+"""Tokens of a prompt that one id of a trace in Mooncake's format stands for."""
+
+BUCKET = 3.0
+"""Seconds: traces of production give arrivals in steps of it; arrivals at one moment are spread over so long."""
+
+
+class BadTrace(KvlaneError):
+    """A file that is neither a record nor a trace; the message names line and reason."""
+
+
+class CutShort(BadTrace):
+    """The last line has no end: it may still be being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client says besides its prompt. `max_tokens` 0: no limit; None: as many as the answer has."""
+
+    model: str = ""
+    stream: bool = True
+    max_tokens: int | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    ttft: float | None = None
+    """Its objective, in seconds; None: that of all."""
+    tpot: float | None = None
+
+
+ANYTHING = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request. `ids` name the pieces of the prompt: equal ids are equal text, the last piece is cut at the prompt's
+    end. `nodes` name the same pieces together with all text before them. Where a later prompt goes on from the answer,
+    `continued` are the ids of prompt and answer together. `session` is what clients call the conversation.
+
+    `ends` are the tokens after which each piece ends, four bytes of text to the token; without any a piece is 512.
+    The text has `text_tokens` of these (0: as many as the prompt), of which each is `scale` tokens of the engine."""
+
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+    ids: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+    continued: tuple[int, ...] = ()
+    continued_nodes: tuple[int, ...] = ()
+    session: str = ""
+    ends: tuple[int, ...] = ()
+    text_tokens: int = 0
+    scale: float = 1.0
+    asked: Asked = ANYTHING
+
+    @property
+    def text_length(self) -> int:
+        return self.text_tokens or self.prompt_tokens
+
+    def ends_of(self, pieces: int) -> Sequence[int]:
+        """Of so many first pieces, in tokens of text."""
+        return self.ends[:pieces] if self.ends else range(CHUNK, (pieces + 1) * CHUNK, CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    name: str
+    jobs: tuple[Job, ...]
+
+    @property
+    def rate(self) -> float:
+        """Requests per second, as they come in the source."""
+        first, last = self.jobs[0].arrival, self.jobs[-1].arrival
+        return len(self.jobs) / (last - first) if last > first else float(len(self.jobs))
+
+    def at_rate(self, rate: float) -> Workload:
+        """The same with time scaled, from 0 on."""
+        factor, first = self.rate / rate, self.jobs[0].arrival
+        return replace(self, jobs=tuple(replace(job, arrival=(job.arrival - first) * factor) for job in self.jobs))
+
+    def fitting(self, tokens: int) -> Workload:
+        """Without requests that no pod could ever take: prompt and answer together have more tokens."""
+        return replace(self, jobs=tuple(job for job in self.jobs if job.prompt_tokens + job.output_tokens <= tokens))
+
+    def window(self, first: int, count: int) -> Workload:
+        """`count` requests in a row, so that prefixes that are shared stay shared."""
+        return replace(self, jobs=self.jobs[first : first + count])
+
+
+def load_trace(path: Path, rng: Random) -> Workload:
+    """Mooncake's format, a JSON object to the line, gzipped or not. Arrivals at one moment are spread over the time
+    to the next bucket. Raises BadTrace."""
+    jobs = [_traced(path, number, row) for number, row in rows(path)]
+    if not jobs:
+        raise BadTrace(f"{path}: there is no request in it")
+    return Workload(path.name.split(".")[0], named(_spread(jobs, rng)))
+
+
+def rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number of each line that is not empty, and the object on it. Raises BadTrace."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _object(path, number, line)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadTrace(f"{path}, after line {number}: cannot be read: {error}") from None
+
+
+def number_in(path: Path, line: int, row: Mapping[str, Any], name: str, least: float = 0) -> float:
+    """Raises BadTrace where there is none, or a smaller one."""
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        said = "is missing" if value is None else f"is {value!r}"
+        raise BadTrace(f"{path}, line {line}: {name} {said}, and must be a number of at least {least:g}")
+    return value
+
+
+def named(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """In order of arrival, with the nodes filled in."""
+    known: dict[tuple[int, int], int] = {}
+
+    def nodes(ids: Sequence[int]) -> tuple[int, ...]:
+        node, found = -1, []
+        for chunk in ids:
+            node = known.setdefault((node, chunk), len(known))
+            found.append(node)
+        return tuple(found)
+
+    return tuple(
+        replace(job, nodes=nodes(job.ids), continued_nodes=nodes(job.continued))
+        for job in sorted(jobs, key=lambda job: job.arrival)
+    )
+
+
+def reusable_share(jobs: Sequence[Job]) -> float:
+    """The share of prompt tokens that one cache without limit would have when they come."""
+    seen: set[int] = set()
+    reused = 0.0
+    for job in jobs:
+        begin = 0
+        for node, end in zip(job.nodes, job.ends_of(len(job.nodes)), strict=True):
+            if node not in seen:
+                break
+            reused += min(end * job.scale, job.prompt_tokens) - begin * job.scale
+            begin = end
+        seen.update(job.nodes)
+    return reused / sum(job.prompt_tokens for job in jobs)
+
+
+def _object(path: Path, number: int, line: bytes) -> Any:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        fault = BadTrace if line.endswith(b"\n") else CutShort
+        raise fault(f"{path}, line {number}: is no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise BadTrace(f"{path}, line {number}: is no JSON object")
+    return row
+
+
+def _traced(path: Path, line: int, row: Mapping[str, Any]) -> Job:
+    prompt = int(number_in(path, line, row, "input_length", 1))
+    ids = row.get("hash_ids")
+    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+        raise BadTrace(f"{path}, line {line}: hash_ids is no list of numbers")
+    if len(ids) * CHUNK < prompt:
+        raise BadTrace(f"{path}, line {line}: hash_ids are {len(ids)}, too few for {prompt} tokens, 512 to each")
+    arrival = number_in(path, line, row, "timestamp") / 1000
+    return Job(arrival, prompt, max(1, int(number_in(path, line, row, "output_length"))), tuple(ids))
+
+
+def _spread(jobs: Sequence[Job], rng: Random) -> list[Job]:
+    """Only if several come at once: a trace with times of its own keeps them."""
+    moments = {job.arrival for job in jobs}
+    if len(moments) > len(jobs) / 2:
+        return list(jobs)
+    return [replace(job, arrival=job.arrival + BUCKET * rng.random()) for job in jobs]

@@ -1,0 +1,378 @@
+"""A host among the others of its deployment: tells them what its members do through a store, and hears of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from struct import error as StructError
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from proxy.core.ports import Clock, Random
+from proxy.core.tasks import Tasks
+from proxy.replicas.absence import Absence
+from proxy.replicas.packet import ID_BYTES, Packet, Say, host_of, members, shared
+from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
+from proxy.replicas.redis_line import RedisLine, StoreLost
+from proxy.replicas.series import ReplicaSeries
+from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.way import Local
+from proxy.replicas.wire import EVERYBODY, OTHER_HOSTS, Garbled, Kind, frame, record
+
+log = logging.getLogger(__name__)
+
+BEATS = 5
+"""In a lease. A store that lets half a lease pass without one of them is given up."""
+
+LOOKS = 20
+"""In a lease, at whose leases are over; two early, so that nothing of a host is left when its lease is over."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two tries to reach the store."""
+
+MOST_WAITING = 4 << 20
+"""Bytes that wait for a store that is slow to read; then all of them are dropped, and the others ask."""
+
+MISSED = 0.1
+"""The part of what it remembers that a host tells all others when it is back: what they may not have heard."""
+
+LAST_WORDS = 0.5
+"""Seconds that a farewell may take."""
+
+_ABSENT = FIRST_NUMBER - 1
+"""The number of all others together while nobody hears of them."""
+
+
+class Deployment:
+    """`async with Deployment(...)`: never waits for the store, and never fails because of it.
+
+    Packets of a host are numbered, so that one which misses some asks for what is in flight, and takes nothing that
+    was overtaken. What a host has in flight is said in absolute numbers; it is forgotten when nothing was heard of
+    the host for a lease, and said anew when it is back.
+    """
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        clock: Clock,
+        rng: Random,
+        series: ReplicaSeries,
+        local: Local,
+        config: Callable[[], str],
+        own: Callable[[], bytes] = bytes,
+    ) -> None:
+        """`config` names the configuration in effect, `own` gives records that the host itself tells who joins."""
+        self._settings = settings
+        self._clock = clock
+        self._random = rng
+        self._series = series
+        self._local = local
+        self._config = config
+        self._own = own
+        self._id = secrets.token_bytes(ID_BYTES)
+        self._everybody = f"{settings.prefix}:all"
+        self._peers = Peers(clock, settings.lease * (1 - 2 / LOOKS), local.gone)
+        self._absence = Absence(lambda batch: local.heard(_ABSENT, batch))
+        self._tasks = Tasks()
+        self._tells = False
+        """Whether what is said goes out."""
+        self._is_up = False
+        self._why = "it has not been reached yet"
+        self._number = 0
+        self._queue: list[tuple[Say, str, bytes]] = []
+        self._waiting = 0
+        self._wake = asyncio.Event()
+        self._all_is_said = asyncio.Event()
+        self._sent_at: dict[int, float] = {}
+        """Of beats that were not heard yet."""
+        self._echoed_at = clock.now()
+        self._wants_memory = False
+
+    async def __aenter__(self) -> Deployment:
+        self._tasks.start(self._stay(), "replicas")
+        self._tasks.start(self._look(), "leases of replicas")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The others are told, so that they need not wait for the lease."""
+        if self._tells:
+            self._put(Say.BYE, self._everybody, b"")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS):
+                    await self._all_is_said.wait()
+        await self._tasks.stop()
+
+    # What members of this host do.
+
+    def say(self, member: int, batch: bytes) -> None:
+        if not self._is_up:
+            self._absence.take(member, batch)
+        if self._tells and (kept := shared(batch)):
+            self._put(Say.NEWS, self._everybody, frame(member, kept))
+
+    def answer(self, number: int, member: int, batch: bytes) -> None:
+        if number == OTHER_HOSTS:
+            self.say(member, batch)
+        elif (host := self._peers.host_of(number)) is not None and self._tells and (kept := shared(batch)):
+            self._put(Say.ANSWER, self._channel(host), frame(member, kept))
+
+    def joined(self, is_first: bool) -> None:
+        self._wants_memory |= is_first
+        if self._tells:
+            self._beat(Say.HELLO)
+
+    def left(self, member: int) -> None:
+        self.say(member, record(Kind.RESET, b""))
+
+    # What is shown of it.
+
+    def status(self) -> dict[str, Any]:
+        own = self._config()
+        return {
+            "store": "up" if self._is_up else "away",
+            **({} if self._is_up else {"why": self._why, "limits": self._settings.limits}),
+            "staleness": round(self._staleness(), 4),
+            "others": [{"name": host.name, "sameConfig": host.config == own} for host in self._peers.hosts],
+        }
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    # The store.
+
+    async def _stay(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            began = self._clock.now()
+            try:
+                async with RedisLine(self._settings, (self._everybody, self._channel_of(self._id))) as line:
+                    self._begin()
+                    self._lost(await self._first_loss(line))
+            except StoreLost as error:
+                self._lost(error)
+            pause = FIRST_PAUSE if self._clock.now() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, 2 * pause)
+            await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
+
+    async def _first_loss(self, line: RedisLine) -> StoreLost:
+        async with Tasks() as tasks:
+            parts = (
+                tasks.start(_loss(self._listen(line)), "replicas: listen"),
+                tasks.start(_loss(self._publish(line)), "replicas: publish"),
+                tasks.start(_loss(self._live()), "replicas: beat"),
+            )
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            loss: StoreLost = done.pop().result()
+            return loss
+
+    async def _listen(self, line: RedisLine) -> None:
+        while True:
+            self._received(await line.receive())
+
+    async def _publish(self, line: RedisLine) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._settings.interval)
+            self._wake.clear()
+            messages = self._packets()
+            self._series.sent.add(sum(len(message) for _, message in messages))
+            self._series.messages_sent.add(len(messages))
+            await line.publish(messages)
+            if not self._queue:
+                self._all_is_said.set()
+
+    async def _live(self) -> None:
+        every = self._settings.lease / BEATS
+        while True:
+            await asyncio.sleep(every)
+            if self._clock.now() - self._echoed_at > self._settings.lease / 2:
+                raise StoreLost(f"nothing came back for {self._settings.lease / 2:g} s")
+            self._beat(Say.BEAT)
+
+    async def _look(self) -> None:
+        """Leases run out whether there is a store or not."""
+        while True:
+            self._peers.sweep()
+            self._show()
+            await asyncio.sleep(self._settings.lease / LOOKS)
+
+    def _begin(self) -> None:
+        self._queue.clear()
+        self._waiting = 0
+        self._sent_at.clear()
+        self._echoed_at = self._clock.now()
+        self._tells = True
+        self._wants_memory = True
+        self._beat(Say.HELLO)
+        self._tell(OTHER_HOSTS, MISSED)
+
+    def _lost(self, error: StoreLost) -> None:
+        if self._is_up:
+            self._series.losses.add()
+            if self._settings.limits == "localShare":
+                self._absence.begin(len(self._peers))
+        if self._is_up or self._why != str(error):
+            log.warning("the store of the replicas is away, each goes on with what it knows: %s", error)
+        self._tells = self._is_up = False
+        self._why = str(error)
+        self._show()
+
+    def _heard_myself(self, number: int) -> None:
+        """Whatever was said before has been heard too."""
+        sent_at = self._sent_at.get(number)
+        if sent_at is None:
+            return
+        self._sent_at = {later: at for later, at in self._sent_at.items() if later > number}
+        self._echoed_at = self._clock.now()
+        self._series.staleness.value = self._echoed_at - sent_at
+        if not self._is_up:
+            self._is_up = True
+            self._absence.end()
+            self._local.gone(_ABSENT)
+            log.info("the store of the replicas is there")
+        self._show()
+
+    # What goes out.
+
+    def _put(self, say: Say, channel: str, body: bytes) -> None:
+        self._queue.append((say, channel, body))
+        self._waiting += len(body)
+        if self._waiting > MOST_WAITING:
+            self._queue.clear()
+            self._waiting = 0
+            self._number += 1  # so that all others see that they have missed something
+        self._all_is_said.clear()
+        self._wake.set()
+
+    def _packets(self) -> list[tuple[str, bytes]]:
+        """What waits, in its order; news that follow each other are one packet."""
+        found: list[tuple[str, bytes]] = []
+        queue, self._queue, self._waiting = self._queue, [], 0
+        at = 0
+        while at < len(queue):
+            say, channel, _ = queue[at]
+            end = at + 1
+            while say in _JOIN and end < len(queue) and queue[end][:2] == (say, channel):
+                end += 1
+            if channel == self._everybody:
+                self._number += 1
+            if say is Say.BEAT or say is Say.HELLO:
+                self._sent_at[self._number] = self._clock.now()
+            body = b"".join([body for _, _, body in queue[at:end]])
+            found.append((channel, Packet(say, self._id, self._number, body).packed()))
+            at = end
+        return found
+
+    def _beat(self, say: Say) -> None:
+        name = self._settings.name or socket.gethostname()
+        facts = {"members": self._local.members, "config": self._config(), "name": name}
+        self._put(say, self._everybody, orjson.dumps(facts))
+
+    def _tell(self, to: int, memory: float) -> None:
+        if own := self._own():
+            self.answer(to, 0, own)
+        self._local.ask(to, memory)
+
+    def _channel(self, host: Host) -> str:
+        return self._channel_of(host.id)
+
+    def _channel_of(self, host: bytes) -> str:
+        return f"{self._settings.prefix}:to:{host.hex()}"
+
+    # What comes in.
+
+    def _received(self, data: bytes) -> None:
+        self._series.received.add(len(data))
+        self._series.messages_received.add()
+        try:
+            packet = Packet.read(data)
+            if packet is None:
+                return
+            if host_of(data) == self._id:
+                self._heard_myself(packet.number)
+            elif (host := self._peers.hear(packet)) is not None:
+                self._take(host, packet)
+        except (Garbled, StructError, ValueError, KeyError, TypeError) as error:
+            self._series.garbled.add()
+            log.error("replicas: %s: %s", type(error).__name__, error)
+
+    def _take(self, host: Host, packet: Packet) -> None:
+        if packet.say in _JOIN:
+            for member, batch in members(packet.body):
+                self._local.heard(self._peers.number(host, member), shared(batch))
+        elif packet.say is Say.BYE:
+            self._peers.forget(host)
+            return
+        elif packet.say is Say.ASK:
+            self._tell(self._peers.number(host, 0), 1.0 if orjson.loads(packet.body) else 0.0)
+        else:
+            self._take_facts(host, orjson.loads(packet.body))
+            if packet.say is Say.HELLO:
+                self._tell(self._peers.number(host, 0), 0.0)
+        self._ask(host, packet)
+
+    def _take_facts(self, host: Host, facts: dict[str, Any]) -> None:
+        name, config, there = str(facts["name"]), str(facts["config"]), [int(member) for member in facts["members"]]
+        host.name, host.config = name, config
+        self._peers.number(host, 0)
+        self._peers.keep(host, there)
+
+    def _ask(self, host: Host, packet: Packet) -> None:
+        """For what was missed; and the first that answers, for what it remembers."""
+        if packet.say is Say.ANSWER and self._wants_memory:
+            self._wants_memory = False
+            self._put(Say.ASK, self._channel(host), b"true")
+        elif self._peers.should_ask(host):
+            self._series.missed.add()
+            self._put(Say.ASK, self._channel(host), b"false")
+
+    def _staleness(self) -> float:
+        """Seconds between what another host does and what is known of it here: as long as what is said here takes to
+        come back. While nothing does, the time for which that lasts."""
+        if self._is_up and not self._sent_at:
+            return float(self._series.staleness.value)
+        silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS
+        return max(float(self._series.staleness.value), silence)
+
+    def _show(self) -> None:
+        series, own = self._series, self._config()
+        series.known.value = len(self._peers)
+        series.disagreeing.value = sum(bool(host.config) and host.config != own for host in self._peers.hosts)
+        series.up.value = float(self._is_up)
+        series.staleness.value = self._staleness()
+
+
+class Alone:
+    """The way of a process that is a host by itself to all others."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self.closed = asyncio.Event()
+
+    def send(self, address: int, records: bytes) -> None:
+        if address == EVERYBODY:
+            self._deployment.say(0, records)
+        else:
+            self._deployment.answer(address, 0, records)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+async def _loss(work: Coroutine[Any, Any, None]) -> StoreLost:
+    try:
+        await work
+    except StoreLost as error:
+        return error
+    raise AssertionError("it goes on until the store is lost")
+
+
+_JOIN: Sequence[Say] = (Say.NEWS, Say.ANSWER)

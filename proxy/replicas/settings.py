@@ -1,0 +1,55 @@
+"""The `replicas` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from proxy.core.params import param
+from proxy.core.units import Duration
+
+NONE = "none"
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """Several proxies of one deployment that know of each other over Redis or Valkey; needs the extra kvlane[redis].
+    Workers of one host always do."""
+
+    store: str = param(
+        NONE,
+        "none, or where it is: redis://HOST:PORT/DB, rediss:// with TLS, unix://PATH,"
+        " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT",
+    )
+    username: str | None = param(None, "of the store's ACL")
+    password: str | None = param(None, "of the store")
+    prefix: str = param("kvlane", "of all channels and keys; those who have the same one belong together")
+    name: str | None = param(None, "what the others call this one; the host's name unless given")
+    lease: Duration = param(
+        Duration(5.0), "after which one that is not heard of is forgotten, with all that it has in flight", at_least=0.5
+    )
+    interval: Duration = param(Duration(0.01), "for which news are gathered before they are told", more_than=0)
+    limits: Literal["localShare", "open"] = param(
+        "localShare",
+        "without the store: localShare takes the others to spend what this one does, open takes them to spend nothing",
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if not self.is_shared:
+            return
+        parts = urlsplit(self.store)
+        if parts.scheme not in SCHEMES:
+            raise ValueError(f"store is 'none' or a URL of one of {', '.join(SCHEMES)}")
+        if "@" in parts.netloc:
+            raise ValueError("store has a password in it, which would be shown: give username and password beside it")
+        if parts.scheme.endswith("+sentinel") and not parts.path.strip("/"):
+            raise ValueError("store names no service: redis+sentinel://HOST:PORT/SERVICE")
+        if not self.prefix:
+            raise ValueError("prefix is empty")
+
+    @property
+    def is_shared(self) -> bool:
+        return self.store != NONE

@@ -1,0 +1,76 @@
+"""Sections `scheduling` for common wishes, as YAML has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Section = dict[str, Any]
+
+PICKER = "max-score-picker"
+LISTENS = 5557
+"""Where most pods publish their KV events."""
+
+
+def picked_by(picker: str) -> Section:
+    """Whoever is next, whatever load and cache are."""
+    return {"plugins": [{"type": picker}], "schedulingProfiles": [_profile("default", {picker: None})]}
+
+
+def scored_by(scorers: Mapping[str, float], parameters: Mapping[str, Section] | None = None) -> Section:
+    """The pod with the highest sum of scores times weights."""
+    given = parameters or {}
+    plugins = [{"type": name} | ({"parameters": given[name]} if name in given else {}) for name in scorers]
+    return {
+        "plugins": [*plugins, {"type": PICKER}],
+        "schedulingProfiles": [_profile("default", {**scorers, PICKER: None})],
+    }
+
+
+def exact() -> Section:
+    """By what pods publish of their caches; they tokenise."""
+    scorers = {"prefix-cache-scorer": 3, "queue-scorer": 2, "active-request-scorer": 1}
+    section = scored_by(scorers)
+    discovery = {"kvEventsConfig": {"podDiscoveryConfig": {"socketPort": LISTENS}}}
+    section["plugins"][:0] = [
+        {"type": "token-producer", "parameters": {"pod": {}}},
+        {"type": "precise-prefix-cache-producer", "parameters": discovery},
+        {"type": "approx-prefix-cache-producer"},
+        {"type": "exact-or-approx-prefix-cache-producer"},
+    ]
+    return section
+
+
+def disaggregated(decider: str) -> Section:
+    """Prompts are computed by pods of the role prefill where the decider says so."""
+    producers = ("approx-prefix-cache-producer", "predicted-latency-producer")
+    types = (*producers, "decode-filter", "prefill-filter", "latency-scorer", PICKER, decider)
+    handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider}}}
+    roles = ("decode", "prefill")
+    return {
+        "plugins": [*({"type": name} for name in types), handler],
+        "schedulingProfiles": [
+            _profile(role, {f"{role}-filter": None, "latency-scorer": None, PICKER: None}) for role in roles
+        ],
+    }
+
+
+def decider(needs_pair: bool) -> str:
+    """Where no pod serves a request alone, every prompt is handed over; else where that is predicted to be faster."""
+    return "always-disagg-pd-decider" if needs_pair else "predicted-latency-pd-decider"
+
+
+def session(header: str) -> Section:
+    """Requests with one value of this header stay with their pod, until it is behind the others."""
+    by_header = {
+        "strategy": "session_id",
+        "sessionIdConfig": {"sources": [{"header": header}]},
+        "rebalance": {"requests": 16},
+    }
+    scorers = {"session-affinity-scorer": 3, "queue-scorer": 1, "active-request-scorer": 1}
+    return scored_by(scorers, {"session-affinity-scorer": by_header})
+
+
+def _profile(name: str, plugins: Mapping[str, float | None]) -> Section:
+    refs: Sequence[Section] = [{"pluginRef": ref} | ({"weight": by} if by else {}) for ref, by in plugins.items()]
+    return {"name": name, "plugins": refs}

@@ -1,0 +1,125 @@
+"""A proxy that tells others what it does on the pods, and takes in what they do, whoever the others are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from proxy.app import App
+from proxy.composition.indexes import prefix_producers
+from proxy.core.endpoint import Endpoint
+from proxy.fleet.bindings import SharedBindings
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.ledger import SharedLedger
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.plugins.session_affinity import SessionAffinity
+from proxy.prefix.index import PrefixIndex
+from proxy.reliability.breaker import OPEN
+from proxy.replicas.limits import SharedLimits
+from proxy.replicas.prefixes import SharedIndex, index_tag
+from proxy.replicas.replica import Doubts, Replica
+from proxy.replicas.sessions import SharedSessions, table_tag
+from proxy.replicas.wire import Kind
+
+MOST_BINDINGS = 20_000
+"""That those who join are told of: the ones used last."""
+
+
+class SharingApp(App):
+    """Whoever inherits from it connects `_replica`."""
+
+    ledger: SharedLedger
+    _bindings: SharedBindings
+
+    @cached_property
+    def _replica(self) -> Replica:
+        return Replica(
+            endpoints=lambda: self.fleet.endpoints,
+            apply=self._used_elsewhere,
+            told=self._told,
+            bound=self._bound_elsewhere,
+            bindings=lambda: self._bindings.recent(MOST_BINDINGS),
+            doubts=lambda: shared_doubts(self.fleet),
+            doubted=lambda peer, doubts: self.fleet.doubted_by(peer, doubts),
+            broke=self._broke_elsewhere,
+            lost=self._lost,
+            dropped=self._catalogue.bus_dropped.cell(),
+            garbled=self._catalogue.bus_garbled.cell(),
+        )
+
+    def _told(self, kind: Kind, record: bytes) -> None:
+        """What is said of the pods."""
+        raise NotImplementedError
+
+    def _lost(self) -> None:
+        """Nobody is there any more who could say anything."""
+
+    def _make_ledger(self) -> SharedLedger:
+        return SharedLedger(self._clock, self._replica.own_loads.changed)
+
+    def _make_bindings(self) -> SharedBindings:
+        return SharedBindings(self._clock, self._replica.bound)
+
+    def _indexes(self) -> Sequence[PrefixIndex]:
+        """Those that a producer has kept, or taken over, go on."""
+        self._replica.indexes = [
+            self._shared_index(pool, producer)
+            for pool, scheduling in self.schedulings.items()
+            for producer in prefix_producers(scheduling)
+        ]
+        return self._replica.indexes
+
+    def _shared_index(self, pool: str, producer: ApproxPrefixCacheProducer) -> SharedIndex:
+        if not isinstance(producer.index, SharedIndex):
+            producer.index = SharedIndex(
+                self._clock,
+                producer.max_siblings,
+                producer.ttl,
+                producer.max_bytes,
+                tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
+                tell=self._replica.tell,
+                find=lambda name: self.fleet.get(name),
+            )
+        return producer.index
+
+    def _share(self) -> None:
+        self._share_sessions()
+        self._share_limits()
+
+    def _share_sessions(self) -> None:
+        """Nothing is told of tables whose sessions are kept by the clients: nothing is bound in them."""
+        replica = self._replica
+        replica.sessions = [
+            SharedSessions(
+                plugin.table, self._clock, tag=table_tag(f"{pool}/{name}"), tell=replica.tell, find=self.fleet.get
+            )
+            for pool, scheduling in self.schedulings.items()
+            for name, plugin in scheduling.instances.items()
+            if isinstance(plugin, SessionAffinity)
+        ]
+
+    def _share_limits(self) -> None:
+        limits = self._gates.limits
+        if limits is not None and limits.on_spent is None:
+            self._replica.limits = [SharedLimits(limits, self._replica.tell)]
+
+    def _used_elsewhere(self, name: str, requests: int, tokens: int, work: int) -> None:
+        if endpoint := self.fleet.get(name):
+            self.ledger.elsewhere(endpoint, requests, tokens, work)
+            self._roomier(endpoint)
+
+    def _bound_elsewhere(self, response_id: str, name: str) -> None:
+        if endpoint := self.fleet.get(name):
+            self._bindings.bound_elsewhere(response_id, endpoint)
+
+    def _breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+        self._replica.breaker_turned(endpoint, is_open)
+
+    def _broke_elsewhere(self, name: str, is_open: bool) -> None:
+        if endpoint := self.fleet.get(name):
+            self.reliability.breakers.hear(endpoint, is_open)
+
+
+def shared_doubts(fleet: Fleet) -> Doubts:
+    """All of its own but those of open breakers: each process that hears of one opens its own, with its own timer."""
+    return {name: [why for why in whys if why != OPEN] for name, whys in fleet.own_doubts().items()}

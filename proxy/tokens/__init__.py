@@ -1,0 +1,1 @@
+"""Token ids of prompts as engines make them: here, or asked for."""

@@ -1,0 +1,101 @@
+"""Token ids from a server that has the tokenizer: a pod, or one that only renders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+import orjson
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Tokens
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.tokens import RemoteTokenizer
+from proxy.tokens.chat import Uncertain, refuse_what_steers
+from proxy.tokens.pieces import packed
+
+log = logging.getLogger(__name__)
+
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+LARGE = 256 * 1024
+"""Bytes of a body that may be read here; it takes a millisecond."""
+
+_MEDIA = (b'"image', b'"input_image', b'"input_audio', b'"audio', b'"video', b'"prompt_embeds')
+"""Media become tokens when they are looked at, which no server does for a mere question."""
+
+
+class RemoteTokens(Tokens):
+    """The body goes as it is: what a server needs for the prompt has the same names in the question. The session is
+    opened by the first question; `close` ends it."""
+
+    def __init__(self, tokenizer: RemoteTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._session: aiohttp.ClientSession | None = None
+
+    async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
+        try:
+            question = self._question(request)
+        except Uncertain as reason:
+            log.debug("a prompt that is not tokenised: %s", reason)
+            return None
+        server = self._server(request.path, endpoints)
+        if server is None:
+            return None
+        url, key = server
+        try:
+            answer = await self._ask(url, key, question)
+        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+            log.debug("%s did not tokenise a prompt: %r", url, error)
+            return None
+        ids = _ids(answer)
+        return Prompt((packed(ids),), request.prompt.salt) if ids else None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _server(self, path: str, endpoints: Sequence[Endpoint]) -> tuple[str, str | None] | None:
+        """The address to ask, and the key; of the pods the one with the least to do."""
+        if self._tokenizer.url:
+            return f"{self._tokenizer.url.rstrip('/')}{path}/render", None
+        if not endpoints:
+            return None
+        pod = min(endpoints, key=lambda endpoint: endpoint.load.requests)
+        return f"{pod.url}/tokenize", pod.api_key
+
+    def _question(self, request: InferenceRequest) -> bytes:
+        body, name = request.body, self._tokenizer.model
+        if request.path not in PATHS or not body or len(request.prompt.parts) != 1:
+            raise Uncertain(request.path)
+        if any(medium in body for medium in _MEDIA):
+            raise Uncertain("media")
+        if len(body) > LARGE:
+            if b'"reasoning_effort"' in body or b'"truncate_prompt_tokens"' in body or (name and name != request.model):
+                raise Uncertain("a large body")
+            return body
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise Uncertain("the body") from None
+        refuse_what_steers(fields)
+        if fields.get("reasoning_effort") is not None or not isinstance(fields.get("prompt", ""), str):
+            raise Uncertain("what a question cannot say")
+        return orjson.dumps({**fields, "model": name}) if name and name != request.model else body
+
+    async def _ask(self, url: str, key: str | None, body: bytes) -> object:
+        session = self._session = self._session or aiohttp.ClientSession()
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        timeout = aiohttp.ClientTimeout(total=self._tokenizer.timeout)
+        async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
+            response.raise_for_status()
+            return orjson.loads(await response.read())
+
+
+def _ids(answer: object) -> list[int] | None:
+    """What is asked is answered in one of several forms: `tokens`, `token_ids`, or a list with one of the latter."""
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    ids = (answer.get("tokens") or answer.get("token_ids")) if isinstance(answer, dict) else None
+    return ids if isinstance(ids, list) and all(type(one) is int and 0 <= one < 1 << 32 for one in ids) else None

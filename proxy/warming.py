@@ -1,0 +1,55 @@
+"""A prompt of a warm-up on its way: a leg like any other for those who decide, and no request for those who count."""
+
+from __future__ import annotations
+
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest
+from proxy.fleet.warmup import Poster
+from proxy.gateway import Gateway, Leg
+from proxy.openai.heads import Head
+from proxy.openai.parse import parse
+from proxy.prefix.keys import PREFIX_MATCH
+
+
+class WarmingSender:
+    """Implements `fleet.warmup.Sender`. The ledger has the prompt as load while the pod computes it, and the prefix
+    index has it afterwards."""
+
+    def __init__(self, gateway: Gateway, poster: Poster, clock: Clock) -> None:
+        self._gateway = gateway
+        self._poster = poster
+        self._clock = clock
+
+    async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
+        request = self._request(prompt)
+        pool = self._gateway.pools.having(endpoint)
+        await pool.production.run(request, (endpoint,))
+        if _is_held(request, endpoint):
+            return None
+        exchange = Exchange(request, Decision(endpoint), endpoint, 0, self._clock.now())
+        with Leg(self._gateway, pool, exchange):
+            exchange.status, _ = await self._poster.post(endpoint.url + prompt.path, prompt.body, endpoint.api_key)
+            exchange.first_byte_at = exchange.last_byte_at = self._clock.now()
+            exchange.ending = Ending.COMPLETE
+        return exchange.status
+
+    def _request(self, prompt: Head) -> InferenceRequest:
+        parsed = parse(prompt.path, prompt.body)
+        return InferenceRequest(
+            id="warm-up",
+            path=prompt.path,
+            model=prompt.model,
+            prompt=parsed.prompt,
+            body=prompt.body,
+            max_tokens=parsed.max_tokens,
+            received_at=self._clock.now(),
+        )
+
+
+def _is_held(request: InferenceRequest, endpoint: Endpoint) -> bool:
+    """All but the end, which is what nobody said."""
+    match = request.state.read(PREFIX_MATCH)
+    return match is not None and 0 < match.total - 1 <= match.matched((endpoint,))[0]

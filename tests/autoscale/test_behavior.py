@@ -1,0 +1,111 @@
+"""How a total follows what is recommended, in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleUp
+from proxy.core.units import Duration
+
+TICK = 15.0
+WINDOW = 300.0
+CALM = Panic(hold=Duration(0.0))
+UNLIMITED = Behavior(ScaleUp(select="none"), ScaleDown(select="none", stabilization=Duration(WINDOW)), CALM)
+
+
+def follow(behavior: Behavior, begin: int, recommended: Iterable[int]) -> list[int]:
+    """The totals, tick by tick, of a fleet that does what it is told at once."""
+    damping, current, totals = Damping(behavior), begin, []
+    damping.begin(0.0, begin)
+    for tick, wanted in enumerate(recommended):
+        current, _ = damping.correct(tick * TICK, current, wanted)
+        damping.applied(tick * TICK, current)
+        totals.append(current)
+    return totals
+
+
+@given(
+    st.integers(2, 40),
+    st.lists(st.integers(1, 40), max_size=40),
+    st.sampled_from(["or", "and", "none"]),
+    st.sampled_from([0.0, 20.0, 300.0]),
+)
+def test_22_after_the_load_has_fallen_for_good_the_total_falls_too(
+    begin: int, before: list[int], select: str, window: float
+) -> None:
+    """A history of corrected values in place of raw ones would hold itself up for ever."""
+    down = ScaleDown(instances=4, percent=50, select=select, stabilization=Duration(window))  # type: ignore[arg-type]
+    enough = 40 + int(window / TICK) + 40 * int(down.period / TICK)
+    totals = follow(replace(UNLIMITED, scale_down=down), begin, [*before, *[1] * enough])
+    assert totals[-1] == 1
+
+
+def test_22_a_fall_from_ten_to_four_is_done_when_the_window_has_passed() -> None:
+    totals = follow(UNLIMITED, 10, [10, *[4] * 30])
+    assert totals[int(WINDOW / TICK)] == 10
+    assert totals[int(WINDOW / TICK) + 1] == 4
+
+
+def test_23_nothing_shrinks_at_the_start_before_the_window_has_passed() -> None:
+    totals = follow(UNLIMITED, 10, [2] * 30)
+    assert set(totals[: int(WINDOW / TICK) + 1]) == {10}
+    assert totals[-1] == 2
+
+
+def test_a_short_peak_in_the_window_holds_the_total() -> None:
+    assert follow(UNLIMITED, 4, [4, 8, *[4] * 20])[-1] == 8
+
+
+def test_growth_waits_until_it_was_recommended_for_its_window() -> None:
+    behavior = replace(UNLIMITED, scale_up=ScaleUp(select="none", stabilization=Duration(60.0)))
+    assert follow(behavior, 2, [6] * 7) == [2, 2, 2, 2, 2, 6, 6]
+    assert set(follow(behavior, 2, [6, 6, 2, 6, 6, 6])) == {2}
+
+
+@pytest.mark.parametrize(("select", "most"), [("or", 20), ("and", 14), ("none", 50)])
+def test_growth_per_period_is_limited(select: str, most: int) -> None:
+    up = ScaleUp(4, 100, Duration(60.0), select)  # type: ignore[arg-type]
+    totals = follow(replace(UNLIMITED, scale_up=up), 10, [50] * 4)
+    assert totals == [most] * 4
+
+
+def test_a_new_period_begins_when_the_old_one_has_passed() -> None:
+    up = ScaleUp(4, 0, Duration(60.0))
+    totals = follow(replace(UNLIMITED, scale_up=up), 10, [50] * 12)
+    assert totals == [14] * 5 + [18] * 5 + [22] * 2
+
+
+def test_by_default_one_replica_goes_per_minute() -> None:
+    down = ScaleDown(stabilization=Duration(0.0))
+    totals = follow(replace(UNLIMITED, scale_down=down), 10, [2] * 12)
+    assert totals == [9] * 5 + [8] * 5 + [7] * 2
+
+
+class TestPanic:
+    BEHAVIOR = replace(UNLIMITED, scale_up=ScaleUp(1, 0, Duration(60.0)), panic=Panic(hold=Duration(60.0)))
+
+    def test_twice_what_runs_is_gone_to_at_once(self) -> None:
+        assert follow(self.BEHAVIOR, 4, [8]) == [8]
+        assert follow(self.BEHAVIOR, 4, [7]) == [5]
+
+    def test_nothing_is_taken_away_while_it_lasts(self) -> None:
+        behavior = replace(self.BEHAVIOR, scale_down=ScaleDown(select="none", stabilization=Duration(0.0)))
+        assert follow(behavior, 4, [8, 2, 2, 2, 2, 2]) == [8, 8, 8, 8, 8, 2]
+
+    def test_its_own_percentage_limits_it(self) -> None:
+        slow = replace(self.BEHAVIOR, panic=Panic(hold=Duration(60.0), percent=100))
+        assert follow(slow, 4, [40, 40]) == [8, 8]
+
+    def test_from_zero_it_grows(self) -> None:
+        assert follow(self.BEHAVIOR, 0, [5]) == [5]
+
+    def test_an_idle_fleet_of_none_does_not_panic(self) -> None:
+        assert Damping(self.BEHAVIOR).correct(0.0, 0, 0) == (0, False)
+
+    def test_without_a_hold_there_is_none(self) -> None:
+        assert Damping(UNLIMITED).correct(0.0, 1, 30) == (30, False)

@@ -1,0 +1,216 @@
+"""Worked examples of the recommender: inputs and exact outputs.
+
+`KVLANE_AUTOSCALE_VECTORS=path` runs another file of the same form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scaling.hard_ratio import HardRatio
+from proxy.autoscale import validation, wire
+from proxy.autoscale.behavior import Behavior, Panic, Past, ScaleDown, ScaleUp, corrected
+from proxy.autoscale.cost import cost_baseline
+from proxy.autoscale.policy import Coordination, Role
+from proxy.autoscale.pressure import role_pressure
+from proxy.autoscale.projection import project, round_bounded
+from proxy.autoscale.quantile import quantile_between
+from proxy.autoscale.total import Kind, Metric, desired, joined, recommended
+from proxy.autoscale.victims import Replica, drain_order
+from proxy.autoscale.window import Line, Records
+
+VECTORS = Path(os.environ.get("KVLANE_AUTOSCALE_VECTORS", Path(__file__).parent / "vectors.json"))
+CLOSE = 1e-6
+
+
+def numbers(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are texts in the file."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and set(found) == set(expected)
+            and all(same(found[key], item) for key, item in expected.items())
+        )
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(same(a, b) for a, b in zip(found, expected, strict=True))
+    if is_number(expected) and is_number(found):
+        return math.isclose(found, expected, rel_tol=0, abs_tol=CLOSE)
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def distribute(told: dict[str, Any]) -> Any:
+    return wire.result(wire.question(told).answer())
+
+
+def validate(told: dict[str, Any]) -> Any:
+    names = [role["name"] for role in told["roles"]]
+    faults = [
+        *validation.role_faults(told["roles"]),
+        *validation.coordination_faults(told["coordination"], names),
+    ]
+    return [str(fault) for fault in faults]
+
+
+def rounded(told: dict[str, Any]) -> Any:
+    return round_bounded(told["x"], told["total"], told["names"])
+
+
+def projected(told: dict[str, Any]) -> Any:
+    return project(told["q"], told["min"], told["max"], told["total"])
+
+
+def pressure(told: dict[str, Any]) -> Any:
+    return role_pressure(told["role"], told["metrics"], Coordination(combine=told["combine"]))
+
+
+def desired_for_metric(told: dict[str, Any]) -> Any:
+    value = told["per_pod"] if "per_pod" in told else told["fleet"]
+    return desired(Metric(**told["metric"]), value, told["current"], told["tolerance"])
+
+
+def drained(told: dict[str, Any]) -> Any:
+    replicas = [Replica(**one) for one in told["pods"]]
+    return [one.name for one in drain_order(replicas, told["role"], told["policy"])]
+
+
+def cost(told: dict[str, Any]) -> Any:
+    roles = [Role(**one) for one in told["params"]]
+    return cost_baseline(roles, told["total"], told["rate"])
+
+
+def recommended_instances(told: dict[str, Any]) -> Any:
+    """One metric of a fleet is a sum there, those of pods are averages."""
+    current, tolerance = told["current"], told["tolerance"]
+    asked = [
+        desired(Metric(name, "total", target), told["external"][name], current, tolerance)
+        if name in told["external"]
+        else desired(Metric(name, "avg", target), [pod.get(name) for pod in told["ready"]], current, tolerance)
+        for name, target in told["targets"].items()
+    ]
+    found = recommended(told["min_instances"], told["max_instances"], current, asked)
+    return {"skip": True} if found is None else {"recommended": found, "skip": False}
+
+
+def corrected_instances(told: dict[str, Any]) -> Any:
+    """A way to select that is none is no limit there."""
+
+    def limits(name: str) -> dict[str, Any]:
+        count, percent, select = told[name]
+        chosen = select.lower() if select in ("Or", "And") else "none"
+        return {"instances": count, "percent": percent, "select": chosen}
+
+    def seen(name: str) -> list[int]:
+        found: list[int] = told["history"].get(name, [])
+        return found
+
+    current = told["current"]
+    past = Past(
+        highest_recommended=max(seen("max_rec"), default=None),
+        lowest_recommended=min(seen("min_rec"), default=None),
+        highest_applied=max([current, *seen("max_corr")]),
+        lowest_applied=min([current, *seen("min_corr_stable")]),
+        lowest_in_panic=min([current, *seen("min_corr_panic")]),
+    )
+    behavior = Behavior(ScaleUp(**limits("up")), ScaleDown(**limits("down")), Panic(percent=told["panic_percent"]))
+    found = corrected(behavior, past, current, told["recommended"], panic=told["panic"])
+    return min(max(found, told["min_instances"]), told["max_instances"])
+
+
+def enforce_role_ratio(told: dict[str, Any]) -> Any:
+    ratio = HardRatio(told["num"], told["den"], told["min_ratio"], told["max_ratio"])
+    found = ratio.repair(told["replicas"], {name: (low, high) for name, (low, high) in told["bounds"].items()})
+    adjusted = found != told["replicas"]
+    return {"replicas": found, "adjusted": adjusted, "ratio": found[told["num"]] / found[told["den"]]}
+
+
+def aggregate_external(told: dict[str, Any]) -> Any:
+    """Whether it is a sum stands in the name there."""
+    levels = ("_utilization", "_usage", "_ratio", "_percent", "_saturation")
+    kind: Kind = "value" if told["name"].endswith(levels) else "total"
+    return joined(kind, [(value, replicas) for value, replicas in told["samples"]])
+
+
+def window(told: dict[str, Any]) -> Any:
+    """The steps themselves, with what was found in the place of what was expected."""
+    best = max if told["best"] == "max" else min
+    records, line = Records(best, told["fresh_ms"]), Line(best, told["fresh_ms"])
+    found = []
+    for step, *rest in told["steps"]:
+        at, value = rest[:2]
+        if step == "append":
+            (records if told["kind"] == "record" else line).append(at, value)
+            found.append([step, at, value])
+        else:
+            found.append([step, at, value, records.find(at) if told["kind"] == "record" else line.find(at, value)])
+    return found
+
+
+def quantile_in_diff(told: dict[str, Any]) -> Any:
+    return quantile_between(told["percentile"], *([tuple(one) for one in told[when]] for when in ("now", "past")))
+
+
+GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "distribute": distribute,
+    "validate": validate,
+    "round_bounded": rounded,
+    "project": projected,
+    "role_pressure": pressure,
+    "desired_for_metric": desired_for_metric,
+    "drain_order": drained,
+    "cost_baseline": cost,
+}
+KTHENA: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "recommended_instances": recommended_instances,
+    "corrected_instances": corrected_instances,
+    "enforce_role_ratio": enforce_role_ratio,
+    "aggregate_external": aggregate_external,
+    "cost_baseline": cost,
+    "window": window,
+    "quantile_in_diff": quantile_in_diff,
+}
+
+
+def vectors() -> list[Any]:
+    groups = json.loads(VECTORS.read_text())["groups"]
+    return [
+        pytest.param(
+            KTHENA[vector["fn"]] if group == "kthena" else GROUPS[group],
+            numbers(vector["in"]),
+            numbers(vector["out"]),
+            id=f"{group}-{vector.get('id', index)}",
+        )
+        for group, listed in groups.items()
+        for index, vector in enumerate(listed)
+    ]
+
+
+@pytest.mark.parametrize(("run", "told", "expected"), vectors())
+def test_a_vector_gives_what_it_says(run: Callable[[dict[str, Any]], Any], told: dict[str, Any], expected: Any) -> None:
+    if expected == "see steps":
+        expected = told["steps"]
+        assert any(step[0] == "best" for step in expected)
+    if isinstance(expected, str) and expected.startswith("error:"):
+        with pytest.raises(ValueError):
+            run(told)
+        return
+    found = run(told)
+    assert same(found, expected), found

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bench.placement import routers, sockets
+from bench.placement.client import ask
+from bench.placement.generators import generate
+from bench.rig import Program, Site
+from proxy.replay.simulation import Restart
+from proxy.replay.workload import Job, named
+from proxy.sim import SimConfig, SimPod
+
+NOWHERE = Path("/nonexistent")
+FAST = [SimConfig(num_gpu_blocks=4_000)] * 2
+
+
+def kvlane(slower: float = 1.0) -> Program:
+    return routers.program("default", slower, NOWHERE)
+
+
+def test_requests_over_sockets_are_all_answered_and_their_hits_counted() -> None:
+    jobs = generate("conversations", 60, 30.0, Random(3)).jobs
+    played = sockets.play(kvlane(), jobs, FAST, 1.0)
+    assert all(one.ended is not None for one in played.outcomes)
+    assert {one.pod for one in played.outcomes} == {0, 1}
+    assert all(one.job.arrival < (one.first_token or 0) <= (one.ended or 0) for one in played.outcomes)
+    assert sum(one.cached_tokens for one in played.outcomes) > 0
+    assert played.hit_predicted is not None
+    assert played.gauges.samples > 0
+    assert len(played.late) == 60
+
+
+def test_a_pod_that_restarts_loses_what_it_answers() -> None:
+    jobs = named([Job(0.0, 100, 200, (at,)) for at in range(4)] + [Job(2.0, 100, 2, (9,))])
+    played = sockets.play(kvlane(), jobs, FAST, 1.0, [Restart(0, at=0.6, down=0.2)])
+    lost = Counter(one.ended is None for one in played.outcomes[:4])
+    assert lost == {True: 2, False: 2}
+    assert played.outcomes[4].ended is not None
+
+
+def test_a_router_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> None:
+    def command(site: Site) -> list[str]:
+        return [sys.executable, "-c", "import sys; sys.exit('out of order')"]
+
+    with pytest.raises(SystemExit, match="out of order"), routers.started(Program("broken", command), [1], tmp_path):
+        pass
+
+
+def test_policies_without_a_program_are_for_the_virtual_clock_only() -> None:
+    with pytest.raises(routers.NoSuchRouter, match="--virtual"):
+        routers.program("oracle", 1.0, NOWHERE)
+
+
+def test_a_peer_that_is_not_installed_says_how_to_install_it() -> None:
+    with pytest.raises(SystemExit, match="pip install"):
+        routers.program("vllm-router", 1.0, NOWHERE)
+
+
+BODY = b'{"model":"sim","stream":true,"max_tokens":3,"prompt":"abcd","stream_options":{"include_usage":true}}'
+
+
+async def test_an_answer_is_timed_and_its_usage_read() -> None:
+    async with SimPod(SimConfig(time_scale=20)) as pod:
+        answer = await ask(pod.port, "/v1/completions", BODY, "a session")
+        assert answer.whole
+        assert answer.cached_tokens == 0
+        assert answer.sent < (answer.first or 0) < (answer.last or 0)
+        assert pod.requests[0].headers["x-session-id"] == "a session"
+
+
+async def test_an_answer_that_is_refused_or_cut_is_not_whole() -> None:
+    async with SimPod() as pod:
+        refused = await ask(pod.port, "/v1/completions", BODY.replace(b"sim", b"other"))
+        assert (refused.status, refused.whole) == (404, False)
+        cut = asyncio.ensure_future(ask(pod.port, "/v1/completions", BODY.replace(b":3", b":2000")))
+        while not pod.engine.running:
+            await asyncio.sleep(0.01)
+        await pod.kill()
+        assert not (await cut).whole
+        nobody = await ask(pod.port, "/v1/completions", BODY)
+        assert (nobody.status, nobody.whole) == (0, False)
+
+
+def test_sums_of_series_are_read_from_an_exposition() -> None:
+    text = '# HELP a b\na_total{x="1 2"} 3.0\na_total{x="2"} 4\nb 1e3\n'
+    assert sockets.totals(text) == {"a_total": 7.0, "b": 1000.0}

@@ -1,0 +1,141 @@
+"""The loops of all pools, what is shown of them, and who of several proxies leads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from contextlib import AsyncExitStack
+
+from proxy.autoscale.settings import AutoscaleSettings
+from proxy.composition.autoscaling import Autoscaling
+from proxy.composition.lead import Lead
+from proxy.settings import Settings
+from proxy.telemetry.catalogue import Catalogue
+from tests.composition.scaled import Rig, policies
+
+
+class Shown:
+    """The autoscaling of a rig's fleet, and its samples."""
+
+    def __init__(self, rig: Rig, settings: AutoscaleSettings) -> None:
+        self.catalogue = Catalogue("test")
+        self.autoscaling = Autoscaling(
+            Settings(autoscale=settings), rig.fleet, rig.senses, self.catalogue, rig.clock, random.Random(1)
+        )
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        self.autoscaling.read()
+        return {
+            (sample.name.removeprefix("kvlane_autoscale_"), *sample.labels.values()): sample.value
+            for family in self.catalogue.families
+            if family.name.startswith("kvlane_autoscale_")
+            for metric in family.slices(1000)
+            for sample in metric.samples
+        }
+
+    async def decided(self) -> None:
+        async with asyncio.timeout(10):
+            while not all(pool.loop.history for pool in self.autoscaling.pools.values()):
+                await asyncio.sleep(0.01)
+
+
+async def test_what_is_recommended_is_shown() -> None:
+    rig = Rig(decode=2)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        samples = shown.samples()
+    assert samples["desired_replicas", "default", "decode"] == 2
+    assert samples["desired_ratio", "default", "prefill"] == 1
+    assert samples["valid", "default"] == 1
+    assert samples["signal_missing", "default", "prefill", "prefill_backlog_seconds"] == 0
+    assert samples["decisions_total", "default", "decode", "none", ""] == 1
+
+
+async def test_what_nobody_knows_is_not_shown_as_nothing() -> None:
+    rig = Rig(prefill=0)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        samples = shown.samples()
+    assert samples["valid", "default"] == 0
+    assert ("desired_replicas", "default", "prefill") not in samples
+    assert samples["desired_replicas", "default", "decode"] == 1
+
+
+async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:
+    rig = Rig()
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        shown.autoscaling.change(Settings())
+        assert shown.samples() == {}
+        shown.autoscaling.change(Settings(autoscale=policies(actuator=None)))
+        await shown.decided()
+        assert shown.samples()["desired_replicas", "default", "decode"] == 1
+
+
+async def test_other_settings_keep_the_loop() -> None:
+    rig = Rig()
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        loop = shown.autoscaling.pools["default"].loop
+        shown.autoscaling.change(Settings(autoscale=dataclasses.replace(policies(), interval=30.0)))  # type: ignore[arg-type]
+        assert shown.autoscaling.pools["default"].loop is loop
+
+
+async def test_a_signal_pauses_all_pools() -> None:
+    rig = Rig()
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        shown.autoscaling.pause_all()
+        assert shown.autoscaling.pools["default"].loop.controls.paused
+
+
+class OneLease:
+    """That somebody else may have."""
+
+    def __init__(self) -> None:
+        self.is_free, self.told = True, list[str]()
+
+    async def take(self) -> bool:
+        return self.is_free
+
+    async def release(self) -> None:
+        self.told.append("release")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+
+async def until_it_is(lead: Lead, ours: bool) -> None:
+    async with asyncio.timeout(10):
+        while lead.is_ours is not ours:
+            await asyncio.sleep(0.001)
+
+
+async def test_who_has_the_lease_leads() -> None:
+    lead, lease = Lead(), OneLease()
+    assert lead.is_ours, "nobody else could"
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=0.001)
+        for is_free in (True, False, True):
+            lease.is_free = is_free
+            await until_it_is(lead, is_free)
+    assert lease.told == ["release", "close"]
+
+
+async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
+    lead, lease = Lead(), OneLease()
+    lease.is_free = False
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=60.0)
+        assert not lead.is_ours
+    assert lease.told == ["close"]

@@ -1,0 +1,69 @@
+"""What tells two configurations apart, and what a process can change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.differences import FIXED, OF_THE_HOST, changed, servable
+from proxy.settings import Settings, from_mapping
+
+POD = {"url": "http://a:1", "name": "a"}
+
+
+def of(**sections: Any) -> Settings:
+    return from_mapping(sections)
+
+
+@pytest.mark.parametrize(
+    ("paths", "before", "after"),
+    [
+        ([], {}, {}),
+        ([], {}, {"reliability": {"retries": {"attempts": 3}}}),
+        (["reliability.retries.attempts"], {}, {"reliability": {"retries": {"attempts": 4}}}),
+        (["listen.port", "flowControl.maxQueued"], {}, {"flowControl": {"maxQueued": 1}, "listen": {"port": 1}}),
+        (["pods.static"], {}, {"pods": {"static": [POD]}}),
+        (["scheduling.plugins"], {}, {"scheduling": {"plugins": [{"type": "queue-scorer"}]}}),
+        (["models.aliases.best"], {}, {"models": {"aliases": {"best": "sim"}}}),
+        (["models.aliases.best"], {"models": {"aliases": {"best": "sim"}}}, {}),
+        (["pools.large"], {}, {"pools": {"large": {}}}),
+        (["pools.large"], {"pools": {"large": {}}}, {}),
+        (["pools.large.pods.static"], {"pools": {"large": {}}}, {"pools": {"large": {"pods": {"static": [POD]}}}}),
+        (
+            ["pools.large.flowControl.maxQueued", "pools.large.scheduling.plugins"],
+            {"pools": {"large": {}}},
+            {
+                "pools": {
+                    "large": {"flowControl": {"maxQueued": 1}, "scheduling": {"plugins": [{"type": "queue-scorer"}]}}
+                }
+            },
+        ),
+        (["pools"], {"pools": {"a": {}, "b": {}}}, {"pools": {"b": {}, "a": {}}}),
+    ],
+)
+def test_every_value_that_is_another_one_is_named_by_its_path(paths: list[str], before: Any, after: Any) -> None:
+    assert changed(of(**before), of(**after)) == paths
+
+
+def test_what_is_fixed_stays_and_is_named_and_the_rest_is_had() -> None:
+    before = of(listen={"port": 1}, pods={"static": [POD]})
+    wanted = of(listen={"port": 2, "maxBody": "1MiB"}, pods={"static": [POD], "warmup": {"prompts": 3}})
+    found, left = servable(before, wanted)
+    assert sorted(left) == ["listen.maxBody", "listen.port", "pods.warmup.prompts"]
+    assert found.listen == before.listen
+    assert found.pods == before.pods
+    assert servable(before, found) == (found, [])
+
+    found, left = servable(before, wanted, OF_THE_HOST)
+    assert left == ["listen.port"]
+    assert (found.listen.port, found.listen.max_body) == (1, 1 << 20)
+    assert found.pods.warmup.prompts == 3
+
+
+@pytest.mark.parametrize("path", sorted({*FIXED, *OF_THE_HOST}))
+def test_what_is_called_fixed_exists(path: str) -> None:
+    value: Any = from_mapping({})
+    for key in path.split("."):
+        name = "".join("_" + sign.lower() if sign.isupper() else sign for sign in key)
+        value = getattr(value, name)

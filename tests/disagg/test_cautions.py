@@ -1,0 +1,39 @@
+"""What `kvlane check` warns of where prompts are handed over."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.disagg.cautions import cautions
+
+SPLIT = ("disagg-profile-handler", "decode-filter", "prefill-filter", "predicted-latency-pd-decider")
+BOTH = ("prefill", "decode")
+
+
+@pytest.mark.parametrize(
+    ("connector", "types", "roles"),
+    [
+        ("nixl", SPLIT, BOTH),
+        ("nixl", SPLIT, None),
+        ("nixl", SPLIT, ("both",)),
+        ("nixl", SPLIT, ("prefill-decode",)),
+        ("sglang", ("disagg-profile-handler", "always-disagg-pd-decider"), BOTH),
+        ("sglang", ("queue-scorer",), ("", "")),
+    ],
+)
+def test_what_works_together_is_not_warned_of(connector: str, types: tuple[str, ...], roles: tuple[str, ...]) -> None:
+    assert list(cautions(connector, "default", types, roles)) == []
+
+
+@pytest.mark.parametrize(
+    ("connector", "types", "roles", "path"),
+    [
+        ("nixl", ("queue-scorer",), BOTH, "pools.p.pods: some have the role prefill"),
+        ("nixl", SPLIT, ("decode", ""), "pools.p.pods: none has the role prefill"),
+        ("nixl", (*SPLIT, "encode-filter"), BOTH, "pools.p.pods: none has the role encode"),
+        ("p2p-nccl", SPLIT, BOTH, "pools.p.scheduling: with the connector p2p-nccl"),
+    ],
+)
+def test_what_does_not_is(connector: str, types: tuple[str, ...], roles: tuple[str, ...], path: str) -> None:
+    (said,) = cautions(connector, "p", types, roles)
+    assert said.startswith(path)

@@ -1,0 +1,127 @@
+"""What the two pods are sent."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.endpoint import Endpoint
+from proxy.disagg.bodies import fields_of, for_prefill, why_whole, with_fields, without_transfer
+from proxy.disagg.connectors import CONNECTORS
+
+PREFILL = Endpoint("p", "http://10.0.0.1:8000", labels={"kvlane/bootstrap-port": "9000", "kvlane/engine-id": "e1"})
+DECODE = Endpoint("d", "http://10.0.0.2:8000/base", labels={"kvlane/transfer-host": "fast.local"})
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "limits"),
+    [
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": 1}),
+        ("/v1/completions", {"max_tokens": 1}),
+        ("/v1/messages", {"max_tokens": 1, "max_completion_tokens": 1}),
+        ("/v1/responses", {"max_output_tokens": 1}),
+    ],
+)
+def test_the_prefill_pod_gets_the_same_prompt_and_makes_one_token(path: str, limits: dict[str, int]) -> None:
+    asked = {"model": "m", "messages": [1], "stream": True, "stream_options": {}, "stop": ["x"], "min_tokens": 7}
+    made = orjson.loads(for_prefill(path, {**asked, "temperature": 0.5}, {"extra": 1}))
+    assert made == {
+        "model": "m", "messages": [1], "stream": False, "temperature": 0.5, "min_tokens": 1, "extra": 1, **limits,
+    }  # fmt: skip
+
+
+def test_what_a_client_says_of_transfers_reaches_no_pod() -> None:
+    body = b'{"model":"m","kv_transfer_params":{"do_remote_prefill":true},"x":1}'
+    assert orjson.loads(without_transfer(body)) == {"model": "m", "x": 1}
+    assert orjson.loads(with_fields(body, {"y": 2})) == {"model": "m", "x": 1, "y": 2}
+    fields = fields_of(body)
+    assert fields is not None
+    assert b"kv_transfer_params" not in for_prefill(CHAT, fields, {})
+    text = b'{"x":"\\"kv_transfer_params\\""}'
+    assert without_transfer(text) is text
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers(-9, 9)), max_size=4), st.booleans())
+def test_a_client_s_bytes_stay_and_fields_follow(fields: dict[str, Any], spaced: bool) -> None:
+    body = json.dumps(fields, indent=2 if spaced else None).encode() + (b"\n" if spaced else b"")
+    made = with_fields(body, {"kv": {"a": [1]}})
+    assert json.loads(made) == {**fields, "kv": {"a": [1]}}
+    assert made.startswith(body.rstrip()[:-1].rstrip())
+    assert with_fields(body, {}) is body
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"n": 2}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [[1], [2]]}),
+        ("/v1/completions", {"prompt": "a", "echo": True}),
+        ("/v1/completions", {"prompt": "a", "best_of": 3}),
+        (CHAT, {"prompt_logprobs": 1}),
+        (CHAT, {"tool_choice": "required"}),
+        (CHAT, {"tool_choice": {"type": "function"}}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_some_requests_are_for_one_pod(path: str, fields: dict[str, Any]) -> None:
+    assert why_whole(path, fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"n": 1, "tools": [1], "tool_choice": "auto", "logprobs": True}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": [1, 2, 3]}),
+    ],
+)
+def test_others_can_be_split(path: str, fields: dict[str, Any]) -> None:
+    assert why_whole(path, fields) == ""
+
+
+def test_nixl_hands_over_what_the_prefill_pod_says_unchanged() -> None:
+    connector = CONNECTORS["nixl"]()
+    split = connector.split("r", PREFILL, DECODE, random.Random(1))
+    assert split.prefill["kv_transfer_params"]["do_remote_decode"] is True
+    said = {"remote_engine_id": "e", "remote_block_ids": [[1, 2]], "tp_size": 1}
+    assert connector.hand_over({"kv_transfer_params": said}) == {"kv_transfer_params": said}
+    for nothing in ({}, {"kv_transfer_params": None}, {"kv_transfer_params": {"remote_block_ids": [1]}}):
+        assert connector.hand_over(nothing) is None
+
+
+def test_sglang_s_pods_meet_in_one_room() -> None:
+    connector = CONNECTORS["sglang"]()
+    split = connector.split("r", PREFILL, DECODE, random.Random(1))
+    assert connector.at_once
+    assert split.prefill == split.decode
+    assert split.prefill["bootstrap_host"] == "10.0.0.1"
+    assert split.prefill["bootstrap_port"] == 9000
+    assert 0 <= split.prefill["bootstrap_room"] < 2**63
+
+
+def test_mooncake_s_pods_have_one_transfer() -> None:
+    split = CONNECTORS["mooncake"]().split("r", PREFILL, DECODE, random.Random(1))
+    assert split.decode is not None
+    here, away = split.prefill["kv_transfer_params"], split.decode["kv_transfer_params"]
+    assert here["transfer_id"] == away["transfer_id"] == "xfer-r"
+    assert (away["remote_bootstrap_addr"], away["remote_engine_id"]) == ("http://10.0.0.1:9000", "e1")
+
+
+def test_p2p_nccl_s_addresses_stand_in_the_id() -> None:
+    split = CONNECTORS["p2p-nccl"]().split("r", PREFILL, DECODE, random.Random(1))
+    assert split.request_id == "___prefill_addr_10.0.0.1:9000___decode_addr_fast.local:14579_r"
+
+
+def test_a_budget_for_thinking_does_not_fit_into_one_token() -> None:
+    asked = {"messages": [], "thinking": {"type": "enabled", "budget_tokens": 2000}}
+    assert "thinking" not in orjson.loads(for_prefill("/v1/messages", asked, {}))
+    never = {"messages": [], "thinking": {"type": "disabled"}}
+    assert orjson.loads(for_prefill("/v1/messages", never, {}))["thinking"] == {"type": "disabled"}

@@ -1,0 +1,18 @@
+"""A pod says which of its models are adapters of another."""
+
+from __future__ import annotations
+
+from proxy.core.clock import ManualClock
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.settings import PodSettings
+
+
+def test_models_that_name_a_parent_are_adapters_until_the_pod_says_otherwise() -> None:
+    fleet = Fleet(ManualClock())
+    pod = fleet.add(PodSettings("http://pod:8000"))
+    assert pod.adapters == frozenset()
+    fleet.listed(pod, [{"id": "base"}, {"id": "poems", "parent": "base"}])
+    assert pod.models == frozenset({"base", "poems"})
+    assert pod.adapters == frozenset({"poems"})
+    fleet.listed(pod, [{"id": "base"}])
+    assert pod.adapters == frozenset()

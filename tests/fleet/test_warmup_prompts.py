@@ -1,0 +1,111 @@
+"""Which prompts are kept for pods that come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.core.clock import ManualClock
+from proxy.core.request import InferenceRequest
+from proxy.fleet.settings import WarmupSettings
+from proxy.fleet.warmup_prompts import LARGEST_BODY, MOST_COUNTED, SharedPrompts
+
+CHAT = "/v1/chat/completions"
+
+
+def asked(system: str, question: str = "?", model: str = "m", **fields: Any) -> InferenceRequest:
+    messages = [{"role": "system", "content": system * 50}, {"role": "user", "content": question}]
+    return InferenceRequest("id", CHAT, model, body=orjson.dumps({"model": model, "messages": messages, **fields}))
+
+
+def prompts(clock: ManualClock | None = None, **settings: Any) -> SharedPrompts:
+    defaults = {"prompts": 2, "shared_by": 3, "sample": 1}
+    return SharedPrompts(WarmupSettings(**{**defaults, **settings}), clock or ManualClock())
+
+
+def see(seen: SharedPrompts, system: str, times: int = 3, model: str = "m") -> None:
+    for number in range(times):
+        seen.see(asked(system, f"question {number}", model))
+
+
+def systems(seen: SharedPrompts, models: frozenset[str] | None = None) -> list[str]:
+    return [orjson.loads(head.body)["messages"][0]["content"][:8] for head in seen.hottest(models)]
+
+
+def test_a_prompt_is_kept_when_enough_different_requests_have_begun_with_it() -> None:
+    seen = prompts()
+    see(seen, "shared! ", 2)
+    assert (systems(seen), seen.bytes) == ([], 0)
+    see(seen, "shared! ", 3)
+    assert systems(seen) == ["shared! "]
+
+
+def test_the_same_request_again_and_again_shares_nothing() -> None:
+    seen = prompts()
+    for _ in range(20):
+        seen.see(asked("private ", "the same"))
+    assert systems(seen) == []
+
+
+def test_of_what_is_not_shared_no_text_is_in_memory() -> None:
+    seen = prompts()
+    see(seen, "private ", 2)
+    assert "private" not in repr(seen._heads)
+    see(seen, "private ", 3)
+    assert "private" in repr(seen._heads)
+    assert "question" not in repr(seen._heads)
+
+
+def test_the_most_used_come_first_and_there_are_so_many_for_every_model() -> None:
+    seen = prompts()
+    for system, times in (("seldom  ", 3), ("often   ", 6), ("between ", 4)):
+        see(seen, system, times)
+    see(seen, "adapter ", 3, model="poems")
+    assert systems(seen, frozenset({"m"})) == ["often   ", "between "]
+    assert systems(seen, frozenset({"poems"})) == ["adapter "]
+    assert set(systems(seen)) == {"often   ", "between ", "adapter "}
+
+
+def test_use_of_long_ago_weighs_little() -> None:
+    clock = ManualClock()
+    seen = prompts(clock, prompts=1)
+    see(seen, "past    ", 30)
+    clock.advance(3600.0)
+    see(seen, "present ", 3)
+    assert systems(seen) == ["present "]
+
+
+def test_one_request_in_so_many_is_looked_at() -> None:
+    seen = prompts(sample=4)
+    see(seen, "shared! ", 11)
+    assert systems(seen) == []
+    see(seen, "shared! ", 12)
+    assert systems(seen) == ["shared! "]
+
+
+def test_texts_never_take_more_than_was_granted_and_the_least_used_go() -> None:
+    seen = prompts(prompts=100, max_bytes=2000)
+    see(seen, "hot     ", 9)
+    for number in range(20):
+        see(seen, f"cold {number:02} ", 3)
+        assert seen.bytes <= 2000
+    assert "hot     " in systems(seen)
+    assert seen.bytes == sum(len(head.body) for head in seen.hottest(None))
+
+
+def test_what_is_counted_is_bounded_too() -> None:
+    seen = prompts()
+    see(seen, "shared! ", 3)
+    for number in range(MOST_COUNTED + 10):
+        seen.see(asked(f"user {number} "))
+    assert len(seen._heads) == MOST_COUNTED
+    assert (systems(seen), seen.bytes) == ([], 0)
+
+
+def test_large_bodies_and_uploads_are_passed_over() -> None:
+    seen = prompts(shared_by=2)
+    for number in range(4):
+        seen.see(asked("shared! ", f"{number}" * LARGEST_BODY))
+        seen.see(InferenceRequest("id", CHAT, "m"))
+    assert systems(seen) == []

@@ -1,0 +1,532 @@
+"""Who goes on, who waits, who is refused and who has to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness
+from proxy.core.errors import QueueFull, Reason
+from proxy.core.exchange import Exchange
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.units import Duration
+from proxy.flowcontrol.controller import FlowControl
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, Saturation
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.gone_on: list[str] = []
+        self.not_served: list[tuple[str, str]] = []
+
+    def went_on(self, band: str, waited: float) -> None:
+        self.gone_on.append(band)
+
+    def refused(self, band: str, reason: Reason) -> None:
+        self.not_served.append((band, reason.value))
+
+
+class World:
+    """A gate before pods; a request that went on is on the pod with the fewest at once, until it is let go."""
+
+    def __init__(self, pods: Sequence[Endpoint] = (), **settings: Any) -> None:
+        self.clock = ManualClock(now=50.0)
+        self.pods = list(pods) or [Endpoint("a", state=EndpointState.READY), Endpoint("b", state=EndpointState.READY)]
+        self.watcher = Watcher()
+        self.order: list[str] = []
+        self.refused: dict[str, QueueFull] = {}
+        self._doors: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.control = FlowControl(FlowControlSettings(**settings), self, self.clock, self.watcher)
+
+    @property
+    def ready(self) -> Sequence[Endpoint]:
+        return self.pods
+
+    def serving(self, model: str) -> Sequence[Endpoint]:
+        return [pod for pod in self.pods if pod.models is None or model in pod.models]
+
+    async def come(self, *names: str, **fields: Any) -> None:
+        """Requests, one after the other."""
+        for name in names:
+            tokens = fields.pop("tokens", 1)
+            request = InferenceRequest(
+                name,
+                "/",
+                fields.get("model", "m"),
+                Prompt((b"x" * 4 * tokens,)),
+                fields.get("body", b"body"),
+                fields.get("headers", {}),
+                **{key: value for key, value in fields.items() if key not in ("model", "headers", "body")},
+            )
+            self._doors[name] = asyncio.Event()
+            self._tasks[name] = asyncio.ensure_future(self._serve(name, request))
+            await self.settle()
+
+    async def leave(self, *names: str) -> None:
+        for name in names:
+            self._doors[name].set()
+            await self.settle()
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(8):
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        for _ in range(3):
+            await self.leave(*self._doors)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    @property
+    def names(self) -> str:
+        return "".join(self.order)
+
+    async def _serve(self, name: str, request: InferenceRequest) -> None:
+        try:
+            async with self.control.admit(request):
+                self.order.append(name)
+                pod = min(self.control.narrow(request, self.serving(request.model)), key=lambda one: one.load.requests)
+                exchange = Exchange(request, Decision(pod), pod, 0, self.clock.now())
+                exchange.charge = (request.prompt.tokens, 0)
+                pod.charge(1, request.prompt.tokens)
+                self.control.sent(exchange)
+                try:
+                    await self._doors[name].wait()
+                finally:
+                    pod.charge(-1, -request.prompt.tokens)
+        except QueueFull as error:
+            self.refused[name] = error
+
+
+@asynccontextmanager
+async def world(pods: Sequence[Endpoint] = (), **settings: Any) -> AsyncIterator[World]:
+    it = World(pods, **settings)
+    try:
+        yield it
+    finally:
+        await it.end()
+        assert it.control.queue.waiting == 0
+        assert it.control.queue.bytes == 0
+        assert not it.control._inside
+        assert all(pod.load.requests == 0 for pod in it.pods)
+
+
+async def test_as_many_as_fit_go_on_and_the_others_follow_as_those_leave() -> None:
+    async with world(max_concurrent=2) as it:
+        await it.come("a", "b", "c", "d")
+        assert it.names == "ab"
+        await it.leave("b")
+        assert it.names == "abc"
+        await it.leave("a", "c")
+        assert it.names == "abcd"
+
+
+async def test_a_cap_per_pod_is_kept_on_every_pod() -> None:
+    async with world(max_concurrent_per_pod=2) as it:
+        await it.come(*"abcdef")
+        assert it.names == "abcd"
+        assert [pod.load.requests for pod in it.pods] == [2, 2]
+
+
+async def test_tokens_in_flight_are_capped_and_a_prompt_beyond_the_cap_goes_alone() -> None:
+    async with world([Endpoint("a", state=EndpointState.READY)], max_tokens_per_pod=100) as it:
+        await it.come("a", tokens=60)
+        await it.come("b", tokens=60)
+        await it.come("c", tokens=500)
+        assert it.names == "a"
+        await it.leave("a")
+        assert it.names == "ab"
+        await it.leave("b")
+        assert it.names == "abc"
+    async with world(max_tokens=100) as it:
+        await it.come("a", tokens=60)
+        await it.come("b", tokens=60)
+        assert it.names == "a"
+
+
+async def test_higher_priorities_go_first_and_the_lower_wait_meanwhile() -> None:
+    async with world(max_concurrent=1, bands=(BandSettings(10), BandSettings(0))) as it:
+        await it.come("x")
+        await it.come("l", priority=-5)
+        await it.come("n", priority=5)
+        await it.come("h", priority=10)
+        await it.come("u", priority=99)
+        await it.leave("x", "u", "h", "n")
+        assert it.names == "xuhnl"
+
+
+async def test_a_band_with_a_lower_ceiling_waits_while_there_is_room_for_others() -> None:
+    saturation = Saturation("concurrency", requests=2)
+    bands = (BandSettings(10), BandSettings(0, ceiling=0.5))
+    async with world(saturation=saturation, bands=bands) as it:
+        await it.come("a", "b", "c")
+        assert it.names == "ab", "half of what fits"
+        await it.come("d", priority=10)
+        assert it.names == "abd"
+
+
+async def test_pods_that_report_queues_are_full_until_they_report_less() -> None:
+    pod = Endpoint("a", state=EndpointState.READY)
+    async with world([pod], saturation=Saturation("utilization", queue_depth=5)) as it:
+        await it.come("a")
+        assert it.names == "", "nothing is known of a pod that never reported"
+        pod.publish(replace(pod.metrics, waiting=6, freshness=Freshness.FRESH), 0)
+        it.control.look()
+        await it.settle()
+        assert it.names == ""
+        pod.publish(replace(pod.metrics, waiting=1), 0)
+        it.control.look()
+        await it.settle()
+        assert it.names == "a"
+
+
+@pytest.mark.parametrize(
+    ("fairness", "order"), [("strict", "aaabbb"), ("round-robin", "ababab"), ("deficit-round-robin", "abbbaa")]
+)
+async def test_tenants_of_a_band_share_as_they_are_told_to(fairness: str, order: str) -> None:
+    async with world(max_concurrent=1, fairness=fairness) as it:
+        await it.come("x")
+        for number in range(3):
+            await it.come(f"a{number}", tenant="a", tokens=40)
+        for number in range(3):
+            await it.come(f"b{number}", tenant="b", tokens=10)
+        await it.leave("x", *(f"{tenant}{number}" for number in range(3) for tenant in "ab"))
+        for _ in range(6):
+            await it.leave(*it.order)
+        assert "".join(name[0] for name in it.order[1:]) == order
+
+
+async def test_what_was_cached_costs_its_tenant_nothing() -> None:
+    async with world(max_concurrent=1, fairness="deficit-round-robin") as it:
+        await it.come("x")
+        await it.come("a0", "a1", tenant="a", tokens=100)
+        await it.come("b0", "b1", tenant="b", tokens=100)
+        await it.leave("x")
+        next(iter(it.control._inside)).waiting.recount(1)
+        await it.leave("a0")
+        assert it.order == ["x", "a0", "b0"]
+        await it.leave("b0")
+        assert it.order == ["x", "a0", "b0", "a1"], "b has had a hundred tokens, a one"
+
+
+async def test_deadlines_and_objectives_order_those_that_wait() -> None:
+    async with world(max_concurrent=1, ordering="edf") as it:
+        await it.come("x")
+        await it.come("a", deadline=200.0)
+        await it.come("b", deadline=100.0)
+        await it.leave("x")
+        assert it.names == "xb"
+    async with world(max_concurrent=1, ordering="slo-deadline") as it:
+        await it.come("x")
+        await it.come("a")
+        await it.come("b", received_at=50.0, headers={"x-slo-ttft-ms": "900"})
+        await it.come("c", received_at=50.0, headers={"x-llm-d-slo-ttft-ms": "500"})
+        await it.leave("x", "c", "b")
+        assert it.names == "xcba"
+
+
+async def test_a_model_without_room_does_not_stop_others() -> None:
+    pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
+    pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
+    async with world(pods, max_concurrent_per_pod=1) as it:
+        await it.come("a", "b", model="m", tenant="m")
+        await it.come("c", "d", model="n", tenant="n")
+        assert it.names == "ac"
+        await it.leave("c")
+        assert it.names == "acd"
+
+
+async def test_nobody_waits_for_a_model_that_no_pod_serves() -> None:
+    async with world([Endpoint("a", models=frozenset("m"))], max_concurrent_per_pod=1) as it:
+        await it.come("a", "b", model="other")
+        assert it.names == "ab", "the gateway says what is wrong"
+
+
+async def test_the_queue_is_bounded_in_requests_and_bytes() -> None:
+    async with world(max_concurrent=1, max_queued=1) as it:
+        await it.come("a", "b", "c")
+        assert list(it.refused) == ["c"]
+        assert it.refused["c"].reason is Reason.SATURATED
+    async with world(max_concurrent=1, max_queued_bytes=6) as it:
+        await it.come("a", "b", "c")
+        assert list(it.refused) == ["c"]
+    async with world(max_concurrent=1, bands=(BandSettings(0, max_queued=0), BandSettings(-1))) as it:
+        await it.come("a", "b")
+        await it.come("c", priority=-1)
+        assert list(it.refused) == ["b"]
+
+
+async def test_who_waited_too_long_is_refused() -> None:
+    async with world(max_concurrent=1, queue_timeout=0.02) as it:
+        await it.come("a", "b")
+        await asyncio.sleep(0.05)
+        await it.settle()
+        assert it.refused["b"].reason is Reason.TTL_EXPIRED
+        await it.leave("a")
+        assert it.names == "a"
+
+
+async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
+    async with world(max_concurrent=1, max_queued=1) as it:
+        await it.come("a", "b")
+        await it.cancel("b")
+        assert it.control.queue.waiting == 0
+        await it.come("c")
+        await it.leave("a")
+        assert it.names == "ac"
+
+
+async def test_a_client_that_leaves_in_the_moment_in_which_it_may_go_on_passes_its_place_on() -> None:
+    async with world(max_concurrent=1) as it:
+        await it.come("a", "b", "c")
+        it._doors["a"].set()
+        await asyncio.sleep(0)
+        it._tasks["b"].cancel()
+        await it.settle()
+        assert it.names in ("ac", "abc")
+        assert it.order[-1] == "c"
+
+
+async def test_how_long_it_takes_follows_from_how_fast_requests_end() -> None:
+    async with world(max_concurrent=1, max_queued=3) as it:
+        for number in range(20):
+            await it.come(f"warm{number}")
+            it.clock.advance(2.0)
+            await it.leave(f"warm{number}")
+        await it.come("a", "b", "c", "d", "e")
+        assert 5 <= it.refused["e"].retry_after <= 12, "four go first, two seconds each"
+
+
+async def test_who_could_not_make_it_is_refused_at_once() -> None:
+    async with world(max_concurrent=1) as it:
+        for number in range(20):
+            await it.come(f"warm{number}")
+            it.clock.advance(2.0)
+            await it.leave(f"warm{number}")
+        await it.come("a")
+        await it.come("late", deadline=it.clock.now() + 0.5)
+        assert it.refused["late"].reason is Reason.DEADLINE
+        await it.come("intime", deadline=it.clock.now() + 60.0)
+        assert "intime" not in it.refused
+
+
+async def test_sheddable_requests_make_room_for_others_newest_first_and_one_at_a_time() -> None:
+    async with world(max_concurrent=3, evict_sheddable=True, bands=(BandSettings(0), BandSettings(-1))) as it:
+        await it.come("s", "t", priority=-1)
+        await it.come("n")
+        await it.come("o")
+        assert list(it.refused) == ["t"]
+        assert it.refused["t"].reason is Reason.EVICTED
+        assert it.names == "stno"
+        await it.come("p", "q")
+        assert list(it.refused) == ["t", "s"]
+        assert it.names == "stnop"
+        await it.come("u", priority=-1)
+        assert it.control.queue.waiting == 2, "nobody is ended for one that is sheddable too"
+
+
+async def test_nobody_is_evicted_unless_it_is_asked_for() -> None:
+    async with world(max_concurrent=1, bands=(BandSettings(0), BandSettings(-1))) as it:
+        await it.come("s", priority=-1)
+        await it.come("n")
+        assert it.refused == {}
+
+
+async def test_a_full_queue_makes_room_for_a_tenant_that_has_less_waiting_and_for_who_is_more_urgent() -> None:
+    async with world(max_concurrent=1, max_queued=4) as it:
+        await it.come("x", "a1", "a2", "a3", "a4", tenant="a")
+        await it.come("b", tenant="b")
+        assert it.refused["a4"].reason is Reason.DISPLACED
+        await it.come("a5", tenant="a")
+        assert it.refused["a5"].reason is Reason.SATURATED
+        await it.come("u", priority=1)
+        assert it.refused["a3"].reason is Reason.DISPLACED
+        assert it.control.queue.waiting == 4
+        assert it.watcher.not_served == [
+            ("0", "evicted-queue-pressure"),
+            ("0", "rejected-saturated"),
+            ("0", "evicted-queue-pressure"),
+        ]
+
+
+async def test_a_body_that_could_never_wait_makes_nobody_leave() -> None:
+    async with world(max_concurrent=1, max_queued_bytes=8) as it:
+        await it.come("a", "b", "c")
+        await it.come("large", body=b"x" * 100, priority=5)
+        assert list(it.refused) == ["large"]
+
+
+async def test_who_waited_until_its_deadline_is_refused_for_that() -> None:
+    async with world(max_concurrent=1) as it:
+        await it.come("a")
+        await it.come("b", deadline=it.clock.now() + 0.02)
+        await asyncio.sleep(0.05)
+        await it.settle()
+        assert it.refused["b"].reason is Reason.DEADLINE
+    async with world(max_concurrent=1, ordering="slo-deadline") as it:
+        await it.come("a")
+        await it.come("b", received_at=it.clock.now(), headers={"x-slo-ttft-ms": "20"})
+        await asyncio.sleep(0.05)
+        await it.settle()
+        assert it.refused["b"].reason is Reason.DEADLINE
+
+
+async def test_those_behind_a_large_prompt_go_on_when_it_gives_up() -> None:
+    async with world(max_tokens=100) as it:
+        await it.come("a", tokens=60)
+        await it.come("large", tokens=80)
+        await it.come("small", tokens=10)
+        assert it.names == "a", "small ones do not overtake"
+        await it.cancel("large")
+        assert it.order == ["a", "small"]
+
+
+async def test_a_full_model_of_a_higher_band_does_not_stop_others_of_a_lower_one() -> None:
+    pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
+    pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
+    async with world(pods, max_concurrent_per_pod=1) as it:
+        await it.come("a", "b", model="m", priority=5)
+        await it.come("c", model="n")
+        assert it.names == "ac"
+        await it.come("d", model="n")
+        await it.leave("c")
+        assert it.names == "acd"
+
+
+async def test_a_request_whose_pod_failed_needs_room_again_until_it_is_sent_again() -> None:
+    async with world(max_concurrent_per_pod=1) as it:
+        await it.come("a")
+        (passage,) = it.control._inside
+        taken, free = sorted(it.pods, key=lambda pod: -pod.load.requests)
+        taken.charge(-1, -1)
+        assert it.control.narrow(passage.request, [taken, free]) == [taken, free]
+        await it.come("b")
+        assert it.names == "ab"
+        await it.come("c")
+        assert it.names == "ab", "one of the two places is for who looks for another pod"
+        taken.charge(1, 1)
+        it.control.sent(_sent(passage.request, taken))
+
+
+def _sent(request: InferenceRequest, pod: Endpoint) -> Exchange:
+    exchange = Exchange(request, Decision(pod), pod, 1, 0.0)
+    exchange.charge = (1, 0)
+    return exchange
+
+
+async def test_only_who_is_on_a_pod_that_is_wanted_is_ended() -> None:
+    pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
+    pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
+    async with world(pods, max_concurrent_per_pod=1, evict_sheddable=True) as it:
+        await it.come("s", model="m", priority=-1)
+        await it.come("t", model="n", priority=-1)
+        await it.come("n", model="m")
+        assert list(it.refused) == ["s"]
+        assert it.names == "stn"
+
+
+async def test_pods_have_time_to_report_what_an_eviction_has_changed() -> None:
+    pod = Endpoint("a", state=EndpointState.READY)
+    saturation = Saturation("utilization", queue_depth=5)
+    async with world([pod], saturation=saturation, evict_sheddable=True) as it:
+        pod.publish(replace(pod.metrics, freshness=Freshness.FRESH), 0)
+        await it.come("s", "t", priority=-1)
+        pod.publish(replace(pod.metrics, waiting=9), 2)
+        await it.come("n")
+        assert list(it.refused) == ["t"]
+        it.control.look()
+        await it.settle()
+        assert list(it.refused) == ["t"]
+        it.clock.advance(1.5)
+        it.control.look()
+        await it.settle()
+        assert list(it.refused) == ["t", "s"]
+        pod.publish(replace(pod.metrics, waiting=0), 0)
+
+
+async def test_a_pod_that_reports_no_queue_is_not_sent_all_that_waits_before_it_reports_again() -> None:
+    pod = Endpoint("a", state=EndpointState.READY)
+    async with world([pod], saturation=Saturation("utilization", queue_depth=3)) as it:
+        await it.come(*"abcdefgh")
+        assert it.names == ""
+        pod.publish(replace(pod.metrics, freshness=Freshness.FRESH), 0)
+        it.control.look()
+        await it.settle()
+        assert it.names == "abc"
+        pod.publish(pod.metrics, 3)
+        it.control.look()
+        await it.settle()
+        assert it.names == "abcdef"
+
+
+@pytest.mark.parametrize(("fairness", "places"), [("strict", 40), ("round-robin", 38)])
+async def test_the_last_twentieth_of_the_queue_is_for_those_for_whom_others_would_make_room(
+    fairness: str, places: int
+) -> None:
+    async with world(max_concurrent=1, max_queued=40, fairness=fairness) as it:
+        await it.come("x")
+        for number in range(30):
+            await it.come(f"a{number}", f"b{number}", tenant=f"{number % 2}")
+        assert it.control.queue.waiting == places
+        assert Reason.DISPLACED not in {refusal.reason for refusal in it.refused.values()}
+        await it.come("c", tenant="c")
+        assert "c" not in it.refused or fairness == "strict"
+
+
+async def test_other_settings_keep_those_who_wait_in_the_order_that_is_wanted_then() -> None:
+    async with world(max_concurrent=1) as it:
+        await it.come("0")
+        for name, left in (("a", 50.0), ("b", 30.0), ("c", 40.0)):
+            await it.come(name, deadline=it.clock.now() + left)
+        it.control.change(FlowControlSettings(max_concurrent=1, ordering="edf"), it)
+        assert (it.control.queue.waiting, it.control.queue.bytes) == (3, 12)
+        await it.leave("0", "b", "c", "a")
+        assert it.names == "0bca"
+
+
+async def test_more_room_lets_those_go_on_who_wait_and_less_ends_nobody() -> None:
+    async with world(max_concurrent=3) as it:
+        await it.come(*"abcde")
+        it.control.change(FlowControlSettings(max_concurrent=1), it)
+        await it.leave("a", "b")
+        assert it.names == "abc"
+        it.control.change(FlowControlSettings(), it)
+        await it.settle()
+        assert it.names == "abcde"
+
+
+async def test_who_waits_in_a_band_that_is_not_listed_any_more_waits_in_one_of_its_priority() -> None:
+    async with world(max_concurrent=1, bands=(BandSettings(priority=5, name="high"), BandSettings())) as it:
+        await it.come("0")
+        await it.come("a")
+        await it.come("b", priority=5)
+        it.control.change(FlowControlSettings(max_concurrent=1, bands=(BandSettings(name="all"),)), it)
+        assert [(band.name, band.waiting) for band in it.control.queue.bands] == [("5", 1), ("all", 1)]
+        await it.cancel("a")
+        assert it.control.queue.waiting == 1
+        await it.leave("0", "b")
+        assert it.names == "0b"
+
+
+async def test_what_a_tenant_has_had_counts_after_a_change_too() -> None:
+    async with world(max_concurrent=1) as it:
+        await it.come("0", tenant="x")
+        await it.come("a", "b", "c", tenant="x")
+        await it.leave("0", "a")
+        await it.come("p", "q", tenant="y")
+        it.control.change(FlowControlSettings(max_concurrent=1, queue_timeout=Duration(90.0)), it)
+        await it.leave("b", "p", "c", "q")
+        assert it.names == "0abpcq"

@@ -1,0 +1,156 @@
+"""Flow control as an EndpointPickerConfig words it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core.errors import ConfigError
+from proxy.core.units import Size
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
+from proxy.settings import from_mapping
+
+PODS = {"static": [{"url": "http://a:1"}]}
+
+
+def loaded(flow_control: Any = None, plugins: Any = (), gates: Any = ("flowControl",), **sections: Any) -> Any:
+    scheduling = {"featureGates": list(gates), "plugins": list(plugins)}
+    if flow_control is not None:
+        scheduling["flowControl"] = flow_control
+    return from_mapping({"pods": PODS, "scheduling": scheduling, **sections}).flow_control
+
+
+def faults(*arguments: Any, **sections: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(*arguments, **sections)
+    return list(map(str, caught.value.problems))
+
+
+def test_without_the_gate_nobody_waits() -> None:
+    assert loaded(gates=()) == FlowControlSettings()
+    assert not loaded(gates=("flowControl=false",)).limits
+
+
+def test_the_gate_alone_has_requests_wait_for_pods_that_report_queues_in_the_order_in_which_they_came() -> None:
+    settings = loaded()
+    assert settings.saturation.detector == "utilization"
+    assert settings.bands == (BandSettings(0, fairness="strict", ordering="fcfs"),)
+    assert settings.limits
+
+
+def test_all_of_it_becomes_the_section_of_the_same_name() -> None:
+    settings = loaded(
+        {
+            "maxBytes": "10Gi",
+            "maxRequests": "1k",
+            "defaultRequestTTL": "30s",
+            "noEndpointRequestTTL": "300s",
+            "saturationDetector": {"pluginRef": "sat"},
+            "usageLimitPolicyPluginRef": "holdback",
+            "enableEviction": True,
+            "defaultPriorityBand": {
+                "maxBytes": "1Gi",
+                "maxRequests": 5000,
+                "fairnessPolicyRef": "rr",
+                "orderingPolicyRef": "edf",
+            },
+            "defaultNegativePriorityBand": {"maxRequests": 100},
+            "priorityBands": [{"priority": 100, "maxRequests": 2000}],
+        },
+        [
+            {
+                "name": "sat",
+                "type": "concurrency-detector",
+                "parameters": {"concurrencyMode": "hybrid", "maxConcurrency": 64, "headroom": 0.2},
+            },
+            {"name": "rr", "type": "round-robin-fairness-policy"},
+            {"name": "edf", "type": "edf-ordering-policy"},
+            {"name": "holdback", "type": "priority-holdback-policy", "parameters": {"minCeiling": 0.5}},
+        ],
+    )
+    assert (settings.max_queued, settings.max_queued_bytes, settings.queue_timeout) == (1000, 10 << 30, 30.0)
+    assert settings.evict_sheddable
+    saturation = settings.saturation
+    assert (saturation.detector, saturation.requests, saturation.tokens) == ("concurrency", 64, 1_000_000)
+    assert settings.bands == (
+        BandSettings(100, "", 2000, fairness="strict", ordering="fcfs", ceiling=1.0),
+        BandSettings(0, "", 5000, Size(1 << 30), fairness="round-robin", ordering="edf", ceiling=0.75),
+        BandSettings(-1, "", 100, fairness="strict", ordering="fcfs", ceiling=0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ceilings"),
+    [
+        ({"minCeiling": 0.5}, [1.0, 0.75, 0.5]),
+        ({"minCeiling": 0.2, "maxCeiling": 0.8, "domain": "value"}, [0.8, 0.26, 0.2]),
+    ],
+)
+def test_lower_priorities_are_held_back_sooner(parameters: dict[str, Any], ceilings: list[float]) -> None:
+    settings = loaded(
+        {"usageLimitPolicyPluginRef": "h", "priorityBands": [{"priority": 9}, {"priority": -1}]},
+        [{"name": "h", "type": "priority-holdback-policy", "parameters": parameters}],
+    )
+    assert [band.ceiling for band in settings.bands] == pytest.approx(ceilings)
+
+
+def test_without_the_gate_a_detector_has_what_is_sheddable_refused_while_pods_are_full() -> None:
+    plugins = [{"type": "utilization-detector", "parameters": {"queueDepthThreshold": 3}}]
+    settings = loaded({"saturationDetector": {"pluginRef": "utilization-detector"}}, plugins, gates=())
+    assert settings.saturation.queue_depth == 3
+    normal, sheddable = settings.bands
+    assert (normal.priority, normal.ceiling > 1e6) == (0, True)
+    assert (sheddable.priority, sheddable.ceiling, sheddable.max_queued) == (-1, 1.0, 0)
+
+
+def test_the_same_limit_set_twice_is_a_fault() -> None:
+    assert faults({"maxRequests": 10}, flowControl={"maxQueued": 20, "maxConcurrent": 3}) == [
+        "flowControl.maxQueued: is set in scheduling too; keep one of them"
+    ]
+    assert loaded({"maxRequests": 10}, flowControl={"maxConcurrent": 3}).max_concurrent == 3
+
+
+def test_what_is_wrong_is_named_with_its_path() -> None:
+    plugins = [{"name": "rr", "type": "round-robin-fairness-policy"}]
+    section = {
+        "saturationDetector": {"pluginRef": "rr"},
+        "usageLimitPolicyPluginRef": "none",
+        "priorityBands": [{"priority": 1, "orderingPolicyRef": "rr"}],
+    }
+    assert faults(section, plugins) == [
+        "scheduling.flowControl.saturationDetector.pluginRef: 'rr' is no saturation detector",
+        "scheduling.flowControl.usageLimitPolicyPluginRef: no plugin is named 'none'",
+        "scheduling.flowControl.priorityBands[0].orderingPolicyRef: 'rr' is no ordering policy",
+    ]
+    assert faults({"maxRequest": 3}) == [
+        "scheduling.flowControl: unknown field 'maxRequest'; did you mean 'maxRequests'?"
+    ]
+    assert faults({"maxRequests": 3}, gates=()) == ["scheduling.flowControl: needs the feature gate 'flowControl'"]
+    wrong = [{"type": "priority-holdback-policy", "parameters": {"minCeiling": 2}}]
+    assert faults({}, wrong) == ["scheduling.plugins.priority-holdback-policy: minCeiling must be less than maxCeiling"]
+
+
+def test_a_profile_cannot_filter_by_a_detector() -> None:
+    scheduling = {
+        "plugins": [{"type": "utilization-detector"}],
+        "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "utilization-detector"}]}],
+    }
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({"pods": PODS, "scheduling": scheduling})
+    assert list(map(str, caught.value.problems)) == [
+        "scheduling.schedulingProfiles.p.plugins[0].pluginRef: 'utilization-detector' is no filter, scorer or picker"
+    ]
+
+
+def test_admitters_work_with_the_gate_and_without() -> None:
+    plugins = [
+        {"type": "probabilistic-admitter", "parameters": {"queueDepthThreshold": 4, "k": 10}},
+        {"type": "latency-slo-admitter"},
+    ]
+    for gates in ((), ("flowControl",)):
+        settings = loaded(plugins=plugins, gates=gates)
+        assert settings.shedding.missed_objectives
+        assert settings.shedding.by_load is not None
+        assert (settings.shedding.by_load.queue_depth, settings.shedding.by_load.k) == (4, 10.0)
+        assert settings.limits is bool(gates)

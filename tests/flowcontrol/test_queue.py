@@ -1,0 +1,189 @@
+"""The order in which requests leave the queue, and who has to leave it for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.flowcontrol.band import Waiting
+from proxy.flowcontrol.queue import Queue
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
+
+
+class Line:
+    """A queue and whoever came to it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.queue = Queue(FlowControlSettings(**settings))
+        self.now = 0.0
+
+    def come(self, tenant: str = "", tokens: int = 1, **fields: Any) -> Waiting:
+        self.now += 1.0
+        prompt = Prompt((b"x" * 4 * tokens,))
+        request = InferenceRequest("r", "/", fields.pop("model", "m"), prompt, b"12345678", tenant=tenant, **fields)
+        waiting = Waiting(request, self.queue.band(request.priority), self.now, lambda refusal: None)
+        waiting.band.push(waiting)
+        return waiting
+
+    def next(self) -> Waiting | None:
+        for band in self.queue.bands:
+            if (waiting := band.due(())) is not None:
+                band.take(waiting)
+                return waiting
+        return None
+
+    def served(self, count: int) -> Counter[str]:
+        return Counter(waiting.request.tenant for _ in range(count) if (waiting := self.next()) is not None)
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.integers(1, 50),
+        st.integers(-2, 2),
+        st.floats(0, 1e6),
+        st.sampled_from(("m", "n")),
+    ),
+    max_size=40,
+)
+POLICIES = {
+    "fairness": st.sampled_from(("strict", "round-robin", "deficit-round-robin")),
+    "ordering": st.sampled_from(("fcfs", "edf", "slo-deadline")),
+}
+
+
+@given(REQUESTS, st.data(), st.fixed_dictionaries(POLICIES))
+def test_everybody_leaves_once_and_higher_priorities_first(requests: Any, data: Any, policies: Any) -> None:
+    line = Line(**policies)
+    here = [
+        line.come(tenant, tokens, priority=priority, deadline=deadline, model=model)
+        for tenant, tokens, priority, deadline, model in requests
+    ]
+    gone = data.draw(st.sets(st.sampled_from(here))) if here else set()
+    for waiting in gone:
+        waiting.band.drop(waiting)
+        waiting.band.drop(waiting)
+    assert line.queue.waiting == len(here) - len(gone)
+    assert line.queue.bytes == 8 * line.queue.waiting
+    order = []
+    while (waiting := line.next()) is not None:
+        order.append(waiting)
+    assert set(order) == set(here) - gone
+    assert len(order) == len(set(order))
+    priorities = [waiting.request.priority for waiting in order]
+    assert priorities == sorted(priorities, reverse=True)
+    assert line.queue.waiting == line.queue.bytes == 0
+    assert not any(band.models for band in line.queue.bands)
+    for flow in {(one.request.tenant, one.request.priority) for one in order}:
+        keys = [one.key for one in order if (one.request.tenant, one.request.priority) == flow]
+        assert keys == sorted(keys), "within a flow its ordering holds"
+
+
+@given(st.lists(st.integers(1, 100), min_size=60, max_size=60), st.lists(st.integers(1, 100), min_size=60, max_size=60))
+def test_while_two_tenants_wait_neither_has_more_than_one_large_prompt_beyond_its_share(
+    many: list[int], few: list[int]
+) -> None:
+    line = Line(fairness="deficit-round-robin")
+    for tokens in many:
+        line.come("many", tokens)
+    for tokens in few:
+        line.come("few", tokens)
+    had = Counter[str]()
+    while all(flow.waiting for flow in line.queue.bands[0]._flows.values()):
+        waiting = line.next()
+        assert waiting is not None
+        had[waiting.request.tenant] += waiting.cost
+        assert abs(had["many"] - had["few"]) <= 100
+
+
+def test_shares_are_kept_in_requests_and_in_tokens() -> None:
+    for fairness in ("round-robin", "deficit-round-robin"):
+        line = Line(fairness=fairness, shares={"gold": 3.0})
+        for _ in range(40):
+            line.come("gold", 10)
+            line.come("plain", 10)
+        assert line.served(40) == {"gold": 30, "plain": 10}
+
+
+def test_who_was_served_while_nobody_else_waited_owes_nothing_to_who_comes_later() -> None:
+    line = Line()
+    for _ in range(100):
+        line.come("old")
+    line.served(90)
+    for _ in range(10):
+        line.come("new")
+    assert line.served(10) == {"old": 5, "new": 5}
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+    line = Line()
+    line.come("back")
+    for _ in range(50):
+        line.come("busy")
+    line.served(40)
+    for _ in range(10):
+        line.come("back")
+    served = line.served(10)
+    assert abs(served["back"] - served["busy"]) <= 2
+
+
+def test_a_priority_that_is_not_listed_has_a_band_like_the_next_one_below() -> None:
+    bands = (BandSettings(10, "urgent", max_queued=7), BandSettings(0, ceiling=0.5))
+    queue = Line(bands=bands).queue
+    assert [(band.priority, band.name) for band in queue.bands] == [(10, "urgent"), (0, "0")]
+    unlisted = {priority: queue.band(priority) for priority in (99, 5, -5)}
+    assert [band.priority for band in queue.bands] == [99, 10, 5, 0, -5]
+    assert [unlisted[priority].ceiling for priority in (99, 5, -5)] == [1.0, 0.5, 0.5]
+    assert unlisted[99].name == "99"
+    assert queue.band(99) is unlisted[99]
+
+
+def test_the_last_of_the_lowest_band_makes_room_and_in_a_band_the_last_of_whoever_has_most() -> None:
+    line = Line(max_queued=100)
+    low = [line.come("any", priority=-1) for _ in range(3)]
+    many = [line.come("many") for _ in range(20)]
+    newcomer = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
+    assert line.queue.gives_way(newcomer) is low[-1]
+    for waiting in low:
+        waiting.band.drop(waiting)
+    assert line.queue.gives_way(newcomer) is many[-1]
+    again = Waiting(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
+    assert line.queue.gives_way(again) is None
+    below = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(-1), 99.0, lambda refusal: None)
+    assert line.queue.gives_way(below) is None, "nobody leaves for who is less urgent"
+
+
+def test_how_many_go_before_counts_turns_and_not_all_that_wait() -> None:
+    line = Line()
+    for _ in range(50):
+        line.come("many")
+    few = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
+    many = Waiting(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
+    assert (line.queue.ahead(few), line.queue.ahead(many)) == (1, 50)
+    strict = Line(fairness="strict", ordering="edf")
+    for deadline in (10.0, 30.0, 50.0):
+        strict.come("many", deadline=deadline)
+    request = InferenceRequest("r", "/", "m", tenant="few", deadline=40.0)
+    assert strict.queue.ahead(Waiting(request, strict.queue.band(0), 4.0, lambda refusal: None)) == 2
+
+
+def test_those_that_left_from_the_middle_are_not_held_for_long() -> None:
+    line = Line()
+    first = line.come()
+    for _ in range(1000):
+        waiting = line.come()
+        waiting.band.drop(waiting)
+    assert first.flow is not None
+    assert len(first.flow._heap) < 100
+
+
+def test_tenants_that_do_not_come_back_are_forgotten() -> None:
+    line = Line()
+    for number in range(3000):
+        line.come(f"tenant-{number}")
+        line.next()
+    assert len(line.queue.bands[0]._flows) <= 1001

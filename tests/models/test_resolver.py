@@ -1,0 +1,301 @@
+"""What becomes of the model, the priority and the tenant of a request."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from proxy.core import params
+from proxy.core.cycle_state import DataKey
+from proxy.core.errors import (
+    AllFailed,
+    BadGateway,
+    BadRequest,
+    ConfigError,
+    NoEndpoints,
+    QueueFull,
+    RateLimited,
+    Reason,
+    RequestError,
+    Saturated,
+    ShuttingDown,
+    UnknownModel,
+)
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.request import InferenceRequest, Naming
+from proxy.models.resolver import Resolver
+from proxy.models.settings import ModelSettings
+
+
+class Counts:
+    """A Watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, ...]] = []
+
+    def rewritten(self, rule: str, model: str) -> None:
+        self.seen.append(("rewritten", rule, model))
+
+    def fell_back(self, model: str, to: str) -> None:
+        self.seen.append(("fell back", model, to))
+
+
+def resolver(counts: Counts | None = None, pools: tuple[str, ...] = (), **settings: Any) -> Resolver:
+    return Resolver(params.load(ModelSettings, settings), random.Random(4), counts or Counts(), pools=pools)
+
+
+def request(model: str = "m", **headers: str) -> InferenceRequest:
+    body = b'{"model": "%b", "messages": []}' % model.encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return InferenceRequest("r", "/v1/chat/completions", model, body=body, headers=named)
+
+
+KEY = Identity("k", "acme", frozenset(["m", "gpt-*"]), frozenset(["batch"]))
+
+
+def test_an_alias_is_replaced_in_the_body_too() -> None:
+    resolved = resolver(aliases={"gpt-4o": "llama"}).resolve(request("gpt-4o"), None)
+    assert (resolved.model, resolved.body) == ("llama", b'{"model": "llama", "messages": []}')
+
+
+def test_what_needs_no_change_keeps_its_bytes() -> None:
+    asked = request()
+    assert resolver(aliases={"x": "y"}).resolve(asked, None).body is asked.body
+
+
+def test_requests_are_split_by_weight() -> None:
+    rules = [{"model": "m", "targets": [{"model": "a", "weight": 3}, {"model": "b", "weight": 1}, {"model": "c"}]}]
+    it = resolver(rewrites=rules)
+    drawn = [it.resolve(request(), None).model for _ in range(400)]
+    assert 260 < drawn.count("a") < 340
+    assert drawn.count("c") == 0
+    even = resolver(rewrites=[{"targets": [{"model": "a"}, {"model": "b"}]}])
+    assert 160 < [even.resolve(request(), None).model for _ in range(400)].count("a") < 240
+
+
+def test_a_rule_for_a_model_goes_before_one_for_any_and_headers_must_match() -> None:
+    it = resolver(
+        rewrites=[
+            {"targets": [{"model": "any"}]},
+            {"model": "m", "headers": {"x-canary": "1"}, "targets": [{"model": "new"}]},
+            {"model": "m", "targets": [{"model": "old"}]},
+        ]
+    )
+    assert it.resolve(request("m"), None).model == "old"
+    assert it.resolve(request("m", x_canary="1"), None).model == "new"
+    assert it.resolve(request("n"), None).model == "any"
+
+
+def test_rules_apply_to_what_an_alias_stands_for() -> None:
+    it = resolver(aliases={"gpt": "m"}, rewrites=[{"model": "m", "targets": [{"model": "new"}]}])
+    assert it.resolve(request("gpt"), None).model == "new"
+
+
+@pytest.mark.parametrize("header", ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"])
+def test_a_header_names_the_model_of_a_client_without_a_key(header: str) -> None:
+    it = resolver(aliases={"m": "n"})
+    assert it.resolve(request(**{header: "special"}), None).model == "special"
+    assert it.resolve(request(**{header: "special"}), KEY).model == "n"
+
+
+def test_an_objective_gives_the_priority() -> None:
+    it = resolver(objectives={"batch": {"priority": -1}, "chat": {"priority": 5}, "default": {"priority": 1}})
+    assert it.resolve(request(), None).priority == 1
+    assert it.resolve(request(x_llm_d_inference_objective="chat"), None).priority == 5
+    assert it.resolve(request(x_gateway_inference_objective="batch"), None).priority == -1
+    assert it.resolve(request(x_llm_d_inference_objective="unknown"), None).priority == 0
+    assert it.resolve(request(x_llm_d_inference_objective="batch"), KEY).priority == -1
+    assert it.resolve(request(x_llm_d_inference_objective="chat"), KEY).priority == 1, "the key may not name it"
+
+
+def test_the_tenant_is_the_keys_or_what_an_unknown_client_says() -> None:
+    it = resolver()
+    assert it.resolve(request(x_llm_d_inference_fairness_id="t"), None).tenant == "t"
+    assert it.resolve(request(x_llm_d_inference_fairness_id="t"), KEY).tenant == "acme"
+    assert it.resolve(request(), None).tenant == ""
+
+
+def test_a_key_gets_the_models_it_may_ask_for() -> None:
+    it = resolver(aliases={"gpt-4o": "secret"})
+    assert it.resolve(request("gpt-4o"), KEY).model == "secret"
+    with pytest.raises(UnknownModel):
+        it.resolve(request("secret"), KEY)
+
+
+def test_a_body_that_is_no_json_cannot_be_rewritten() -> None:
+    asked = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=b"--boundary")
+    with pytest.raises(BadRequest, match="whisper"):
+        resolver(aliases={"whisper": "other"}).resolve(asked, None)
+
+
+def test_a_form_is_rewritten_in_its_field() -> None:
+    form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b\r\nthe rest'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    asked = InferenceRequest("r", "/v1/audio/transcriptions", "whisper", body=form, headers=headers)
+    resolved = resolver(aliases={"whisper": "whisper-large"}).resolve(asked, None)
+    assert resolved.body == form.replace(b"whisper", b"whisper-large")
+
+
+def test_what_has_no_body_and_no_model_is_left_alone() -> None:
+    asked = InferenceRequest("r", "/v1/anything", "")
+    assert resolver(rewrites=[{"targets": [{"model": "a"}]}]).resolve(asked, None).model == ""
+
+
+def test_a_session_stays_with_the_target_that_it_has() -> None:
+    rule = {"model": "m", "sticky": "x-session", "targets": [{"model": "a", "weight": 1}, {"model": "b", "weight": 1}]}
+    one, other = resolver(rewrites=[rule]), resolver(rewrites=[rule])
+    drawn = {str(number): one.resolve(request(x_session=str(number)), None).model for number in range(200)}
+    assert 70 < list(drawn.values()).count("a") < 130
+    assert drawn == {who: other.resolve(request(x_session=who), None).model for who in drawn}, "in another process too"
+    assert one.resolve(request(x_session="caf\udce9"), None).model in ("a", "b"), "a header that is no UTF-8"
+    assert {one.resolve(request(), None).model for _ in range(20)} == {"a", "b"}, "who has none is drawn by itself"
+
+
+def test_rewrites_are_counted_by_rule() -> None:
+    counts = Counts()
+    rules = [
+        {"name": "canary", "model": "m", "targets": [{"model": "new"}]},
+        {"model": "n", "targets": [{"model": "x"}]},
+    ]
+    it = resolver(counts, aliases={"gpt": "llama"}, rewrites=rules)
+    for asked in ("m", "n", "gpt", "other"):
+        it.resolve(request(asked), None)
+    it.resolve(request(x_llm_d_model_name_rewrite="made up"), None)
+    said = [("canary", "new"), ("n", "x"), ("alias", "llama"), ("header", "")]
+    assert counts.seen == [("rewritten", *each) for each in said]
+
+
+def test_what_is_asked_for_is_remembered_only_where_another_model_may_answer() -> None:
+    it = resolver(aliases={"gpt": "m"}, fallbacks={"m": ["small", "tiny"]})
+    assert it.resolve(request("gpt"), None).naming == Naming("gpt", ("small", "tiny"))
+    assert it.resolve(request("m"), None).naming == Naming("m", ("small", "tiny"))
+    assert it.resolve(request("other"), None).naming is None
+
+
+def test_further_names_are_listed_while_what_they_stand_for_is() -> None:
+    cards = [{"id": "m", "owned_by": "vllm"}, {"id": "n"}]
+    rules = [{"model": "virtual", "targets": [{"model": "away"}, {"model": "n"}]}, {"targets": [{"model": "m"}]}]
+    it = resolver(aliases={"gpt": "m", "gone": "away", "n": "m"}, rewrites=rules)
+    assert it.listed(cards) == [*cards, {"id": "virtual"}, {"id": "gpt", "owned_by": "vllm"}]
+
+
+class Pods:
+    """Sends: the models in `failing` fail so, all others answer."""
+
+    def __init__(self, **failing: RequestError) -> None:
+        self.failing = failing
+        self.asked: list[InferenceRequest] = []
+
+    async def send(self, request: InferenceRequest) -> None:
+        self.asked.append(request)
+        request.state.write(MARK, request.model)
+        if error := self.failing.get(request.model):
+            raise error
+
+    @property
+    def models(self) -> list[str]:
+        return [request.model for request in self.asked]
+
+
+MARK: DataKey[str] = DataKey("Mark")
+
+
+@pytest.mark.parametrize(
+    "error", [NoEndpoints("none"), UnknownModel("big"), QueueFull("full"), Saturated("full"), AllFailed("tried 3")]
+)
+async def test_the_next_model_is_asked_where_nobody_has_room(error: RequestError) -> None:
+    counts = Counts()
+    it = resolver(counts, aliases={"gpt": "big"}, fallbacks={"big": ["mid", "small"]})
+    pods = Pods(big=error, mid=error)
+    await it.try_each(it.resolve(request("gpt"), None), pods.send)
+    assert pods.models == ["big", "mid", "small"]
+    assert pods.asked[2].body == b'{"model": "small", "messages": []}'
+    assert counts.seen[1:] == [("fell back", "big", "mid"), ("fell back", "mid", "small")]
+
+
+async def test_a_fallback_may_be_in_a_pool_and_where_there_is_no_such_pool_the_whole_is_a_model() -> None:
+    counts = Counts()
+    it = resolver(counts, ("default", "spare"), fallbacks={"m": ["m@spare", "n@home", "n"]})
+    pods = Pods(m=NoEndpoints("none"), **{"n@home": NoEndpoints("none")})
+    asked = it.resolve(request("m"), None)
+    await it.try_each(asked, pods.send)
+    assert [(one.model, one.naming and one.naming.pool) for one in pods.asked] == [
+        ("m", ""),
+        ("m", "spare"),
+        ("n@home", ""),
+        ("n", ""),
+    ]
+    assert pods.asked[1].body is asked.body
+    assert counts.seen[0] == ("fell back", "m", "m@spare")
+
+
+def test_a_rewrite_may_name_the_pool_of_its_target() -> None:
+    it = resolver(rewrites=[{"model": "m", "targets": [{"model": "m", "pool": "spare"}]}])
+    asked = request("m")
+    resolved = it.resolve(asked, None)
+    assert (resolved.model, resolved.body, resolved.naming) == ("m", asked.body, Naming("m", pool="spare"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimited("enough", 1.0),
+        ShuttingDown(),
+        BadGateway("lost"),
+        BadRequest("bad"),
+        QueueFull("its client may have a part of the answer", reason=Reason.EVICTED),
+    ],
+)
+async def test_what_another_model_would_not_change_or_may_not_be_sent_again_ends_it(error: RequestError) -> None:
+    it = resolver(fallbacks={"big": ["small"]})
+    pods = Pods(big=error)
+    with pytest.raises(type(error)):
+        await it.try_each(it.resolve(request("big"), None), pods.send)
+    assert pods.models == ["big"]
+
+
+async def test_where_all_fail_the_client_hears_the_name_that_it_knows() -> None:
+    it = resolver(aliases={"gpt": "big"}, fallbacks={"big": ["small"]})
+    pods = Pods(big=UnknownModel("big"), small=NoEndpoints("No pod that serves the model `small` is ready."))
+    with pytest.raises(NoEndpoints, match="model `gpt` is ready"):
+        await it.try_each(it.resolve(request("gpt"), None), pods.send)
+    pods.failing["small"] = UnknownModel("small")
+    with pytest.raises(UnknownModel, match="model `gpt` does not exist"):
+        await it.try_each(it.resolve(request("gpt"), None), pods.send)
+
+
+async def test_who_asks_is_known_to_the_next_model_and_nothing_else() -> None:
+    it = resolver(fallbacks={"m": ["small"]})
+    asked = it.resolve(request("m"), KEY)
+    asked.state.write(IDENTITY, KEY)
+    pods = Pods(m=NoEndpoints("none"))
+    await it.try_each(asked, pods.send)
+    assert pods.asked[1].state == {IDENTITY: KEY, MARK: "small"}
+
+
+async def test_a_form_that_names_no_model_stays_with_its_own_error() -> None:
+    it = resolver(fallbacks={"m": ["small"]})
+    form = InferenceRequest("r", "/v1/audio/transcriptions", "m", body=b"--b", headers={"content-type": "multipart/x"})
+    with pytest.raises(NoEndpoints):
+        await it.try_each(it.resolve(form, None), Pods(m=NoEndpoints("none")).send)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"aliases": {"a": "b", "b": "c"}},
+        {"fallbacks": {"a": ["b", "a"]}},
+        {"aliases": {"a": "b"}, "fallbacks": {"a": ["c"]}},
+    ],
+)
+def test_names_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        params.load(ModelSettings, settings)
+
+
+@pytest.mark.parametrize("rule", [{"model": "m"}, {"targets": [{"weight": 1}]}])
+def test_a_rule_without_targets_is_refused(rule: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        params.load(ModelSettings, {"rewrites": [rule]})

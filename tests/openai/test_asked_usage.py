@@ -1,0 +1,239 @@
+"""Usage that is asked for in the client's place: into the body of the request, out of the stream of the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.request import InferenceRequest
+from proxy.openai.asked_usage import LARGEST_EVENT, OPTIONS, READ_AT_MOST, UsageTaker, asking, with_question
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def asked(body: str | bytes, path: str = CHAT) -> str | None:
+    made = with_question(body.encode() if isinstance(body, str) else body, path)
+    return None if made is None else made.decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "made"),
+    [
+        ('{"stream":true}', '{"stream":true,"stream_options":{"include_usage":true}}'),
+        ('{ "stream" : true\n}\r\n ', '{ "stream" : true\n,"stream_options":{"include_usage":true}}\r\n '),
+        ('{"stream":true,"n":1}', '{"stream":true,"n":1,"stream_options":{"include_usage":true}}'),
+        ('{"n": null, "stream":true}', '{"n": null, "stream":true,"stream_options":{"include_usage":true}}'),
+        ('{"stream_options" : {} ,"a":1}', '{"stream_options" : {"include_usage":true} ,"a":1}'),
+        ('{"stream_options":{ \n}}', '{"stream_options":{"include_usage":true \n}}'),
+        ('{"stream_options": null}', '{"stream_options": {"include_usage":true}}'),
+        (
+            '{"stream_options":{"x":{"y":"}"}}}',
+            '{"stream_options":{"include_usage":true,"x":{"y":"}"}}}',
+        ),
+        ('{"stream_options":{"include_usage" : false}}', '{"stream_options":{"include_usage" : true}}'),
+        ('{"stream_options":{"include_usage":null}}', '{"stream_options":{"include_usage":true}}'),
+        (
+            '{"stream_options":{"include_usage":false,"continuous_usage_stats":false}}',
+            '{"stream_options":{"include_usage":true,"continuous_usage_stats":false}}',
+        ),
+        (
+            '{"a":{"stream_options":{}},"stream_options":{},"b":{"stream_options":{}}}',
+            '{"a":{"stream_options":{}},"stream_options":{"include_usage":true},"b":{"stream_options":{}}}',
+        ),
+        (
+            '{"stream_options":{"include_usage":true},"stream_options":{}}',
+            '{"stream_options":{"include_usage":true},"stream_options":{"include_usage":true}}',
+        ),
+        (
+            '{"messages":[{"content":"\\"stream_options\\":{} }\\\\"}]}',
+            '{"messages":[{"content":"\\"stream_options\\":{} }\\\\"}],"stream_options":{"include_usage":true}}',
+        ),
+        (
+            '{"metadata":{"stream_options":{"include_usage":false}}}',
+            '{"metadata":{"stream_options":{"include_usage":false}},"stream_options":{"include_usage":true}}',
+        ),
+        ('{"x":"caf\\u00e9"}', '{"x":"caf\\u00e9","stream_options":{"include_usage":true}}'),
+        ('{"x":NaN,"stream_options":{}}', '{"x":NaN,"stream_options":{"include_usage":true}}'),
+        ('{"x":"\\ud800"}', '{"x":"\\ud800","stream_options":{"include_usage":true}}'),
+    ],
+)
+def test_the_question_is_put_where_it_belongs_and_all_other_bytes_stay(body: str, made: str) -> None:
+    assert asked(body) == made
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"stream_options":{"include_usage":true}}',
+        '{"stream_options":{"include_usage":1}}',
+        '{"stream_options":{"continuous_usage_stats":true}}',
+        '{"stream_options":{"include_usage":false,"continuous_usage_stats":true}}',
+        '{"stream_options":[]}',
+        '{"stream_options":"x"}',
+        '{"stream_options":{},"stream_options":{"include_usage":true}}',
+        '{"stream\\u005foptions":{}}',
+        '{"stream\\u005foptions":{"include_usage":true}}',
+        '{"stream_options":{"include\\u005fusage":false}}',
+        '{"n":2}',
+        '{"\\u006e":2}',
+        '{"n":"2"}',
+    ],
+)
+def test_a_client_that_asks_and_what_cannot_be_changed_safely_are_left_alone(body: str) -> None:
+    assert asked(body) is None
+
+
+def test_a_body_in_another_encoding_is_left_alone() -> None:
+    for encoding in ("utf-16", "utf-16-be", "utf-16-le", "utf-32"):
+        assert with_question('{"stream":true}'.encode(encoding), CHAT) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "one"),
+    [
+        ('"a"', True),
+        ('["a"]', True),
+        ("[1, 2]", True),
+        ("[[1, 2]]", True),
+        ('["a","b"]', False),
+        ("[[1],[2]]", False),
+        ("[]", False),
+        ("null", False),
+    ],
+)
+def test_several_prompts_have_several_choices(prompt: str, one: bool) -> None:
+    assert (asked(f'{{"prompt": {prompt}}}', TEXT) is not None) is one
+    assert (asked(f'{{"prompt": {prompt},"x":{{"prompt":"decoy"}}}}', TEXT) is not None) is one
+
+
+def test_a_large_body_is_asked_only_where_it_need_not_be_read() -> None:
+    large = '"messages":["' + "x" * READ_AT_MOST + '"]}'
+    assert asked("{" + large) is not None
+    assert asked('{"n":1,' + large) is None
+    assert asked('{"stream_options":{},' + large) is None
+
+
+keys = st.sampled_from(["stream_options", "include_usage", "n", "a", 'quo"te', "prompt", "é"])
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.sampled_from(["", "}", '"stream_options":{}', "\\"])
+)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3))
+separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
+
+
+@given(st.dictionaries(keys, values, max_size=5), separators, st.booleans(), st.sampled_from(["", "\n", " \r\n"]))
+def test_nothing_but_the_question_changes(
+    fields: dict[str, Any], seps: tuple[str, str], escaped: bool, behind: str
+) -> None:
+    fields = {**fields, "stream": True}
+    body = json.dumps(fields, separators=seps, ensure_ascii=escaped) + behind
+    made = asked(body)
+    if made is None:
+        options = fields.get("stream_options")
+        assert options is not None or fields.get("n") not in (None, 1) or "prompt" in fields
+        return
+    options = fields.get("stream_options") or {}
+    assert options.get("include_usage") in (None, False)
+    assert json.loads(made) == {**fields, "stream_options": {**options, "include_usage": True}}
+    ahead = shared(body, made)
+    after = shared(body[ahead:][::-1], made[ahead:][::-1])
+    assert len(body) - ahead - after <= len("false")
+    assert len(made) - len(body) <= len(OPTIONS) + 1
+
+
+def shared(one: str, other: str) -> int:
+    """Characters at the beginning of both."""
+    differ = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
+
+
+def request(path: str = CHAT, stream: bool = True, body: bytes = b'{"stream":true}') -> InferenceRequest:
+    return InferenceRequest("1", path, "m", body=body, stream=stream)
+
+
+def test_only_streams_of_the_apis_that_tell_usage_on_demand_are_asked() -> None:
+    assert asking(request()).asks_usage
+    assert asking(request(TEXT, body=b'{"prompt":"a","stream":true}')).asks_usage
+    for other in (request(stream=False), request("/v1/messages"), request("/v1/responses"), request("/v1/embeddings")):
+        assert asking(other) is other
+    own = request(body=b'{"stream":true,"stream_options":{"include_usage":true}}')
+    assert asking(own) is own
+
+
+def test_asking_twice_asks_once() -> None:
+    once = asking(request())
+    assert asking(once) is once
+
+
+def event(*, finish: str | None = None, fingerprint: str | None = None, text: str = "x") -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    stamped = {} if fingerprint is None else {"system_fingerprint": fingerprint}
+    return b"data: " + json.dumps({"choices": [choice], **stamped}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def usage(fingerprint: str | None = None) -> bytes:
+    fields: dict[str, Any] = {
+        "choices": [],
+        "usage": {"prompt_tokens": 4, "completion_tokens": 2},
+        "system_fingerprint": fingerprint,
+    }
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def taken(*events: bytes) -> bytes:
+    taker = UsageTaker()
+    return b"".join([*taker.take(b"".join(events)), *taker.rest()])
+
+
+def test_usage_is_taken_out_and_the_fingerprint_goes_where_it_would_have_been() -> None:
+    first, last = event(), event(finish="stop")
+    assert taken(first, last, usage("fp-1"), DONE) == first + event(finish="stop", fingerprint="fp-1") + DONE
+    assert taken(first, last, usage(None), DONE) == first + last + DONE
+    own = event(finish="stop", fingerprint="own")
+    assert taken(own, usage("fp-1"), DONE) == own + DONE
+
+
+def test_what_only_looks_like_usage_stays() -> None:
+    said = event(text='"usage": {"prompt_tokens": 1}, "choices": [], "finish_reason":"stop"')
+    none = b'data: {"choices":[{"finish_reason":null}],"usage":null}\n\n'
+    noise = b'data: {"usage":{ not JSON\n\n'
+    for odd in (said, none, noise, b": keep-alive\n\n", b"\n\n", b'data: ["usage",{}]\n\n'):
+        taker = UsageTaker()
+        assert taker.take(odd) == [odd]
+        assert not taker.holds
+
+
+def test_a_last_chunk_waits_for_what_follows_and_nothing_else_does() -> None:
+    taker = UsageTaker()
+    assert taker.take(event()) == [event()]
+    assert taker.take(event(finish="stop")) == []
+    assert taker.holds
+    assert taker.take(DONE) == [event(finish="stop"), DONE]
+
+
+def test_an_engine_that_tells_everybody_is_not_silenced() -> None:
+    tells = b'data: {"choices":[{"finish_reason":null}],"usage":{"prompt_tokens":4}}\n\n'
+    taker = UsageTaker()
+    stream = [event(), tells, event(finish="stop"), usage(), DONE]
+    assert b"".join(b"".join(taker.take(each)) for each in stream) == b"".join(stream)
+    assert taker.passes_all
+    assert taken(*stream) == b"".join(stream)
+
+
+def test_an_event_without_end_is_passed_on_when_it_gets_too_large() -> None:
+    taker, sent = UsageTaker(), b""
+    piece = b"data: " + b"x" * 100_000
+    while len(sent) <= LARGEST_EVENT:
+        sent += piece
+        passed = b"".join(taker.take(piece))
+        assert passed in (b"", sent)
+    assert taker.passes_all
+    assert not taker.holds
+    assert taker.take(b"more") == [b"more"]

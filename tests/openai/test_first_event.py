@@ -1,0 +1,74 @@
+"""First events that say that a pod declines, and all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.openai.first_event import LONGEST, declined, is_whole
+
+BUSY = "The engine is currently busy and cannot accept new requests."
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (b'data: {"error": {"message": "busy", "type": "Service Unavailable", "param": null, "code": 503}}', 503),
+        (b'data: {"error":{"message":"EngineCore","type":"InternalServerError","param":null,"code":500}}', 500),
+        (b'data:{"error":{"message":"x","code":"502"}}', 502),
+        (b'data: {"error":{"message":"slow down","code":429}}', 429),
+        (b'event: error\r\ndata: {"type":"error","error":{"type":"internal_error","message":"code: 503"}}', 500),
+        (b'event: error\ndata: {"type":"error","error":{"type":"Service Unavailable","message":"x"}}', 503),
+        (b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"x"}}', 503),
+        (b'event: error\ndata: {"type":"error","code":"server_error","message":"x","param":null}', 500),
+        (b'data: {"error":\ndata: {"code":503}}', 503),
+    ],
+)
+def test_an_error_of_the_pod_is_a_refusal(event: bytes, status: int) -> None:
+    for end in (b"\n\n", b"\r\n\r\n", b""):
+        found = declined(event + end + b"data: [DONE]\n\n" * bool(end))
+        assert found is not None
+        assert found.status == status
+
+
+def test_what_the_pod_says_of_it_is_kept_for_whoever_decides() -> None:
+    found = declined(b'data: {"error":{"message":"cannot schedule new futures after shutdown","code":500}}\n\n')
+    assert found is not None
+    assert found.text == "cannot schedule new futures after shutdown"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"id":"1","choices":[{"delta":{"content":"error"}}]}',
+        b'data: {"error":{"message":"too long","type":"BadRequestError","code":400}}',
+        b'data: {"error":{"message":"who knows"}}',
+        b'data: {"error":"503"}',
+        b'data: {"error":null,"code":503}',
+        b'data: {"choices":[{"text":"{\\"error\\":{\\"code\\":503}}"}]}',
+        b'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error","message":"x"}}',
+        b"data: error",
+        b"data: [1,2]",
+        b": keep-alive error",
+        b"event: response.created\ndata: {}",
+        b"",
+    ],
+)
+def test_anything_else_has_begun(event: bytes) -> None:
+    refused = b'data: {"error":{"message":"busy","code":503}}\n\n'
+    assert declined(event + b"\n\n" + refused) is None
+
+
+def test_an_event_that_is_too_long_to_be_waited_for_is_none() -> None:
+    assert not is_whole(b"x" * LONGEST)
+    assert is_whole(b"x" * LONGEST + b"x")
+    assert declined(b"data: " + b"x" * LONGEST + b"error") is None
+
+
+def test_an_answer_that_the_engine_aborts_before_its_first_event_is_out_is_a_refusal() -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}\n\n'
+    found = declined(event)
+    assert found is not None
+    assert found.status == 503
+    assert declined(event.replace(b'"abort"', b'"stop"')) is None
+    said = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""}}]}\n\n'
+    assert declined(said) is None

@@ -1,0 +1,271 @@
+"""The exact producer, and the one that trusts it as far as it is sure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.core import wiring
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision, ProfileRun
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.exchange import Ending, Exchange, Stage, Usage
+from proxy.core.kv import BlocksStored, KvSources
+from proxy.core.params import Invalid
+from proxy.core.ports import Clock, InstanceName, KvEvents, KvListener
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.plugins.producers.exact_or_approx_prefix_cache import ExactOrApproxPrefixCacheProducer
+from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
+from proxy.plugins.scorers.precise_prefix_cache import PrecisePrefixCacheScorer
+from proxy.prefix.keys import PREFIX_MATCH, TOKEN_IDS, PrefixMatch
+
+EXACT, APPROX, BOTH = (f"{kind}-prefix-cache-producer" for kind in ("precise", "approx", "exact-or-approx"))
+SIZE = 16
+IDS = list(range(100))
+
+
+class Followed(KvEvents):
+    """Keeps what was asked for."""
+
+    def __init__(self) -> None:
+        self.wishes: list[tuple[KvSources, KvListener]] = []
+
+    def follow(self, sources: KvSources, listener: KvListener) -> None:
+        self.wishes.append((sources, listener))
+
+
+class Guess(PrefixMatch):
+    def __init__(self, total: int, blocks: int) -> None:
+        self.block_size = 64
+        self.total = total
+        self._blocks = blocks
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [self._blocks] * len(endpoints)
+
+
+def make(cls: Any = PrecisePrefixCacheProducer, events: KvEvents | None = None, **parameters: Any) -> Any:
+    ports = {Clock: ManualClock(), InstanceName: InstanceName(cls.plugin_type), KvEvents: events or Followed()}
+    return wiring.make(cls, parameters, "plugins.it", ports)
+
+
+def pod(name: str = "pod") -> Endpoint:
+    return Endpoint(name, state=EndpointState.READY)
+
+
+def request(ids: Sequence[int] | None = IDS, model: str = "m") -> InferenceRequest:
+    asked = InferenceRequest("id", "/v1/chat/completions", model, Prompt((b"text" * 100,)))
+    if ids is not None:
+        asked.state.write(TOKEN_IDS, Prompt((array("I", ids).tobytes(),)))
+    return asked
+
+
+def hold(producer: Any, endpoint: Endpoint, ids: Sequence[int] = IDS, first: int = 0) -> None:
+    names = list(range(first, first + len(ids) // SIZE))
+    tokens = array("I", ids[: len(names) * SIZE]).tobytes()
+    producer.index.told(endpoint, 0, [BlocksStored(names, None, tokens, SIZE)])
+
+
+def leg(producer: Any, asked: InferenceRequest, endpoint: Endpoint) -> Exchange:
+    exchange = Exchange(asked, Decision(endpoint), endpoint, 0, 0.0)
+    producer.pre_request(exchange, endpoint)
+    return exchange
+
+
+def end(producer: Any, exchange: Exchange, cached: int | None = None, status: int = 200) -> None:
+    exchange.status, exchange.ending, exchange.first_byte_at = status, Ending.COMPLETE, 1.0
+    exchange.usage = Usage(100, 1, cached)
+    producer.post_response(exchange, exchange.endpoint)
+
+
+async def test_the_match_is_what_the_pods_said() -> None:
+    producer, one, other, asked = make(), pod("one"), pod("other"), request()
+    hold(producer, one)
+    await producer.produce(asked, [one, other])
+    match = asked.state.read(PREFIX_MATCH)
+    assert match is asked.state.read(PREFIX_MATCH.of(EXACT))
+    assert match is not None
+    assert (match.block_size, match.total) == (SIZE, 6)
+    assert match.matched([other, one]) == [0, 6]
+    assert match.missing([one, other], 1) == [4, 100]
+
+
+async def test_a_prompt_without_token_ids_has_no_match() -> None:
+    producer, asked, one = make(), request(None), pod()
+    await producer.produce(asked, [one])
+    assert asked.state.read(PREFIX_MATCH) is None
+    exchange = leg(producer, asked, one)
+    assert exchange.predicted_cached_tokens is None
+    end(producer, exchange, cached=5)
+
+
+async def test_siblings_of_a_request_on_its_way_go_after_it() -> None:
+    producer, one, other, first, second = make(), pod("one"), pod("other"), request(), request()
+    await producer.produce(first, [one, other])
+    exchange = leg(producer, first, one)
+    assert exchange.predicted_cached_tokens == 0
+    await producer.produce(second, [one, other])
+    match = second.state.read(PREFIX_MATCH)
+    assert match is not None
+    assert match.matched([one, other]) == [6, 0]
+    end(producer, exchange, status=500)
+    assert match.matched([one, other]) == [0, 0]
+
+
+async def test_where_the_cache_is_to_come_from_another_pod_nothing_is_expected_before_the_pod_says_so() -> None:
+    producer, first, second = make(), request(), request()
+    decode, *_ = pods = [pod("decode"), pod("prefill"), pod("encode")]
+    producer.index.complete(decode, 0, True)
+    await producer.produce(first, pods)
+    legs = [Exchange(first, Decision(one), one, 0, 0.0) for one in pods]
+    for exchange, stage in zip(legs, (Stage.DECODE, Stage.PREFILL, Stage.ENCODE), strict=True):
+        exchange.stage = stage
+        producer.pre_request(exchange, exchange.endpoint)
+    await producer.produce(second, pods)
+    match = second.state.read(PREFIX_MATCH)
+    assert match is not None
+    assert match.matched(pods) == [0, 6, 0]
+    for _ in range(5):  # it cannot know what another pod had cached
+        end(producer, legs[0], cached=96)
+        producer.pre_request(legs[0], decode)
+    assert producer.index.is_sure(decode)
+
+
+async def test_nothing_is_expected_where_that_is_switched_off() -> None:
+    producer, one, first, second = make(speculativeIndexing=False), pod(), request(), request()
+    await producer.produce(first, [one])
+    end(producer, leg(producer, first, one), cached=0)
+    await producer.produce(second, [one])
+    match = second.state.read(PREFIX_MATCH)
+    assert match is not None
+    assert match.matched([one]) == [0]
+
+
+async def test_a_pod_whose_answers_contradict_its_events_is_doubted_until_they_agree(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    producer, one = make(), pod()
+    hold(producer, one)
+    producer.index.complete(one, 0, True)
+    for cached, sure in [(0, True), (0, True), (96, True), (0, True), (16, True), (0, False), (80, True)]:
+        asked = request()
+        await producer.produce(asked, [one])
+        exchange = leg(producer, asked, one)
+        assert exchange.predicted_cached_tokens == 96
+        end(producer, exchange, cached=cached)
+        assert producer.index.is_sure(one) is sure
+    assert caplog.text.count("reported 0 cached tokens where 96 were predicted") == 1
+
+
+async def test_a_prompt_that_nobody_had_proves_nothing() -> None:
+    producer, one = make(), pod()
+    producer.index.complete(one, 0, True)
+    hold(producer, one)
+    for ids, cached in [(IDS, 0), (IDS, 0), (range(500, 600), 0), (IDS, 0)]:
+        asked = request(list(ids))
+        await producer.produce(asked, [one])
+        end(producer, leg(producer, asked, one), cached=cached)
+        for expected in list(producer.index._pods[one].expected):
+            producer.index._confirm(producer.index._pods[one], [expected])
+    assert not producer.index.is_sure(one)
+
+
+def test_a_restart_that_others_noticed_voids_what_the_events_have_not_confirmed_since() -> None:
+    producer, silent, heard = make(), pod("silent"), pod("heard")
+    for endpoint in (silent, heard):
+        hold(producer, endpoint)
+        producer.index.complete(endpoint, 0, endpoint is heard)
+        producer.endpoint_removed(endpoint)
+    producer.endpoint_removed(pod("stranger"))
+    assert producer.index.pairs == 6
+    assert producer.index.is_sure(heard)
+
+
+def test_it_asks_for_the_events_where_the_document_says() -> None:
+    events = Followed()
+    make(events=events)
+    discovery = {"socketPort": 6000, "replaySocketPort": 6100}
+    make(events=events, kvEventsConfig={"topicFilter": "kv@", "podDiscoveryConfig": discovery, "dataParallelSize": 2})
+    make(events=events, kvEventsConfig={"discoverPods": False, "zmqEndpoint": "tcp://*:5557"})
+    assert [sources for sources, _ in events.wishes] == [
+        KvSources(),
+        KvSources(port=6000, replay_port=6100, ranks=2, topic="kv@"),
+        KvSources(bind="tcp://*:5557"),
+    ]
+    with pytest.raises(Invalid, match="zmqEndpoint"):
+        make(kvEventsConfig={"discoverPods": False})
+
+
+def test_parameters_of_other_schedulers_are_taken() -> None:
+    made = make(
+        tokenProcessorConfig={"blockSize": 64, "hashSeed": "42"},
+        indexerConfig={
+            "kvCacheBackendConfigs": [{"name": "GPU"}, {"name": "cpu", "weight": 0.0}],
+            "kvBlockIndexConfig": {"inMemoryConfig": {"size": 10, "podCacheSize": 10}, "enableMetrics": True},
+            "tokenizersPoolConfig": {"modelName": "m"},
+        },
+        speculativeTTL="5s",
+    )
+    assert made.token_processor_config.block_size_tokens == 64
+    assert made.index.block_size(pod()) == 64
+
+
+async def test_the_older_scorer_is_a_producer_too() -> None:
+    scorer, one, other, asked = make(PrecisePrefixCacheScorer), pod("one"), pod("other"), request()
+    hold(scorer, one, IDS[:48])
+    assert scorer.score(ProfileRun("p"), asked, [one]) == [0.0]
+    await scorer.produce(asked, [one, other])
+    assert scorer.score(ProfileRun("p"), asked, [one, other]) == [0.5, 0.0]
+    exchange = leg(scorer, asked, other)
+    end(scorer, exchange)
+    assert exchange.predicted_cached_tokens == 0
+
+
+async def both(exact: PrecisePrefixCacheProducer, asked: InferenceRequest, guess: Guess | None, *pods: Endpoint) -> Any:
+    """The match of the third producer."""
+    third = make(ExactOrApproxPrefixCacheProducer)
+    if guess is not None:
+        asked.state.write(PREFIX_MATCH.of(APPROX), guess)
+    await exact.produce(asked, pods)
+    await third.produce(asked, pods)
+    match = asked.state.read(PREFIX_MATCH.of(BOTH))
+    assert match is asked.state.read(PREFIX_MATCH), "whoever names no producer reads this one"
+    return match
+
+
+async def test_a_pod_that_is_known_is_matched_exactly_and_any_other_approximately() -> None:
+    exact, known, unknown, asked = make(), pod("known"), pod("unknown"), request()
+    exact.index.complete(known, 0, True)
+    hold(exact, known, IDS[:32])
+    match = await both(exact, asked, Guess(total=12, blocks=8), known, unknown)
+    assert (match.block_size, match.total) == (SIZE, 6)
+    assert match.matched([known, unknown]) == [2, 4]
+    assert match.missing([known, unknown], 1) == [68, 36]
+
+
+async def test_of_a_pod_that_is_not_fully_known_the_better_news_count() -> None:
+    exact, one = make(), pod()
+    hold(exact, one, IDS[:48])
+    assert (await both(exact, request(), Guess(total=6, blocks=1), one)).matched([one]) == [3]
+    assert (await both(exact, request(), Guess(total=6, blocks=5), one)).matched([one]) == [5]
+    assert (await both(exact, request(), Guess(total=0, blocks=0), one)).matched([one]) == [3]
+
+
+async def test_a_prompt_without_token_ids_is_matched_approximately_on_all_pods() -> None:
+    exact, one = make(), pod()
+    exact.index.complete(one, 0, True)
+    guess = Guess(total=6, blocks=5)
+    assert await both(exact, request(None), guess, one) is guess
+    assert await both(exact, request(None), None, one) is None
+
+
+async def test_its_prediction_is_the_one_that_is_reported() -> None:
+    exact, one, asked = make(), pod(), request()
+    await both(exact, asked, Guess(total=6, blocks=3), one)
+    exchange = leg(exact, asked, one)
+    assert exchange.predicted_cached_tokens == 0
+    make(ExactOrApproxPrefixCacheProducer).pre_request(exchange, one)
+    assert exchange.predicted_cached_tokens == 48

@@ -1,0 +1,271 @@
+"""Circuit breakers: when a pod is doubted, how it is tried, and what says nothing about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadGateway, ConnectRefused, Declined, RequestError, UpstreamFailed, UpstreamTimedOut
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.request import InferenceRequest
+from proxy.reliability.breaker import LEAVING, OPEN, PROBED, RESTING, UNREACHABLE, Breakers
+from proxy.reliability.settings import BreakerSettings
+
+FAILED = UpstreamFailed("nonsense")
+
+
+class World:
+    """One pod, its breaker, and timers that go off when time passes."""
+
+    def __init__(self, **settings: float) -> None:
+        self.clock = ManualClock(now=100.0)
+        self.pod = Endpoint("a")
+        self.doubts: set[str] = set()
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.told: list[bool] = []
+        self.breakers = Breakers(BreakerSettings(**settings), self.clock, self, self._later, self._tell)  # type: ignore[arg-type]
+
+    def doubt(self, endpoint: Endpoint, why: str) -> None:
+        self.doubts.add(why)
+
+    def trust(self, endpoint: Endpoint, why: str) -> None:
+        self.doubts.discard(why)
+
+    def begin(self) -> Exchange:
+        exchange = Exchange(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
+        if self.pod.is_watched:
+            self.breakers.began(exchange)
+        return exchange
+
+    def end(
+        self,
+        exchange: Exchange,
+        error: BaseException | None = None,
+        status: int | None = 200,
+        ending: Ending = Ending.COMPLETE,
+    ) -> None:
+        exchange.status = None if error else status
+        exchange.ending = Ending.UPSTREAM_FAILED if error else ending
+        self.breakers.ended(exchange, error)
+
+    def fail(self, times: int = 1, error: BaseException = FAILED) -> None:
+        for _ in range(times):
+            self.end(self.begin(), error)
+
+    def succeed(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.end(self.begin())
+
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        due = [timer for timer in self._timers if timer[0] <= self.clock.now()]
+        self._timers = [timer for timer in self._timers if timer not in due]
+        for _, call in due:
+            call()
+
+    @property
+    def state(self) -> str:
+        return self.breakers.state(self.pod)
+
+    def _tell(self, endpoint: Endpoint, is_open: bool) -> None:
+        self.told.append(is_open)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append((self.clock.now() + seconds, call))
+
+
+def test_so_many_failures_within_the_window_open_it() -> None:
+    world = World(failures=3)
+    world.fail(2)
+    assert world.doubts == set()
+    world.fail()
+    assert (world.state, world.doubts) == ("open", {OPEN})
+
+
+def test_failures_that_are_too_old_do_not_count_and_the_pod_is_watched_no_more() -> None:
+    world = World(failures=3, window=30)
+    world.fail(2)
+    assert world.pod.is_watched
+    world.wait(31)
+    world.fail(2)
+    assert world.state == "closed"
+    world.wait(31)
+    world.succeed()
+    assert not world.pod.is_watched
+
+
+def test_a_pod_that_serves_more_than_it_fails_stays() -> None:
+    world = World(failures=3)
+    world.fail()
+    world.succeed(10)
+    world.fail(8)
+    assert world.state == "closed"
+    world.fail()
+    assert world.state == "open"
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_what_the_client_did_wrong_does_not_count(status: int) -> None:
+    world = World(failures=1)
+    world.end(world.begin(), status=status)
+    world.end(world.begin(), ending=Ending.CLIENT_GONE)
+    world.end(world.begin(), ending=Ending.EVICTED)
+    world.end(world.begin(), RequestError("a fault of ours"))
+    assert world.state == "closed"
+
+
+@pytest.mark.parametrize("error", [FAILED, Declined(503), UpstreamTimedOut("no byte"), BadGateway("during the upload")])
+def test_what_the_pod_did_wrong_counts(error: Exception) -> None:
+    world = World(failures=1)
+    world.fail(error=error)
+    assert world.state == "open"
+
+
+@pytest.mark.parametrize("ending", [Ending.UPSTREAM_FAILED, Ending.TIMED_OUT])
+def test_a_stream_that_was_cut_counts_and_so_does_a_500_that_went_to_the_client(ending: Ending) -> None:
+    world = World(failures=2)
+    world.end(world.begin(), ending=ending)
+    world.end(world.begin(), status=500)
+    assert world.state == "open"
+
+
+def test_after_a_while_one_request_tries_it_and_closes_it() -> None:
+    world = World(failures=1, open=10)
+    world.fail()
+    world.wait(9)
+    assert world.doubts == {OPEN}
+    world.wait(1)
+    assert (world.state, world.doubts) == ("half-open", set())
+    probe = world.begin()
+    assert world.doubts == {PROBED}
+    world.end(probe)
+    assert (world.state, world.doubts) == ("closed", set())
+    assert not world.pod.is_watched
+
+
+def test_a_probe_that_fails_opens_it_again() -> None:
+    world = World(failures=1, open=10)
+    world.fail()
+    world.wait(10)
+    world.fail()
+    assert (world.state, world.doubts) == ("open", {OPEN})
+    world.wait(10)
+    assert world.state == "half-open"
+
+
+def test_there_are_never_more_probes_than_allowed() -> None:
+    world = World(failures=1, probes=2)
+    world.fail()
+    world.wait(10)
+    first = world.begin()
+    assert world.doubts == set()
+    world.begin()
+    assert world.doubts == {PROBED}
+    world.end(first, ending=Ending.CLIENT_GONE)
+    assert (world.state, world.doubts) == ("half-open", set()), "whose client left has shown nothing"
+
+
+def test_the_first_byte_of_a_probe_is_enough() -> None:
+    world = World(failures=1)
+    world.fail()
+    world.wait(10)
+    probe = world.begin()
+    probe.status = 200
+    world.breakers.first_byte(probe)
+    assert world.state == "closed"
+    world.end(probe, ending=Ending.UPSTREAM_FAILED)
+    assert world.state == "open", "it counts as any other"
+
+
+def test_legs_from_before_it_opened_decide_nothing() -> None:
+    world = World(failures=1)
+    old = world.begin()
+    world.fail()
+    world.wait(10)
+    world.breakers.first_byte(old)
+    assert world.state == "half-open"
+
+
+def test_a_pod_that_takes_no_connection_is_left_alone_for_a_second() -> None:
+    world = World()
+    world.fail(error=ConnectRefused("nobody"))
+    assert (world.state, world.doubts) == ("closed", {UNREACHABLE})
+    world.wait(0.5)
+    world.fail(error=ConnectRefused("nobody"))
+    world.wait(0.5)
+    assert world.doubts == {UNREACHABLE}
+    world.wait(0.5)
+    assert world.doubts == set()
+
+
+def test_a_pod_that_asks_for_a_rest_gets_it_within_reason() -> None:
+    world = World()
+    world.fail(error=Declined(429))
+    assert world.doubts == set()
+    world.fail(error=Declined(429, retry_after=3600))
+    assert world.doubts == {RESTING}
+    world.wait(30)
+    assert world.doubts == set()
+
+
+def test_a_pod_that_says_it_is_shutting_down_gets_nothing_until_it_is_another_process() -> None:
+    world = World()
+    world.fail(error=Declined(500, text='{"error":{"message":"cannot schedule new futures after shutdown"}}'))
+    assert world.doubts == {LEAVING}
+    world.breakers.forget(world.pod)
+    assert world.doubts == set()
+
+
+def test_a_pod_that_is_forgotten_has_nothing_against_it() -> None:
+    world = World(failures=1)
+    world.fail()
+    world.fail(error=ConnectRefused("nobody"))
+    world.breakers.forget(world.pod)
+    assert (world.state, world.doubts, world.pod.is_watched) == ("closed", set(), False)
+    world.wait(10)
+    assert world.state == "closed"
+
+
+def test_a_breaker_that_opened_at_a_sibling_is_open_here_and_tries_by_its_own_timer() -> None:
+    world = World(open=10.0)
+    world.breakers.hear(world.pod, True)
+    assert (world.state, world.doubts) == ("open", {OPEN})
+    world.wait(10.0)
+    assert (world.state, world.doubts) == ("half-open", set())
+    probe = world.begin()
+    assert world.doubts == {PROBED}
+    world.end(probe)
+    assert (world.state, world.doubts, world.told) == ("closed", set(), [False])
+
+
+def test_siblings_are_told_when_it_opens_and_when_it_closes() -> None:
+    world = World(failures=2, open=10.0)
+    world.fail(2)
+    assert world.told == [True]
+    world.wait(10.0)
+    world.fail()
+    assert world.told == [True, True]
+    world.wait(10.0)
+    world.succeed()
+    assert world.told == [True, True, False]
+
+
+def test_what_a_sibling_says_is_not_told_again() -> None:
+    world = World()
+    for is_open in (True, True, False, False):
+        world.breakers.hear(world.pod, is_open)
+    assert (world.state, world.doubts, world.told, world.pod.is_watched) == ("closed", set(), [], False)
+
+
+def test_a_probe_that_failed_at_a_sibling_ends_the_trial_here() -> None:
+    world = World(open=10.0)
+    world.breakers.hear(world.pod, True)
+    world.wait(10.0)
+    world.breakers.hear(world.pod, True)
+    assert (world.state, world.doubts) == ("open", {OPEN})
+    world.wait(10.0)
+    assert world.state == "half-open"

@@ -1,0 +1,39 @@
+"""What `kvlane check` warns of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core import params
+from proxy.reliability.cautions import cautions
+from proxy.reliability.settings import ReliabilitySettings
+
+
+def warned(pods: int = 3, **sections: Any) -> list[str]:
+    return list(cautions(params.load(ReliabilitySettings, sections), [pods]))
+
+
+@pytest.mark.parametrize("pods", [0, 1, 2, 50])
+def test_the_defaults_are_beyond_doubt(pods: int) -> None:
+    assert warned(pods) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "path"),
+    [
+        ({"timeouts": {"idle": "40m"}}, "timeouts.idle"),
+        ({"timeouts": {"firstByte": "40m"}}, "timeouts.firstByte"),
+        ({"timeouts": {"request": "1s", "idle": "500ms", "firstByte": "500ms", "connect": "1s"}}, "timeouts.connect"),
+        ({"health": {"stall": "300s"}}, "health.stall"),
+        ({"health": {"timeout": "30m"}}, "health.timeout"),
+        ({"retries": {"backoff": {"initial": "2s"}}}, "retries.backoff.initial"),
+        ({"continuation": {"models": ["*"]}, "retries": {"attempts": 1}}, "continuation.models"),
+        ({"continuation": {"models": ["*"]}, "retries": {"on": ["connect"]}}, "continuation.models"),
+        ({"breaker": {"panicPercent": 0}}, "breaker.panicPercent"),
+        ({"breaker": {"panicPercent": 30}}, "breaker.panicPercent"),
+    ],
+)
+def test_a_threshold_that_is_never_reached_is_named(sections: dict[str, Any], path: str) -> None:
+    assert any(warning.startswith(f"reliability.{path}: ") for warning in warned(**sections))

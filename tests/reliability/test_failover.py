@@ -1,0 +1,295 @@
+"""Who is asked after a pod has failed, when, and when nobody is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.errors import (
+    AllFailed,
+    BadGateway,
+    ConnectRefused,
+    CutShort,
+    Declined,
+    RequestError,
+    SuspectedPoison,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
+from proxy.core.exchange import Exchange
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.reliability.budget import MOST, RetryBudget
+from proxy.reliability.failover import Failover
+from proxy.reliability.settings import Backoff, Retries
+
+REFUSED = ConnectRefused("nobody listens")
+GARBLED = UpstreamFailed("nonsense")
+
+
+class BrokeOff(UpstreamFailed):
+    broke_off = True
+
+
+BROKE_OFF = BrokeOff("closed")
+
+
+class World:
+    """Pods `a`, `b`, … in rank order. `dead` are those that take no connection."""
+
+    def __init__(self, names: str = "abc", percent: float = 20.0, **retries: Any) -> None:
+        self.clock = ManualClock(now=1000.0)
+        self.pods = [Endpoint(name, state=EndpointState.READY) for name in names]
+        self.dead = ""
+        self.slept: list[float] = []
+        self.legs = 0
+        self.budget = RetryBudget(percent, self.clock, lambda: self.legs)
+        self.failover = Failover(
+            Retries(**retries),
+            self.clock,
+            random.Random(1),
+            self.budget,
+            self._alive,
+            self._sleep,
+            others=self._others,
+        )
+        self.newcomers: list[Endpoint] = []
+
+    def first(self, text: bytes = b"hello", deadline: float = float("inf"), model: str = "m") -> Exchange:
+        request = InferenceRequest("r", "/", model, Prompt((text,)), deadline=deadline)
+        target, *others = self.pods
+        return Exchange(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
+
+    async def journey(self, *errors: UpstreamFailed, exchange: Exchange | None = None) -> str:
+        """The pods that are asked if each fails with the error in its place, and what comes of it at last."""
+        leg = exchange or self.first()
+        names = leg.endpoint.name
+        try:
+            for error in errors:
+                leg = await self.failover.following(leg, error)
+                names += leg.endpoint.name
+        except RequestError as error:
+            return f"{names} {type(error).__name__}"
+        return names
+
+    def _others(self, exchange: Exchange, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return [pod for pod in self.newcomers if pod not in tried]
+
+    async def _alive(self, endpoint: Endpoint) -> bool:
+        return endpoint.name not in self.dead
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.clock.advance(seconds)
+
+
+async def test_the_next_in_rank_is_asked_and_nobody_twice_while_others_are_left() -> None:
+    assert await World("abcd", attempts=9).journey(*[GARBLED] * 5) == "abcdab"
+
+
+async def test_pods_that_the_decision_did_not_know_come_before_a_second_try() -> None:
+    world = World("ab", attempts=9)
+    world.newcomers = [Endpoint("x", state=EndpointState.READY)]
+    assert await world.journey(*[GARBLED] * 4) == "abxab"
+
+
+async def test_an_answer_that_declines_is_not_for_the_client_while_a_newcomer_is_left() -> None:
+    world = World("a")
+    leg = world.first()
+    assert not world.failover.takes(leg, 503)
+    world.newcomers = [Endpoint("x", state=EndpointState.READY)]
+    assert world.failover.takes(leg, 503)
+
+
+async def test_who_has_a_stored_response_is_the_only_one_asked() -> None:
+    world = World("a")
+    world.newcomers = [Endpoint("x", state=EndpointState.READY)]
+    leg = world.first()
+    leg.decision = Decision(leg.endpoint)
+    assert not world.failover.takes(leg, 503)
+    assert await world.journey(GARBLED, exchange=leg) == "aa"
+
+
+async def test_attempts_are_pods_that_had_the_request() -> None:
+    assert await World("abcd").journey(GARBLED, GARBLED, GARBLED) == "abc AllFailed"
+    assert await World("abcd").journey(REFUSED, REFUSED, GARBLED, GARBLED, GARBLED) == "abcda AllFailed"
+
+
+async def test_a_single_pod_is_tried_again_after_a_while() -> None:
+    world = World("a")
+    assert await world.journey(REFUSED, REFUSED, REFUSED) == "aaa AllFailed"
+    assert len(world.slept) == 2
+
+
+async def test_pods_that_take_no_connection_are_not_waited_for() -> None:
+    world = World("abcdefgh")
+    assert await world.journey(*[REFUSED] * 7) == "abcdefgh"
+    assert world.slept == []
+
+
+async def test_others_are_asked_later_and_later_and_never_all_at_the_same_time() -> None:
+    world = World("abcdefgh", attempts=8, backoff=Backoff(0.1, 1.0))  # type: ignore[arg-type]
+    await world.journey(*[GARBLED] * 7)
+    for slept, longest in zip(world.slept, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0], strict=True):
+        assert longest / 2 <= slept <= longest
+    assert len(set(world.slept)) == 7
+
+
+@pytest.mark.parametrize("state", [EndpointState.DRAINING, EndpointState.EJECTED])
+async def test_pods_that_are_not_ready_any_more_are_passed_over(state: EndpointState) -> None:
+    world = World()
+    world.pods[1].state = state
+    assert await world.journey(GARBLED) == "ac"
+    world.pods[0].state = world.pods[2].state = state
+    assert await world.journey(GARBLED) == "a AllFailed"
+
+
+async def test_who_took_the_request_and_is_silent_is_followed_while_there_is_time() -> None:
+    late = UpstreamTimedOut("no byte")
+    assert await World().journey(late) == "ab"
+    assert await World().journey(late, late, late) == "abc GatewayTimeout"
+    world = World()
+    assert await world.journey(late, exchange=world.first(deadline=1000.0)) == "a GatewayTimeout"
+
+
+async def test_silence_counts_as_504() -> None:
+    assert await World(on=("connect", "reset")).journey(UpstreamTimedOut("no byte")) == "a GatewayTimeout"
+
+
+async def test_nobody_is_asked_when_the_client_would_not_wait_for_it() -> None:
+    world = World(backoff=Backoff(1.0, 1.0))  # type: ignore[arg-type]
+    assert await world.journey(GARBLED, exchange=world.first(deadline=1000.3)) == "a GatewayTimeout"
+    assert world.slept == []
+    assert await world.journey(REFUSED, exchange=world.first(deadline=1000.3)) == "ab"
+
+
+async def test_what_is_not_listed_is_not_tried_again() -> None:
+    world = World(on=("connect",))
+    assert await world.journey(GARBLED) == "a AllFailed"
+    assert await world.journey(REFUSED) == "ab"
+    assert await World(on=("reset",)).journey(REFUSED) == "a AllFailed"
+
+
+@pytest.mark.parametrize(("status", "taken"), [(500, True), (503, True), (429, True), (501, False), (404, False)])
+def test_answers_of_some_statuses_are_not_for_the_client(status: int, taken: bool) -> None:
+    world = World()
+    assert world.failover.takes(world.first(), status) is taken
+
+
+def test_the_last_answer_there_can_be_is_for_the_client() -> None:
+    assert not World("a").failover.takes(World("a").first(), 503)
+    assert not World(attempts=1).failover.takes(World().first(), 503)
+    world = World("ab")
+    world.pods[1].state = EndpointState.DRAINING
+    assert not world.failover.takes(world.first(), 503)
+    assert not World(on=("connect", "502")).failover.takes(World().first(), 503)
+
+
+async def test_a_saturated_pod_is_followed_by_one_other_whose_answer_counts() -> None:
+    world = World("abcd", attempts=9)
+    second = await world.failover.following(world.first(), Declined(429, 2.0))
+    assert second.endpoint.name == "b"
+    assert not world.failover.takes(second, 429)
+    assert world.failover.takes(second, 503)
+
+
+async def test_retries_are_a_share_of_the_traffic_and_some_more() -> None:
+    world = World("ab", percent=50.0)
+    for _ in range(int(MOST)):
+        assert await world.journey(GARBLED) == "ab"
+        world.clock.advance(-sum(world.slept))
+        world.slept.clear()
+    assert not world.failover.takes(world.first(), 503)
+    assert await world.journey(GARBLED) == "a AllFailed"
+    world.legs = 4
+    assert [await world.journey(GARBLED) for _ in range(3)] == ["ab", "ab", "a AllFailed"]
+    world.clock.advance(1.0)
+    assert await world.journey(GARBLED) == "ab"
+    assert await world.journey(REFUSED) == "ab", "what reached nobody costs nobody anything"
+
+
+async def test_a_request_under_which_two_pods_die_is_refused_for_a_minute() -> None:
+    world = World("abcd")
+    world.dead = "ab"
+    assert await world.journey(BROKE_OFF, BROKE_OFF) == "ab SuspectedPoison"
+    suspects = world.failover.poison
+    with pytest.raises(SuspectedPoison):
+        suspects.check(world.first().request)
+    suspects.check(world.first(b"another").request)
+    suspects.check(world.first(model="another").request)
+    world.clock.advance(61.0)
+    suspects.check(world.first().request)
+    assert not suspects.suspects
+
+
+@pytest.mark.parametrize("dead", ["", "a", "b"])
+async def test_connections_that_break_while_their_pods_live_prove_nothing(dead: str) -> None:
+    world = World("abcd")
+    world.dead = dead
+    assert await world.journey(BROKE_OFF, BROKE_OFF) == "abc"
+    assert not world.failover.poison.suspects
+
+
+async def test_suspects_take_a_bounded_memory() -> None:
+    world = World("ab")
+    for number in range(1010):
+        world.failover.poison.suspect(world.first(b"%d" % number).request)
+    assert len(world.failover.poison.suspects) == 1000
+    world.failover.poison.check(world.first(b"0").request)
+
+
+async def test_what_failed_beside_a_leg_is_not_asked_after_it_and_may_have_died_of_the_same() -> None:
+    world = World("abc", attempts=2)
+    first = world.first()
+    other = world.failover.next_after(first)
+    assert other is world.pods[1]
+    world.failover.failed_beside(first, Exchange(first.request, first.decision, other, 0, 0.0), REFUSED)
+    assert world.failover.next_after(first) is world.pods[2]
+    assert (await world.failover.following(first, REFUSED)).endpoint is world.pods[2]
+
+    world.dead = "ab"
+    second = world.first()
+    world.failover.failed_beside(second, Exchange(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
+    with pytest.raises(SuspectedPoison):
+        await world.failover.following(second, BROKE_OFF)
+
+
+async def test_who_may_only_ask_one_pod_has_no_other_beside_it() -> None:
+    world = World("a")
+    assert world.failover.next_after(world.first()) is None
+
+
+async def test_what_was_cut_short_goes_on_with_the_rest_and_is_counted() -> None:
+    counted: list[None] = []
+    world = World(attempts=3)
+    failover = Failover(
+        Retries(attempts=3),
+        world.clock,
+        random.Random(1),
+        world.budget,
+        world._alive,
+        world._sleep,
+        continued=lambda: counted.append(None),
+    )
+    first = world.first()
+    rest = InferenceRequest("r", "/", "m", first.request.prompt, body=b"rest")
+    second = await failover.following(first, CutShort("reset", rest))
+    third = await failover.following(second, REFUSED)
+    assert [leg.request for leg in (second, third)] == [rest, rest]
+    assert [leg.continued for leg in (first, second, third)] == [False, True, True]
+    assert len(counted) == 2
+
+
+async def test_what_was_begun_and_that_nobody_goes_on_with_cannot_be_sent_again() -> None:
+    """Whoever has an answer for `AllFailed` has none for a client that has half of one."""
+    world = World("a")
+    first = world.first()
+    world.pods[0].state = EndpointState.EJECTED
+    with pytest.raises(BadGateway) as refused:
+        await world.failover.following(first, CutShort("reset", first.request))
+    assert not isinstance(refused.value, AllFailed)

@@ -1,0 +1,174 @@
+"""Which silent answers are still waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.exchange import Exchange
+from proxy.core.request import InferenceRequest
+from proxy.reliability.liveness import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
+
+STALL = 30.0
+
+
+class World:
+    """A pod that is scraped every second, and an answer of it that the sweep looks at as often."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(now=1000.0)
+        self.pod = Endpoint("a")
+        self.doubts: set[str] = set()
+        self.lost: float | None = None
+        self.works: bool | None = False
+        self.questions = 0
+        self.woken = asyncio.Event()
+        self.liveness = Liveness(STALL, self.clock, self, self._works, self._sleep)
+        self.exchange = Exchange(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
+        self.scrape()
+
+    def doubt(self, endpoint: Endpoint, why: str) -> None:
+        self.doubts.add(why)
+
+    def trust(self, endpoint: Endpoint, why: str) -> None:
+        self.doubts.discard(why)
+
+    def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:
+        return self.lost
+
+    def scrape(self, progress: float = 7.0, **changes: object) -> None:
+        metrics = Metrics(progress=progress, freshness=Freshness.FRESH, scraped_at=self.clock.now(), **changes)  # type: ignore[arg-type]
+        self.pod.publish(metrics, 0)
+
+    def look(self) -> str:
+        return self.liveness.given_up(self.exchange, self.exchange.started_at)
+
+    def stand_still(self, seconds: int, progress: float = 7.0) -> str:
+        why = ""
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            self.scrape(progress)
+            why = self.look()
+        return why
+
+    async def pass_looks(self, number: int) -> None:
+        await asyncio.sleep(0)
+        for _ in range(number):
+            self.clock.advance(1.0)
+            self.woken.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.woken.clear()
+        await self.woken.wait()
+
+    async def _works(self, endpoint: Endpoint) -> bool | None:
+        self.questions += 1
+        return self.works
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    found = World()
+    async with found.liveness:
+        yield found
+
+
+async def test_an_engine_that_others_wait_for_and_that_stands_still_is_in_doubt(world: World) -> None:
+    assert world.stand_still(30) == ""
+    assert world.doubts == set()
+    assert STALLED in world.stand_still(1)
+    assert world.doubts == {STALLED}
+
+
+@pytest.mark.parametrize("what", ["progress", "prefix_queries", "waiting", "running", "kv_usage"])
+async def test_any_counter_that_moves_shows_that_it_works(world: World, what: str) -> None:
+    for number in range(100):
+        world.clock.advance(1.0)
+        world.scrape(**{what: number % 2})
+        assert world.look() == ""
+    assert world.doubts == set()
+
+
+async def test_a_pod_that_nobody_waits_for_may_stand_still(world: World) -> None:
+    world.stand_still(20)
+    world.clock.advance(GAP + 15.0)
+    world.scrape()
+    world.look()
+    assert world.stand_still(29) == ""
+    assert world.doubts == set()
+
+
+@pytest.mark.parametrize("stale", [True, False])
+async def test_what_is_not_known_does_not_count_as_standing_still(world: World, stale: bool) -> None:
+    for _ in range(100):
+        world.clock.advance(1.0)
+        freshness = Freshness.STALE if stale else Freshness.FRESH
+        world.pod.publish(
+            Metrics(progress=7.0 if stale else -1.0, freshness=freshness, scraped_at=world.clock.now()), 0
+        )
+        assert world.look() == ""
+
+
+async def test_a_scrape_that_is_late_is_no_standstill(world: World) -> None:
+    for _ in range(100):
+        world.clock.advance(1.0)
+        assert world.look() == ""
+
+
+async def test_a_stream_that_has_begun_is_left_to_its_own_timeout(world: World) -> None:
+    world.exchange.first_byte_at = world.clock.now()
+    assert world.stand_still(40) == ""
+    assert world.doubts == {STALLED}
+
+
+async def test_it_is_trusted_again_when_its_counters_move(world: World) -> None:
+    world.stand_still(31)
+    await world.pass_looks(1)
+    assert world.doubts == {STALLED}
+    world.scrape(8.0)
+    await world.pass_looks(1)
+    assert world.doubts == set()
+    assert world.look() == ""
+
+
+async def test_it_is_given_something_to_do_and_trusted_when_it_does_it(world: World) -> None:
+    world.stand_still(31)
+    await world.pass_looks(2 * ASK_EVERY)
+    assert (world.doubts, world.questions) == ({STALLED}, 2)
+    world.works = True
+    await world.pass_looks(ASK_EVERY)
+    assert world.doubts == set()
+
+
+async def test_after_a_while_requests_find_out(world: World) -> None:
+    world.works = None
+    world.stand_still(31)
+    await world.pass_looks(int(LONGEST) - 1)
+    assert world.doubts == {STALLED}
+    await world.pass_looks(1)
+    assert world.doubts == set()
+
+
+async def test_a_restart_ends_the_doubt(world: World) -> None:
+    world.stand_still(31)
+    world.liveness.forget(world.pod)
+    assert world.doubts == set()
+    assert world.look() == ""
+
+
+async def test_an_answer_of_a_pod_that_is_gone_is_given_up_when_it_was_silent_for_long_enough(world: World) -> None:
+    world.clock.advance(100.0)
+    world.lost = world.clock.now()
+    assert world.look() == ""
+    world.clock.advance(SILENT - 0.1)
+    assert world.look() == ""
+    world.clock.advance(0.1)
+    assert "gone" in world.look()
+    assert world.liveness.given_up(world.exchange, world.clock.now() - 1.0) == ""

@@ -1,0 +1,34 @@
+"""Every preset is a section that loads, and does what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.scheduling import presets
+from proxy.settings import from_mapping
+
+SECTIONS = {
+    "picked": presets.picked_by("round-robin-picker"),
+    "scored": presets.scored_by({"queue-scorer": 2, "active-request-scorer": 1}),
+    "exact": presets.exact(),
+    "session": presets.session("x-session-id"),
+    "disaggregated": presets.disaggregated(presets.decider(needs_pair=False)),
+    "pairs": presets.disaggregated(presets.decider(needs_pair=True)),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_it_loads_and_every_plugin_is_used_or_is_no_step_of_a_profile(section: dict[str, Any]) -> None:
+    document = from_mapping({"scheduling": section}).scheduling
+    assert document.profiles
+    used = {ref.plugin_ref for profile in document.profiles for ref in profile.plugins}
+    steps = {plugin.type for plugin in document.plugins if plugin.type.endswith(("-scorer", "-filter", "-picker"))}
+    assert used == steps
+
+
+def test_pods_that_serve_nothing_alone_are_always_handed_over_to() -> None:
+    types = {plugin["type"] for plugin in SECTIONS["pairs"]["plugins"]}
+    assert "always-disagg-pd-decider" in types
+    assert "predicted-latency-pd-decider" not in types

@@ -1,0 +1,231 @@
+"""What engines do when they are full, freeze or go down costs no request that another one can answer.
+
+One engine stays; beside it stands one after the other that does not. Half of the requests, about, are on each when it
+happens: streams that have begun, and answers in one piece. A stream that breaks off ends with an error event.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.client import Answer, Client, Pending
+from tests.vllm.fleet import MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until
+
+pytestmark = pytest.mark.vllm
+
+COMPLETIONS = "/v1/completions"
+DRAIN = 8
+"""Seconds in which an engine finishes what it has when it is told to stop."""
+
+BOUNDED = ("--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--shutdown-timeout", str(DRAIN))
+STREAMED, WHOLE = 6000, 1000
+"""Tokens: of streams, which last until it happens, and of answers in one piece."""
+
+MOST = 12
+"""Requests of a kind that are sent until each engine has one."""
+
+ERROR = b'"error":'
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Before both engines."""
+
+    proxy: Proxy
+    survivor: Engine
+    victim: Engine
+
+    def load_on(self, engine: Engine) -> int:
+        requests: int = self.proxy.pods()[engine.name]["load"]["requests"]
+        return requests
+
+    def says_of_victim(self) -> tuple[str, Sequence[str]]:
+        pod = self.proxy.pods()[self.victim.name]
+        return pod["state"], pod["doubts"]
+
+
+@pytest.fixture(scope="module")
+def start(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
+    """By number, with further flags."""
+    with ExitStack() as stack:
+
+        def start(number: int, *flags: str) -> Engine:
+            (engine,) = started(stack, vllm, tmp_path_factory.mktemp("engine"), [Start(number, flags)])
+            return engine
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def survivor(start: Callable[..., Engine]) -> Engine:
+    return start(0)
+
+
+@pytest.fixture(scope="module")
+def bounded(start: Callable[..., Engine], survivor: Engine) -> Engine:
+    """Of four requests at a time, four that wait, and an orderly end."""
+    return start(1, *BOUNDED)
+
+
+@pytest.fixture
+def usual(start: Callable[..., Engine], survivor: Engine) -> Iterator[Engine]:
+    """As vLLM is by default: when it is told to stop it stops at once."""
+    engine = start(1)
+    yield engine
+    engine.program.stop()
+
+
+def test_a_queue_that_is_full_costs_no_request(
+    survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
+) -> None:
+    """Two bursts. A full queue is a 503, or, in a burst, an error event under a head that says 200."""
+    direct = burst(bounded.http, 12)
+    refused = [answer for answer in direct if answer.status == 503]
+    events = [answer for answer in direct if answer.status == 200 and ERROR in answer.body]
+    record_property("directly", f"{len(refused)} of {len(direct)} are 503, {len(events)} an event under 200")
+    assert refused or events
+    with before(survivor, bounded, tmp_path) as pair:
+        answers = [answer for _ in range(2) for answer in burst(pair.proxy.http, 24)]
+        assert [answer.status for answer in answers] == [200] * 48
+        assert all(is_whole(answer.body) for answer in answers)
+        retried = pair.proxy.sum("kvlane_retries_total")
+    record_property("through the proxy", f"{len(answers)} of {len(answers)} whole, {retried:.0f} retries")
+
+
+def test_streams_of_an_engine_that_freezes_end_with_an_error(
+    survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
+) -> None:
+    """Those that had begun; the others wait no longer than until it is known that the engine stands still."""
+    times = {"timeouts": {"idle": "4s"}, "health": {"stall": "3s", "interval": "1s"}, "breaker": {"slowStart": 0}}
+    with before(survivor, bounded, tmp_path, times) as pair, under_way(pair) as (streams, wholes):
+        try:
+            assert bounded.program.signal_workers(signal.SIGSTOP)
+            check(pair, streams, wholes, record_property)
+            assert bounded.http.get("/health").status == 200
+        finally:
+            bounded.program.signal_workers(signal.SIGCONT)
+    wait_until(lambda: bounded.busy() == 0)
+
+
+def test_an_engine_that_finishes_before_it_stops_gets_nothing_new(
+    survivor: Engine, bounded: Engine, tmp_path: Path, record_property: Any
+) -> None:
+    """It says 200 at /health all the while, and 500 to every new request."""
+    with before(survivor, bounded, tmp_path) as pair, under_way(pair) as (streams, wholes):
+        bounded.program.terminate()
+        direct = bounded.http.post(COMPLETIONS, asked(1))
+        record_property("directly", f"{direct.status}, {direct.json['error']['message']}")
+        answers = [pair.proxy.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
+        assert [(answer.status, answer.pod) for answer in answers] == [(200, survivor.name)] * 20
+        record_property("doubts", ", ".join(pair.says_of_victim()[1]))
+        check(pair, streams, wholes, record_property)
+    bounded.program.stop()
+
+
+def test_an_engine_that_stops_at_once_leaves_nobody_hanging(
+    survivor: Engine, usual: Engine, tmp_path: Path, record_property: Any
+) -> None:
+    """Its server takes no connections then, and sends nothing on those that it has, nor closes them."""
+    with before(survivor, usual, tmp_path) as pair, under_way(pair) as (streams, wholes):
+        usual.program.terminate()
+        wait_until(lambda: pair.says_of_victim()[0] != "ready")
+        answers = [pair.proxy.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
+        assert [(answer.status, answer.pod) for answer in answers] == [(200, survivor.name)] * 20
+        check(pair, streams, wholes, record_property)
+
+
+def test_an_engine_whose_core_is_killed_leaves_nobody_hanging(
+    survivor: Engine, usual: Engine, tmp_path: Path, record_property: Any
+) -> None:
+    """The server outlives it for a moment, in which it says 500."""
+    with before(survivor, usual, tmp_path) as pair, under_way(pair) as (streams, wholes):
+        assert usual.program.signal_workers(signal.SIGKILL, b"EngineCore") == 1
+        answers = [pair.proxy.http.post(COMPLETIONS, asked(1, prompt=f"Hello {n}")) for n in range(20)]
+        assert [(answer.status, answer.pod) for answer in answers] == [(200, survivor.name)] * 20
+        check(pair, streams, wholes, record_property)
+    wait_until(lambda: not usual.http.up())
+
+
+def asked(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "Hello", "max_tokens": tokens, "ignore_eos": True, **fields}
+
+
+def burst(server: Client, size: int) -> list[Answer]:
+    """Streams of 20 tokens, all at once."""
+    with ThreadPoolExecutor(size) as clients:
+        bodies = [asked(20, prompt=f"{time.time_ns()} {number}", stream=True) for number in range(size)]
+        return list(clients.map(lambda body: server.post(COMPLETIONS, body), bodies))
+
+
+@contextmanager
+def before(survivor: Engine, victim: Engine, folder: Path, reliability: Any = None) -> Iterator[Pair]:
+    pods = [{"url": engine.url} for engine in (survivor, victim)]
+    config = json.dumps({"pods": {"static": pods}, "reliability": reliability or {}})
+    with proxy([], folder / "proxy.log", config) as serving:
+        wait_until(lambda: all(pod["state"] == "ready" for pod in serving.pods().values()))
+        yield Pair(serving, survivor, victim)
+        assert "Traceback" not in serving.program.log
+
+
+@contextmanager
+def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[Answer]]]]:
+    """Streams that have begun and other requests that wait for their answers, some of each on either engine."""
+    streams: list[Pending] = []
+    wholes: list[Future[Answer]] = []
+    with ExitStack() as stack:
+        while {stream.pod for stream in streams} != {pair.survivor.name, pair.victim.name}:
+            assert len(streams) < MOST
+            body = asked(STREAMED, prompt=f"Tell {len(streams)}", stream=True)
+            streams.append(stack.enter_context(pair.proxy.http.pending(COMPLETIONS, body)))
+        clients = stack.enter_context(ThreadPoolExecutor(MOST))
+        on_victim = pair.load_on(pair.victim)
+        while pair.load_on(pair.victim) == on_victim:
+            assert len(wholes) < MOST
+            body = asked(WHOLE, prompt=f"Say {len(wholes)}")
+            wholes.append(clients.submit(pair.proxy.http.post, COMPLETIONS, body))
+            wait_until(lambda: pair.proxy.in_flight() == len(streams) + len(wholes))
+        wait_until(lambda: pair.survivor.busy() + pair.victim.busy() == len(streams) + len(wholes))
+        yield streams, wholes
+
+
+def check(pair: Pair, streams: Sequence[Pending], wholes: Sequence[Future[Answer]], record_property: Any) -> None:
+    """All answers in one piece come, and every stream of the victim is whole or ends with an error."""
+    since = time.monotonic()
+    ends = {"whole": 0, "cut, with an error": 0}
+    for stream in streams:
+        if stream.pod == pair.victim.name:
+            body = stream.read_all()
+            assert is_whole(body) or says_that_it_broke(body), body[-600:]
+            ends["whole" if is_whole(body) else "cut, with an error"] += 1
+    record_property("its streams", ", ".join(f"{count} {end}" for end, count in ends.items()))
+    record_property("ended after", f"{time.monotonic() - since:.1f} s")
+    for stream in streams:
+        if stream.pod == pair.survivor.name:
+            assert stream.read(6) == b"data: "
+            stream.hang_up()
+    answers = [whole.result() for whole in wholes]
+    for answer in answers:
+        assert answer.status == 200, answer.body
+        assert answer.json["usage"]["completion_tokens"] == WHOLE, (answer.pod, answer.body)
+    moved = sum(answer.pod == pair.survivor.name for answer in answers)
+    record_property("answers in one piece", f"{len(answers)}, {moved} of them by the other engine")
+    record_property("all there after", f"{time.monotonic() - since:.1f} s")
+
+
+def is_whole(body: bytes) -> bool:
+    return body.endswith(b"data: [DONE]\n\n") and ERROR not in body and b'"finish_reason":"length"' in body
+
+
+def says_that_it_broke(body: bytes) -> bool:
+    """With its last event. A server whose engine is dead says so itself, and that this is all."""
+    return ERROR in body.removesuffix(b"data: [DONE]\n\n").split(b"\n\n")[-2]

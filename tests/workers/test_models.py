@@ -1,0 +1,41 @@
+"""Names of models and pods that sleep, whichever worker gets the request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from tests.workers.host import CHAT, Host, host, question, until
+
+MODELS = {"aliases": {"gpt-4o": "sim"}, "wake": {"enabled": True}}
+
+
+async def ask(it: Host) -> tuple[str, str]:
+    """Over a connection of its own: the pod that answered, and the name that it said."""
+    body = {**question("Hello!", 1), "model": "gpt-4o"}
+    async with aiohttp.ClientSession() as http, http.post(it.url + CHAT, json=body) as response:
+        assert response.status == 200
+        assert response.headers["x-kvlane-model"] == "sim"
+        return response.headers["x-kvlane-endpoint"], (await response.json())["model"]
+
+
+async def nap(it: Host, http: aiohttp.ClientSession, number: int) -> None:
+    """Until all workers know."""
+    async with http.post(f"{it.sim.pods[number].url}/sleep"):
+        await until(lambda: len(it.supervisor.fleet.ready) == 1 - number)
+    await asyncio.sleep(0.1)
+
+
+async def test_workers_know_names_and_who_sleeps_and_wake_them_together() -> None:
+    async with host(2, pods=2, models=MODELS) as it, aiohttp.ClientSession() as http:
+        assert {name for _, name in [await ask(it) for _ in range(6)]} == {"gpt-4o"}
+        rewrites = 'kvlane_model_rewrites_total{model="sim",rule="alias"}'
+        assert (await it.samples(rewrites))[rewrites] == 6
+        await nap(it, http, 0)
+        assert {pod for pod, _ in [await ask(it) for _ in range(8)]} == {"pod-1"}
+        await nap(it, http, 1)
+        assert (await it.admin("GET", "/readyz"))["ready"]
+        answers = await asyncio.gather(*(ask(it) for _ in range(8)))
+        assert len({pod for pod, _ in answers}) == 1
+        assert sorted(pod.engine.sleep_level for pod in it.sim.pods) == [0, 1]

@@ -1,0 +1,252 @@
+"""Proxies of one deployment over a real Redis: processes without workers, and hosts with several."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.core.errors import ConfigError
+from proxy.core.params import Invalid
+from proxy.replicas.settings import ReplicaSettings
+from proxy.replicated import Replicated, app_of
+from proxy.settings import Settings, from_mapping
+from proxy.sim import SimConfig, SimFleet
+from proxy.supervisor.supervisor import Supervisor
+from tests.replicas.store import Store, needs_redis, store
+from tests.workers.host import CHAT, configured, question, until
+
+LONG = "An old treatise on the harbour and its winds, in many words. " * 160
+
+
+class Site:
+    """Pods, a store, and proxies before them."""
+
+    def __init__(self, stack: AsyncExitStack, sim: SimFleet, redis: Store, http: aiohttp.ClientSession) -> None:
+        self._stack = stack
+        self.sim = sim
+        self.redis = redis
+        self.http = http
+
+    def settings(self, **sections: Any) -> Settings:
+        replicas = {"store": self.redis.url, "lease": "3s", **sections.pop("replicas", {})}
+        return configured(self.sim, replicas=replicas, **sections)
+
+    async def proxy(self, **sections: Any) -> Replicated:
+        app = app_of(self.settings(**sections))
+        await self._stack.enter_async_context(app)
+        assert isinstance(app, Replicated)
+        return app
+
+    async def host(self, workers: int, **sections: Any) -> Supervisor:
+        return await self._stack.enter_async_context(Supervisor(self.settings(**sections), workers))
+
+    async def chat(self, proxy: Replicated | Supervisor, text: str, tokens: int = 2, key: str = "") -> tuple[int, str]:
+        """The status, and the pod."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        url = f"http://127.0.0.1:{proxy.port}{CHAT}"
+        async with self.http.post(url, json=question(text, tokens), headers=headers) as response:
+            await response.read()
+            return response.status, response.headers.get("x-kvlane-endpoint", "")
+
+    async def admin(self, proxy: Replicated | Supervisor, method: str, path: str) -> Any:
+        url = f"http://127.0.0.1:{proxy.admin_port}{path}"
+        async with self.http.request(method, url) as response:
+            return await response.json()
+
+    async def others(self, proxy: Replicated | Supervisor) -> int:
+        found = await self.admin(proxy, "GET", "/readyz")
+        return len(found["replicas"]["others"]) if found["replicas"]["store"] == "up" else 0
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with _site(tmp_path, 3) as found:
+        yield found
+
+
+@asynccontextmanager
+async def _site(folder: Path, pods: int) -> AsyncIterator[Site]:
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with (
+        store(folder) as redis,
+        SimFleet(pods, SimConfig(time_scale=20)) as sim,
+        aiohttp.ClientSession(connector=connector) as http,
+        AsyncExitStack() as stack,
+    ):
+        yield Site(stack, sim, redis, http)
+
+
+async def met(site: Site, *proxies: Replicated | Supervisor) -> None:
+    async with asyncio.timeout(30):
+        for proxy in proxies:
+            while await site.others(proxy) < len(proxies) - 1:
+                await asyncio.sleep(0.02)
+
+
+def in_flight(proxy: Replicated | Supervisor) -> int:
+    return sum(pod.load.requests for pod in proxy.fleet.endpoints)
+
+
+async def all_known(proxy: Replicated, prompts: int) -> None:
+    """It remembers so many, and its scrapes of the pods are younger than their answers."""
+    indexes = proxy._replica.indexes
+    await until(lambda: sum(1 for index in indexes for _ in index._journal) == prompts)
+    await asyncio.sleep(0.6)
+
+
+@needs_redis
+async def test_what_one_proxy_sent_where_another_one_follows(site: Site) -> None:
+    one, two = await site.proxy(), await site.proxy()
+    await met(site, one, two)
+    places = {}
+    for number in range(6):
+        places[number] = await site.chat(one, f"{number} {LONG}")
+    await all_known(two, len(places))
+    for number, place in places.items():
+        assert await site.chat(two, f"{number} {LONG}") == place
+    assert len(set(places.values())) > 1
+
+
+@needs_redis
+async def test_requests_that_run_through_one_count_at_the_other_until_they_end(site: Site) -> None:
+    one, two = await site.proxy(), await site.proxy()
+    await met(site, one, two)
+    asked = [asyncio.ensure_future(site.chat(one, f"{number}", tokens=400)) for number in range(4)]
+    await until(lambda: in_flight(one) == in_flight(two) == 4)
+    assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 4
+    await until(lambda: in_flight(one) == in_flight(two) == 0)
+
+
+@needs_redis
+async def test_a_host_with_workers_and_a_proxy_without_know_of_each_other(site: Site) -> None:
+    host, one = await site.host(2), await site.proxy()
+    await met(site, host, one)
+    places = {number: await site.chat(host, f"{number} {LONG}") for number in range(6)}
+    await all_known(one, len(places))
+    for number, place in places.items():
+        assert await site.chat(one, f"{number} {LONG}") == place
+    asked = [asyncio.ensure_future(site.chat(host, f"{number}", tokens=400)) for number in range(4)]
+    await until(lambda: in_flight(host) == in_flight(one) == 4)
+    await asyncio.gather(*asked)
+    await until(lambda: in_flight(host) == in_flight(one) == 0)
+
+
+@needs_redis
+async def test_a_pod_that_an_operator_drains_is_drained_everywhere_until_he_takes_it_back_anywhere(site: Site) -> None:
+    host, one = await site.host(1), await site.proxy()
+    await met(site, host, one)
+    await site.admin(one, "POST", "/admin/pods/pod-1/drain")
+    await until(lambda: [pod.name for pod in host.fleet.draining] == ["pod-1"])
+    late = await site.proxy()
+    await until(lambda: [pod.name for pod in late.fleet.draining] == ["pod-1"])
+    await site.admin(host, "POST", "/admin/pods/pod-1/undrain")
+    await until(lambda: not one.fleet.draining and not late.fleet.draining)
+
+
+KEYS = {
+    "apiKeys": [{"key": "secret", "name": "app", "limits": "few"}],
+    "limits": {"few": {"requestsPerMinute": 6}},
+}
+
+
+@needs_redis
+async def test_a_limit_is_of_the_deployment_and_without_the_store_each_has_its_part(site: Site) -> None:
+    one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
+    await met(site, one, two)
+    for _ in range(3):
+        assert (await site.chat(one, "x", key="secret"))[0] == 200
+    await asyncio.sleep(0.2)
+    assert [(await site.chat(two, "x", key="secret"))[0] for _ in range(4)] == [200, 200, 200, 429]
+
+
+@needs_redis
+async def test_without_the_store_each_allows_its_part(site: Site) -> None:
+    one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
+    await met(site, one, two)
+    site.redis.kill()
+    await until(lambda: not one._others.deployment.is_up)
+    statuses = []
+    for _ in range(4):
+        statuses.append((await site.chat(one, "x", key="secret"))[0])
+        await asyncio.sleep(0.1)  # what others are taken to spend counts when this was told
+    assert statuses == [200, 200, 200, 429]
+    await site.redis.start()
+
+
+@needs_redis
+async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_comes_back(site: Site) -> None:
+    one, two = await site.proxy(), await site.host(1)
+    await met(site, one, two)
+    stop = asyncio.Event()
+    slowest, statuses = 0.0, set()
+
+    async def ask(proxy: Replicated | Supervisor) -> None:
+        nonlocal slowest
+        while not stop.is_set():
+            began = asyncio.get_running_loop().time()
+            statuses.add((await site.chat(proxy, "hello"))[0])
+            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+
+    asking = [asyncio.ensure_future(ask(proxy)) for proxy in (one, two)]
+    site.redis.stop()
+    await until(lambda: not one._others.deployment.is_up)
+    assert (await site.admin(two, "GET", "/readyz"))["ready"]
+    site.redis.kill()
+    await asyncio.sleep(0.2)
+    await site.redis.start()
+    await met(site, one, two)
+    stop.set()
+    await asyncio.gather(*asking)
+    assert statuses == {200}
+    assert slowest < 5.0
+    await until(lambda: in_flight(one) == in_flight(two) == 0)
+
+
+@needs_redis
+async def test_probes_and_metrics_say_how_it_stands_with_the_others(site: Site) -> None:
+    one, two = await site.proxy(replicas={"name": "left"}), await site.host(1, replicas={"name": "right"})
+    await met(site, one, two)
+    said = (await site.admin(one, "GET", "/readyz"))["replicas"]
+    assert (said["store"], said["others"][0]["name"]) == ("up", "right")
+    async with site.http.get(f"http://127.0.0.1:{two.admin_port}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    assert "kvlane_replicas_store_up 1.0" in lines
+    assert "kvlane_replicas_known 1.0" in lines
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"store": "http://x"}, "store is 'none' or a URL"),
+        ({"store": "redis://:secret@x"}, "password in it"),
+        ({"store": "redis+sentinel://x:1"}, "names no service"),
+        ({"store": "redis://x", "prefix": ""}, "prefix is empty"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused(given: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        ReplicaSettings(**given)
+    with pytest.raises((ConfigError, Invalid), match="replicas"):
+        from_mapping({"replicas": given})
+
+
+def test_without_the_library_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    settings = from_mapping({"replicas": {"store": "redis://x"}})
+    for make in (lambda: app_of(settings), lambda: Supervisor(settings, 2)):
+        with pytest.raises(ConfigError, match="kvlane\\[redis\\]"):
+            make()
+
+
+def test_a_proxy_by_itself_shares_nothing() -> None:
+    assert not isinstance(app_of(from_mapping({})), Replicated)

@@ -1,0 +1,39 @@
+"""Sessions stay with their pod, whichever worker gets the request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from tests.workers.host import CHAT, Host, host, question
+
+BY_ID = {
+    "plugins": [
+        {"type": "session-affinity-filter", "parameters": {"strategy": "session_id", "rebalance": {}}},
+        {"type": "random-picker"},
+    ],
+    "schedulingProfiles": [
+        {"name": "default", "plugins": [{"pluginRef": "session-affinity-filter"}, {"pluginRef": "random-picker"}]}
+    ],
+}
+
+
+async def ask(it: Host, session: str) -> str:
+    """Over a connection of its own; the name of the pod that answered."""
+    headers = {"x-session-id": session}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(it.url + CHAT, json=question("Hello!", 1), headers=headers) as response,
+    ):
+        response.raise_for_status()
+        await response.read()
+        return response.headers["x-kvlane-endpoint"]
+
+
+async def test_two_workers_agree_on_the_pod_of_a_session() -> None:
+    async with host(2, pods=4, scheduling=BY_ID) as it:
+        for number in range(8):
+            home = await ask(it, f"session {number}")
+            await asyncio.sleep(0.05)
+            assert {await ask(it, f"session {number}") for _ in range(12)} == {home}
