@@ -23,6 +23,7 @@ from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
+from proxy.http.client import ClientConnection
 from proxy.http.hung_up import HungUp
 from proxy.http.server import DataServer
 from proxy.http.settings import Listen, Security
@@ -397,6 +398,11 @@ def post(
 
 
 STREAMED = b'{"model":"m","stream":true}'
+
+
+def connection_of(port: Rig) -> ClientConnection:
+    (connection,) = port.server._clients.connections
+    return connection
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:

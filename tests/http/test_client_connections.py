@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import weakref
 from typing import Any
 
 import pytest
@@ -13,8 +14,20 @@ from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http import linger
-from proxy.http.client import ClientConnection
-from tests.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, eventually, plain, post, rig
+from tests.http.support import (
+    CHAT,
+    ROOM,
+    Pod,
+    Received,
+    Rig,
+    answering,
+    chunk,
+    connection_of,
+    eventually,
+    plain,
+    post,
+    rig,
+)
 from tests.http.test_tunnel import SWITCHED, UPGRADE, echo
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -442,13 +455,15 @@ async def test_a_connection_leaves_nothing_for_the_collector() -> None:
         gc.collect()
         gc.disable()
         try:
+            connections = []
             for last in (post(close=False), chunked(b"{}")):
                 async with port.client() as client:
                     client.send(post(close=False))
                     await client.answer()
+                    connections.append(weakref.ref(connection_of(port)))
                     client.send(last)
                     await client.answer()
             port.gateway.calls.clear()
-            await eventually(lambda: not any(isinstance(each, ClientConnection) for each in gc.get_objects()))
+            await eventually(lambda: not any(connection() for connection in connections))
         finally:
             gc.enable()

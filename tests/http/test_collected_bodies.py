@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,8 +14,7 @@ from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http.body import COLLECTED
-from proxy.http.client import ClientConnection
-from tests.http.support import CHAT, Client, Pod, Received, Rig, answering, eventually, plain, post, rig
+from tests.http.support import CHAT, Client, Pod, Received, answering, connection_of, eventually, plain, post, rig
 from tests.http.test_any_request import Socket
 from tests.http.test_client_connections import HEALTH, repeating
 
@@ -32,11 +32,6 @@ async def send_slowly(client: Client, data: bytes, pieces: int) -> None:
     for start in range(0, len(data), step):
         client.send(data[start : start + step])
         await asyncio.sleep(0.01)
-
-
-def connection_of(port: Rig) -> ClientConnection:
-    (connection,) = port.server._clients.connections
-    return connection
 
 
 # what is collected
@@ -182,13 +177,14 @@ async def test_a_client_that_leaves_while_its_body_is_collected_leaves_nothing(o
             async with port.client() as client:
                 client.send(head(100_000) + b"x" * 50_000)
                 await eventually(lambda: port.server.retained == 100_000)
+                connection = weakref.ref(connection_of(port))
                 if orderly:
                     client.writer.write_eof()
                 else:
                     client.leave()
                 ended = await port.until_ended()
             assert (ended.status, ended.outcome, port.server.retained) == (499, Ending.CLIENT_GONE, 0)
-            await eventually(lambda: not any(isinstance(each, ClientConnection) for each in gc.get_objects()))
+            await eventually(lambda: connection() is None)
         finally:
             gc.enable()
         assert len(port.ended) == 1
