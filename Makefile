@@ -1,8 +1,10 @@
 # make demo | test | test-vllm | bench | lock | audit      Each installs what it needs into .venv, with uv if it is there.
 
 SHELL := /bin/bash
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
+# A system's own Python comes first: it is built with profile-guided optimisation, without which kvlane takes a fifth more
+# CPU per request. Debian's has no ensurepip until python3-venv is installed.
+PYTHON ?= $(shell for p in /usr/bin/python3 python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
 PYTHON_VLLM ?= python3.11
 UV := $(shell command -v uv 2>/dev/null)
 BIN := .venv/bin

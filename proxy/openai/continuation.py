@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from proxy.openai.asked_usage import READ_AT_MOST, at_the_end
-from proxy.openai.events import EVENT_END, fields_of
+from proxy.openai.events import EVENT_END, FLAT_OBJECT, fields_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -103,7 +103,7 @@ def without_counts(event: bytes) -> bytes:
 
 
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
-_USAGE = bound(re.compile(rb',\s*"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}').sub, b"", count=1)
+_USAGE = bound(re.compile(rb',\s*"usage"\s*:\s*' + FLAT_OBJECT).sub, b"", count=1)
 
 
 class Partial:

@@ -9,6 +9,9 @@ import orjson
 
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 
+FLAT_OBJECT = rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+"""Pattern of a JSON object such as usage: its values may be objects, theirs not, and no text in it has braces."""
+
 
 def fields_of(event: bytes) -> dict[str, Any]:
     """The object that is an event's data; empty if it is none."""

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from proxy.core.exchange import Usage
+from proxy.openai.events import FLAT_OBJECT
 
-_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(' + FLAT_OBJECT + rb")")
 """With objects of details in it, which have none in them."""
 
 _COUNTS = (

@@ -9,7 +9,9 @@ from typing import Any
 
 import orjson
 
-_USAGE = re.compile(rb'("usage"\s*:\s*)(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+from proxy.openai.events import FLAT_OBJECT
+
+_USAGE = re.compile(rb'("usage"\s*:\s*)(' + FLAT_OBJECT + rb")")
 """With objects of details in it, which have none in them. Inside a JSON string the quotes are escaped."""
 
 
