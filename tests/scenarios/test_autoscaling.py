@@ -126,28 +126,31 @@ async def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.05)
 
 
-async def keep_asking(rig: Rig, stop: asyncio.Event) -> None:
+async def keep_asking(rig: Rig, tokens: int, stop: asyncio.Event) -> None:
     while not stop.is_set():
-        await rig.ask(60)
+        await rig.ask(tokens)
 
 
 async def test_pods_come_under_load_and_go_after_it_and_no_request_is_lost(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
-        stop = asyncio.Event()
+        enough, over = asyncio.Event(), asyncio.Event()
+        drained: list[str] = []
         async with asyncio.TaskGroup() as clients:
             for _ in range(12):
-                clients.create_task(keep_asking(it, stop))
+                clients.create_task(keep_asking(it, 60, enough))
             await until(lambda: it.ready == 3)
-            for _ in range(4):  # some on each pod; they outlast all others, and the decision that two pods should go
-                clients.create_task(it.ask(4000))
-            stop.set()
-            drained: list[str] = []
+            for _ in range(4):  # some on each pod, and no more than one of them is for
+                clients.create_task(keep_asking(it, 2000, over))
+            enough.set()
 
             async def watch() -> None:
                 while it.stopped < 2:
                     drain = (await it.autoscale())["roles"]["both"]["drain"]
                     drained.extend(one["name"] for one in drain if one["inflight"])
+                    if drained:
+                        over.set()
                     await asyncio.sleep(0.05)
+                over.set()
 
             clients.create_task(watch())
         await until(lambda: len(it.app.fleet.endpoints) == 1)
