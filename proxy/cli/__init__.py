@@ -17,7 +17,7 @@ COMMANDS = {
     "import": "Make a configuration of that of another router or gateway.",
     "key": "Make an API key.",
     "plugins": "Describe the plugin types.",
-    "explain": "Run the scheduler on a state from a file and show why it decides as it does.",
+    "explain": "Say why a request went where it went, or where one would go.",
     "replay": "Run recorded requests through other configurations, on a virtual clock.",
     "tune": "Search weights that would have served recorded requests better.",
     "autoscale": "Check, ask and replay what recommends the number of replicas.",

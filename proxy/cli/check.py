@@ -63,7 +63,7 @@ def _cautions(settings: Settings) -> Iterator[str]:
     for name, pool in pools.items():
         types = {entry.type for entry in pool.scheduling.plugins}
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
-        yield from disagg.cautions(settings.disaggregation.connector, name, types, roles)
+        yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)
 
 
 def _print(value: Any, indent: str, lead: str | None = None) -> None:

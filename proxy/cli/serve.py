@@ -38,6 +38,7 @@ Watched = tuple[Path, bytes | None] | None
 @click.option("--host", help="Address of the data port.  [default: 0.0.0.0]")
 @click.option("--port", type=int, help="Data port.  [default: 8000]")
 @click.option("--admin-port", type=int, help="Admin port, on loopback unless configured.  [default: 9190]")
+@click.option("--extproc-port", type=int, help="Port for gateways that ask where requests go.  [default: none]")
 @click.option("--watch", "watches", is_flag=True, help="Reload the file when it changes, as SIGHUP does.")
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that serve.")
 def serve(
@@ -46,6 +47,7 @@ def serve(
     host: str | None,
     port: int | None,
     admin_port: int | None,
+    extproc_port: int | None,
     watches: bool,
     workers: int,
 ) -> None:
@@ -65,6 +67,8 @@ def serve(
         overrides["listen"] = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     if admin_port is not None:
         overrides["admin"] = {"port": admin_port}
+    if extproc_port is not None:
+        overrides["extproc"] = {"port": extproc_port}
     source = reader(config, pods, os.environ, overrides)
     watched = None if config is None or not watches else (config, digest(config))
     settings = settings_of(source)

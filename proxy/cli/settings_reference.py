@@ -30,9 +30,10 @@ _POOLS = [
     "",
     "| key | type | default | meaning |",
     "|---|---|---|---|",
-    "| `pods` | mapping | | as `pods` at the top level, but for `warmup`, which is of all pools |",
+    "| `pods` | mapping | | as `pods` at the top level |",
     "| `scheduling` | mapping | | as `scheduling` at the top level |",
     "| `flowControl` | mapping | | as `flowControl` at the top level; all caps are of the pool |",
+    "| `disaggregation` | mapping | | as `disaggregation` at the top level, which says what is not said here |",
 ]
 
 _TYPES: Mapping[Any, str] = {

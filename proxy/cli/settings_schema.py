@@ -13,6 +13,7 @@ from proxy.core.params import plain, yaml_key
 from proxy.core.registry import Registry
 from proxy.core.units import Duration, Moment, Size
 from proxy.core.wiring import parameters_of
+from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.scheduling.build import PORTS
@@ -66,7 +67,11 @@ class _Writer:
         return {**root, "$defs": dict(sorted(self._defs.items()))}
 
     def _pool(self) -> Schema:
-        sections = {"pods": self._of(PodSources), "flowControl": self._of(FlowControlSettings)}
+        sections = {
+            "pods": self._of(PodSources),
+            "flowControl": self._of(FlowControlSettings),
+            "disaggregation": self._of(DisaggregationSettings),
+        }
         return _closed({**sections, "scheduling": _or_null({"$ref": "#/$defs/scheduling"})})
 
     def _scheduling(self) -> Schema:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from proxy.core import params
-from proxy.core.decision import Decision, ProfileRun, ScoredEndpoint
+from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.params import Invalid
-from proxy.core.plugin import Filter, Picker, Plugin, Scorer
 from proxy.core.ports import Clock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
@@ -23,6 +21,7 @@ from proxy.scheduling.document import read
 from proxy.scheduling.effective import Effective
 from proxy.scheduling.explain_state import ExplainState
 from proxy.scheduling.layout import ProfileLayout
+from proxy.scheduling.recorder import ProfileRecord, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
         outcome = {"decision": _spelt(decision)}
     except RequestError as error:
         outcome = {"error": {"type": error.type, "message": error.message}}
-    return {"profiles": recorder.report(scheduling.effective), **outcome}
+    return {"profiles": _report(recorder.taken(), scheduling.effective), **outcome}
 
 
 def _spelt(decision: Decision) -> dict[str, Any]:
@@ -85,90 +84,22 @@ async def _produce(
         request.state.write(PREFIX_MATCH, match)
 
 
-@dataclass(slots=True)
-class ProfileRecord:
-    """What happened in one profile run."""
-
-    shadow: bool
-    filters: dict[str, list[str]] = field(default_factory=dict)
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    totals: dict[str, float] = field(default_factory=dict)
-    ranked: list[str] = field(default_factory=list)
+def _report(records: Sequence[ProfileRecord], effective: Effective) -> dict[str, Any]:
+    """By profile, in the order in which they ran; those that did not are absent."""
+    profiles = {profile.name: profile for profile in effective.profiles}
+    return {record.profile: _told(record, profiles[record.profile]) for record in records}
 
 
-class Recorder:
-    """Stands between the scheduler and its plugins and notes what they return; lives as long as one explanation."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, ProfileRecord] = {}
-
-    def wrap(self, plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
-        if point is Filter:
-            return RecordedFilter(self, name, cast(Filter, plugin))
-        if point is Scorer:
-            return RecordedScorer(self, name, cast(Scorer, plugin))
-        if point is Picker:
-            return RecordedPicker(self, cast(Picker, plugin))
-        return plugin
-
-    def of(self, run: ProfileRun) -> ProfileRecord:
-        return self._records.setdefault(run.profile, ProfileRecord(run.shadow))
-
-    def report(self, effective: Effective) -> dict[str, Any]:
-        """By profile, in the order in which they ran; those that did not are absent."""
-        profiles = {profile.name: profile for profile in effective.profiles}
-        return {name: self._report(record, profiles[name]) for name, record in self._records.items()}
-
-    @staticmethod
-    def _report(record: ProfileRecord, profile: ProfileLayout) -> dict[str, Any]:
-        weights = {use.ref: use.weight for use in profile.uses}
-        return {
-            **({"shadow": True} if record.shadow else {}),
-            "filters": [{"name": name, "removed": removed} for name, removed in record.filters.items()],
-            "scorers": [
-                {"name": name, "weight": weights[name], "scores": scores} for name, scores in record.scores.items()
-            ],
-            "totals": record.totals,
-            "ranked": record.ranked,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedFilter(Filter):
-    recorder: Recorder
-    name: str
-    inner: Filter
-
-    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        kept = self.inner.filter(run, request, endpoints)
-        removed = [endpoint.name for endpoint in endpoints if endpoint not in kept]
-        self.recorder.of(run).filters[self.name] = removed
-        return kept
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedScorer(Scorer):
-    recorder: Recorder
-    name: str
-    inner: Scorer
-
-    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        scores = self.inner.score(run, request, endpoints)
-        by_name = {endpoint.name: float(score) for endpoint, score in zip(endpoints, scores, strict=True)}
-        self.recorder.of(run).scores[self.name] = by_name
-        return scores
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedPicker(Picker):
-    recorder: Recorder
-    inner: Picker
-
-    def pick(
-        self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
-    ) -> Sequence[ScoredEndpoint]:
-        ranked = self.inner.pick(run, request, scored)
-        record = self.recorder.of(run)
-        record.totals = {one.endpoint.name: one.score for one in scored}
-        record.ranked = [one.endpoint.name for one in ranked]
-        return ranked
+def _told(record: ProfileRecord, profile: ProfileLayout) -> dict[str, Any]:
+    weights = {use.ref: use.weight for use in profile.uses}
+    names = [endpoint.name for endpoint in record.scored]
+    return {
+        **({"shadow": True} if record.shadow else {}),
+        "filters": [{"name": name, "removed": removed} for name, removed in record.filters.items()],
+        "scorers": [
+            {"name": name, "weight": weights[name], "scores": dict(zip(names, scores, strict=True))}
+            for name, scores in record.scores.items()
+        ],
+        "totals": dict(zip(names, record.totals, strict=True)),
+        "ranked": [endpoint.name for endpoint in record.ranked],
+    }

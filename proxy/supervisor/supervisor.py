@@ -20,6 +20,7 @@ from proxy import __version__
 from proxy.app import App
 from proxy.composition.asking import Asking
 from proxy.composition.autoscaling import Autoscaling
+from proxy.composition.dashboard import Dashboard, of_workers
 from proxy.composition.doors import Doors
 from proxy.composition.reliability import call_later
 from proxy.configurations import Configurations, Reader
@@ -42,6 +43,7 @@ from proxy.settings import Settings
 from proxy.sharing import shared_doubts
 from proxy.supervisor.child import Child
 from proxy.supervisor.crew import Crew
+from proxy.supervisor.explained import WorkersDecisions
 from proxy.supervisor.host_exposition import HostExposition
 from proxy.supervisor.senses import WorkersSenses
 from proxy.supervisor.sockets import bound
@@ -112,6 +114,7 @@ class Supervisor:
         self._senses = WorkersSenses(settings, self._catalogue, self._exposition.of_workers)
         self.autoscaling = Autoscaling(settings, self.fleet, self._senses, self._catalogue, self._clock, self._random)
         self._readers.extend((self._senses.read, self.autoscaling.read))
+        self._dashboard = self._make_dashboard()
         self._others: Others | None = None
         """Of other hosts; the supervisor speaks for this one."""
         if settings.replicas.is_shared and shares:
@@ -248,9 +251,27 @@ class Supervisor:
             breaker=self._breakers.state,
             scaled=lambda: self.autoscaling.pools,
             replicas=lambda: self._others.deployment.status() if self._others is not None else {},
+            dashboard=self._dashboard.routes,
+            explained=WorkersDecisions(lambda: list(self._crew.children.values())),
         )
         self._admin = AdminServer(self._settings.admin, application)
         await stack.enter_async_context(self._admin)
+        await self._dashboard.begin(stack, samples_always=False)
+
+    def _make_dashboard(self) -> Dashboard:
+        return Dashboard(
+            self.fleet,
+            self._clock,
+            self._series,
+            self._breakers.state,
+            of_workers(self._exposition.of_workers),
+            lambda: self.autoscaling.pools,
+            lambda: {
+                "config": self.configurations.described(),
+                "workers": self.serving,
+                "stopping": self._stopping,
+            },
+        )
 
     # What happens in one room and is known in another.
 

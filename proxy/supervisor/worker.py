@@ -23,6 +23,8 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.flowcontrol.controller import FlowControl
 from proxy.flowcontrol.siblings import Lent, Siblings
+from proxy.http.admin import LARGEST_BODY, in_json
+from proxy.http.admin_decisions import DecisionRoutes
 from proxy.replicas.queues import SharedQueue, said
 from proxy.replicas.wire import Kind
 from proxy.settings import Settings, from_mapping
@@ -44,6 +46,7 @@ class Worker(SharingApp):
     def __init__(self, settings: Settings, setup: Setup, lost: Callable[[], None]) -> None:
         self._setup = setup
         self._workers = setup.workers
+        self._decision_prefix = f"w{setup.worker}-"
         self._on_lost = lost
         self._known = asyncio.Event()
         self._is_up = asyncio.Event()
@@ -112,9 +115,10 @@ class Worker(SharingApp):
         await self._known.wait()
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
-        """The admin port is the supervisor's; here is only what it adds up."""
-        application = web.Application()
+        """The admin port is the supervisor's; here is only what it adds up, or passes on."""
+        application = web.Application(middlewares=[in_json], client_max_size=LARGEST_BODY)
         application.router.add_get("/metrics", self._metrics)
+        DecisionRoutes(self._explained()).add_to(application.router)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -1,0 +1,176 @@
+"""What would become of a request that nobody has sent: decided on the live fleet, and nothing changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from proxy.composition.decisions import Decisions
+from proxy.composition.explaining import Explaining
+from proxy.core.cycle_state import CycleState
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadRequest, ConfigError, RequestError
+from proxy.core.identity import Identity
+from proxy.core.params import suggestion
+from proxy.core.plugin import DataProducer, PreRequest
+from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest, changed
+from proxy.explain.entry import Entry
+from proxy.explain.imagined import Imagined, reweighed
+from proxy.explain.table import imagined, short
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.handover import steer
+from proxy.models.resolver import Resolver
+from proxy.openai.parse import Parsed, parse
+from proxy.parsing.reader import request_of
+from proxy.pool import Pool, Pools
+from proxy.production import Production
+from proxy.scheduling.build import Scheduling
+from proxy.scheduling.dependencies import declares
+from proxy.scheduling.document import Document, read
+from proxy.scheduling.guard import unreported
+from proxy.scheduling.recorder import Recorder
+
+ID = "dry-run"
+
+Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]
+
+
+@dataclass(frozen=True, slots=True)
+class NoCall:
+    """What a client would have sent. Implements `core.ports.Call`."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    received_at: float
+    id: str = ID
+    method: str = "POST"
+    query: str = ""
+    identity: Identity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """`narrow` leaves the pods that have room; `names` are what stands behind the names of models."""
+
+    fleet: Fleet
+    clock: Clock
+    decisions: Decisions
+    explaining: Explaining
+    pools: Callable[[], Pools]
+    narrow: Narrow
+    names: Callable[[], Resolver | None]
+    documents: Callable[[], Mapping[str, Document]]
+    """Of the pools."""
+
+    async def of(self, asked: Imagined) -> dict[str, Any]:
+        """Nobody is told of it, nothing is reserved, and no hook runs. Raises RequestError where the request would have
+        been refused before anybody looked for a pod."""
+        request = self._request(asked)
+        pool = self._pool(asked, request)
+        live = pool.scheduling
+        tried = await self._tried(asked, pool)
+        entry = await self._decided(request, pool, tried, asked.profile)
+        told = imagined(entry)
+        if tried is not live:
+            now = short(await self._decided(request, pool, live))
+            told["live"] = {key: now[key] for key in ("pod", "prefill", "margin", "runnerUp", "predicted")}
+            told["fresh"] = _fresh(tried, live)
+        return told
+
+    def _request(self, asked: Imagined) -> InferenceRequest:
+        call = NoCall(asked.path, asked.headers, asked.body, self.clock.now())
+        parsed: Parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
+        if parsed.previous_response_id:
+            raise BadRequest("What follows a stored response goes to the pod that has it; nothing is decided.")
+        model = self.fleet.only_model() if parsed.model is None else parsed.model
+        request, names = request_of(call, parsed, model, math.inf), self.names()
+        return request if names is None else names.unheard().resolve(request, None)
+
+    def _pool(self, asked: Imagined, request: InferenceRequest) -> Pool:
+        pools = self.pools()
+        if not asked.pool:
+            return pools.first_for(request)
+        if asked.pool not in pools.names:
+            raise BadRequest(f"There is no pool '{asked.pool}'{suggestion(asked.pool, pools.names)}.", param="pool")
+        return pools.named(asked.pool)
+
+    async def _tried(self, asked: Imagined, pool: Pool) -> Scheduling:
+        """The scheduling that is in use, or the one that is asked for."""
+        if asked.scheduling is None and not asked.weights:
+            return pool.scheduling
+        document = self.documents()[pool.name] if asked.scheduling is None else read(asked.scheduling, "scheduling")
+        try:
+            tried = self.decisions.imagined(pool.name, document)
+            if asked.weights:
+                tried = self.decisions.imagined(pool.name, reweighed(document, tried, asked.weights))
+        except ConfigError as error:
+            raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
+        finally:
+            await self.decisions.keep_what_is_used()
+        return tried
+
+    async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:
+        request = changed(request, state=CycleState())
+        producers = scheduling.producers
+        await Production(producers, repeat(producers)).run(request, pool.pods.serving(request.model))
+        candidates = pool.pods.serving(request.model)
+        if candidates:
+            candidates = self.narrow(request, candidates)
+        recorder = Recorder()
+        try:
+            outcome: Decision | RequestError = self._scheduled(request, candidates, scheduling, recorder, profile)
+        except BadRequest:
+            raise
+        except RequestError as error:
+            outcome = error.with_traceback(None)
+        notes = self.explaining.notes(scheduling, pool.name, len(self.fleet.pools) <= 1)
+        return notes.entry(ID, request, candidates, recorder.taken(), outcome)
+
+    def _scheduled(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        scheduling: Scheduling,
+        recorder: Recorder,
+        profile: str,
+    ) -> Decision:
+        scheduler = scheduling.made(recorder.wrap, unreported, None)
+        if profile:
+            return scheduler.alone(profile, request, candidates)
+        decision = scheduler.schedule(request, candidates)
+        return steer(request, decision, self.fleet.draining) if self.fleet.draining else decision
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDecisions:
+    """Of this process, for its admin port."""
+
+    explaining: Explaining
+    dry_run: DryRun
+
+    async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises BadRequest."""
+        return self.explaining.listed(query)
+
+    async def shown(self, name: str) -> Mapping[str, Any]:
+        """Raises NotFound."""
+        return self.explaining.shown(name)
+
+    async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises RequestError."""
+        return await self.dry_run.of(Imagined.of(asked, query))
+
+
+def _fresh(tried: Scheduling, live: Scheduling) -> list[str]:
+    """Plugins that would know nothing yet, because those of these names have other parameters."""
+    return [
+        name
+        for name, made in tried.instances.items()
+        if made is not live.instances.get(name) and any(declares(made, point) for point in (DataProducer, PreRequest))
+    ]

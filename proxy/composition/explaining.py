@@ -1,0 +1,101 @@
+"""Which decisions are kept, and who may ask on what they rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NotFound
+from proxy.core.ports import Clock, Random
+from proxy.explain.explained import Chosen, MayAsk, Notes, explained
+from proxy.explain.kept import Kept, OnEnd
+from proxy.explain.table import whole
+from proxy.explain.wanted import Wanted
+from proxy.fleet.datastore import Fleet
+from proxy.scheduling.build import Scheduling
+from proxy.scheduling.guard import Report
+from proxy.scheduling.scheduler import OnShadow
+from proxy.telemetry.settings import DecisionSettings
+
+OFF: Mapping[str, Any] = {
+    "on": False,
+    "hint": "Decisions are not kept. To keep them: `telemetry: {decisions: {}}` in the configuration, and a reload.",
+    "decisions": [],
+}
+
+
+class Explaining:
+    """`kept` is None while decisions are not kept: then nothing of this is on the way of a request."""
+
+    def __init__(self, fleet: Fleet, clock: Clock, rng: Random, may_ask: MayAsk, prefix: str = "") -> None:
+        """`prefix`: see `Kept`."""
+        self.kept: Kept | None = None
+        self._fleet = fleet
+        self._clock = clock
+        self._random = rng
+        self._may_ask = may_ask
+        self._prefix = prefix
+
+    def around(
+        self,
+        scheduling: Scheduling,
+        notes: Notes,
+        settings: DecisionSettings,
+        report: Report,
+        on_shadow: OnShadow,
+    ) -> Scheduling:
+        """The same, but that it keeps how it came to its decisions."""
+        kept = self._kept(settings)
+        return explained(scheduling, notes, kept, Chosen(self._random, kept, self._may_ask), report, on_shadow)
+
+    def follow(self, settings: DecisionSettings | None) -> None:
+        """What is in use was built with these."""
+        if settings is None:
+            self.kept = None
+        else:
+            self._kept(settings).change(settings)
+
+    def notes(self, scheduling: Scheduling, pool: str, alone: bool) -> Notes:
+        """`alone`: there is no other pool."""
+        return Notes(scheduling, pool, self._pods(pool, alone), self._clock)
+
+    def before(self, then: OnEnd) -> OnEnd:
+        """Who is told that a request has ended."""
+        return then if self.kept is None else self.kept.before(then)
+
+    def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises BadRequest."""
+        wanted, kept = Wanted.of(query), self.kept
+        if kept is None:
+            return OFF
+        settings = kept.settings
+        return {
+            "on": True,
+            "keep": settings.keep,
+            "sample": settings.sample,
+            "slow": settings.slow,
+            "kept": len(kept),
+            "bytes": kept.bytes,
+            "seen": kept.seen,
+            "decisions": wanted.among(kept, self._clock.now()),
+        }
+
+    def shown(self, name: str) -> Mapping[str, Any]:
+        """By its id, or by that of the request. Raises NotFound."""
+        if self.kept is None:
+            raise NotFound(OFF["hint"])
+        entry = self.kept.find(name)
+        if entry is None:
+            raise NotFound(f"No decision '{name}' is kept: it has gone, was not sampled, or never came to be.")
+        return whole(entry)
+
+    def _kept(self, settings: DecisionSettings) -> Kept:
+        if self.kept is None:
+            self.kept = Kept(settings, self._clock, self._prefix)
+        return self.kept
+
+    def _pods(self, pool: str, alone: bool) -> Callable[[], Sequence[Endpoint]]:
+        if alone:
+            return lambda: self._fleet.endpoints
+        return lambda: [endpoint for endpoint in self._fleet.endpoints if endpoint.pool == pool]

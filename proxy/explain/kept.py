@@ -1,0 +1,117 @@
+"""The decisions that are kept: the latest, and for longer those that somebody will ask about."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Call, Clock
+from proxy.explain.entry import ENTRY, Entry
+from proxy.telemetry.settings import DecisionSettings
+
+OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
+
+
+class Ring:
+    """Of entries, the latest, as many as have room."""
+
+    def __init__(self, keep: int, most_bytes: float) -> None:
+        self.entries: deque[Entry] = deque()
+        self.bytes = 0
+        self._members: set[Entry] = set()
+        self.change(keep, most_bytes)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._members
+
+    def change(self, keep: int, most_bytes: float) -> None:
+        self._keep, self._most_bytes = keep, most_bytes
+
+    def add(self, entry: Entry) -> Iterator[Entry]:
+        """Gives those that go for it."""
+        self.entries.append(entry)
+        self._members.add(entry)
+        self.bytes += entry.bytes
+        while len(self.entries) > self._keep or self.bytes > self._most_bytes:
+            gone = self.entries.popleft()
+            self._members.remove(gone)
+            self.bytes -= gone.bytes
+            yield gone
+
+
+class Kept:
+    """Half of the memory is for decisions of any kind; half for those that a client asked about, that failed or took
+    long: they are not driven out by a thousand others in a second."""
+
+    def __init__(self, settings: DecisionSettings, clock: Clock, prefix: str = "") -> None:
+        """`prefix` tells the ids of several processes apart."""
+        self._clock = clock
+        self._ids = map(f"{prefix}{{:x}}".format, count(1))
+        self._open: dict[str, Entry] = {}
+        """By request, those that have not ended: what is refused has no leg that would lead to its entry."""
+        self.seen = 0
+        self.settings = settings
+        self._recent, self._striking = (Ring(settings.keep, settings.max_bytes / 2) for _ in range(2))
+
+    def change(self, settings: DecisionSettings) -> None:
+        """What is too much goes with the next one."""
+        self.settings = settings
+        for ring in (self._recent, self._striking):
+            ring.change(settings.keep, settings.max_bytes / 2)
+
+    @property
+    def bytes(self) -> int:
+        return self._recent.bytes + self._striking.bytes
+
+    def __len__(self) -> int:
+        return len(self._recent.entries) + len(self._striking.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The newest first."""
+        both = [*self._recent.entries, *self._striking.entries]
+        return iter(sorted(both, key=lambda entry: entry.decided_at, reverse=True))
+
+    def find(self, name: str) -> Entry | None:
+        """By its id, or else the newest of a request."""
+        entries = list(self)
+        by_id = (entry for entry in entries if entry.id == name)
+        return next(by_id, None) or next((entry for entry in entries if entry.request == name), None)
+
+    def next_id(self) -> str:
+        return next(self._ids)
+
+    def add(self, entry: Entry) -> None:
+        self.seen += 1
+        self._open[entry.request] = entry
+        for gone in list(self._recent.add(entry)):
+            if self._is_striking(gone):
+                self._remember(gone)
+
+    def before(self, then: OnEnd) -> OnEnd:
+        """What is told that a request has ended, and tells `then`."""
+
+        def told(call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None, sent: int) -> None:
+            opened = self._open.pop(call.id, None)
+            entry = None if exchange is None else exchange.request.state.read(ENTRY)
+            if (entry := entry or opened) is not None:
+                self._end(entry, status, outcome)
+            then(call, status, outcome, exchange, sent)
+
+        return told
+
+    def _end(self, entry: Entry, status: int, outcome: Ending | Reason) -> None:
+        entry.status, entry.outcome, entry.ended_at = status, outcome, self._clock.now()
+        if entry not in self._recent and entry not in self._striking and self._is_striking(entry):
+            self._remember(entry)
+
+    def _remember(self, entry: Entry) -> None:
+        for _ in self._striking.add(entry):
+            pass
+
+    def _is_striking(self, entry: Entry) -> bool:
+        if entry.asked or entry.failed or entry.refusal is not None:
+            return True
+        return entry.ended_at is not None and entry.is_slower_than(self.settings.slow, entry.ended_at)
