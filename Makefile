@@ -1,4 +1,5 @@
-# make demo | test | test-vllm | bench | lock | audit      Each installs what it needs into .venv, with uv if it is there.
+# make demo | test | test-vllm | test-clients | docs | bench | lock | audit      Each installs what it needs, with uv if it
+# is there.
 
 SHELL := /bin/bash
 # A system's own Python comes first: it is built with profile-guided optimisation, without which kvlane takes a fifth more
@@ -9,12 +10,12 @@ PYTHON_VLLM ?= python3.11
 UV := $(shell command -v uv 2>/dev/null)
 BIN := .venv/bin
 
-.PHONY: demo test lint test-vllm bench lock audit clean
+.PHONY: demo test axe lint test-vllm test-clients docs bench lock audit clean
 
 demo: .venv/.runtime
 	@$(BIN)/kvlane demo
 
-test: .venv/.dev lint
+test: .venv/.dev lint axe
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/.dev
@@ -22,6 +23,15 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What looks for faults of accessibility in the dashboard. Without npm that one test is skipped, and says so.
+axe: .venv/.python
+	@command -v npm >/dev/null || exit 0; test -e .venv/axe/.ready || $(MAKE) --no-print-directory .venv/axe/.ready || true
+
+.venv/axe/.ready: .venv/.python
+	@mkdir -p .venv/axe
+	npm install --silent --no-audit --no-fund --prefix .venv/axe axe-core@4.14.1
+	@touch $@
 
 # Two real engines on the CPU: 3.4 GB in .venv-vllm, 4 GB of memory. What was found goes to docs/real-engine.md.
 test-vllm: .venv/.dev .venv-vllm/.ready .venv-vllm/nixl/.ready
@@ -46,6 +56,27 @@ test-vllm: .venv/.dev .venv-vllm/.ready .venv-vllm/nixl/.ready
 		.venv-vllm/nixl/nixl_cu12/_api.py
 	@touch $@
 
+# Clients and load generators that people use, before simulated pods: 1 GB in .venv-clients. curl and Node are the
+# system's; vLLM's benchmark is skipped without .venv-vllm (make test-vllm). KVLANE_RECORD=1 writes down what they send.
+test-clients: .venv/.dev .venv-clients/.ready .venv-clients/node/.ready
+	KVLANE_CLIENTS=.venv-clients $(BIN)/pytest -rs tests/clients
+
+.venv-clients/.ready: .venv/.python
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install -q openai==2.54.0 langchain-openai==1.7.3 llama-index-llms-openai-like==0.8.1 \
+		llama-index-embeddings-openai-like==0.4.0 aiperf==0.13.0
+	@touch $@
+
+.venv-clients/node/.ready: .venv-clients/.ready
+	@mkdir -p .venv-clients/node
+	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix .venv-clients/node openai@6.49.0; \
+		else echo "npm is missing: the client for Node is left out"; fi
+	@touch $@
+
+# The site of the documentation, in build/site; build/site/index.html needs no server.
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: .venv/.dev
 	@for b in schedule index refresh micro; do $(BIN)/python bench/$$b.py || exit 1; done
 
@@ -64,7 +95,7 @@ audit: .venv-audit/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv-audit .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build/site .venv-audit .venv-clients .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/.python:
 	@test -n "$(PYTHON)" || { echo "kvlane needs Python 3.11 to 3.14 on the PATH, or PYTHON=/path/to/python"; exit 1; }

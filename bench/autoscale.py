@@ -1,6 +1,6 @@
 """Who scales a fleet of prefill and decode pods best: kvlane's recommender, and three others.
 
-    python bench/autoscale.py [--load diurnal,shift] [--seeds 5] [--json FILE] [--png DIR]
+    python bench/autoscale.py [--load diurnal,shift] [--seeds 5] [--jobs 2] [--json FILE] [--png DIR]
     python bench/autoscale.py --scaler independent,kvlane --also '{"coordination": {"alpha": 0.5}}'
 
 Requests come when they come (`bench/scaling/loads.py`), pods take two minutes to start, there are GPUs for twelve of
@@ -8,13 +8,14 @@ them, and a pod that is taken away finishes what it has. All on the virtual cloc
 bench/quality.py, every request is prefilled on one pod and answered by another.
 
     fixed         all GPUs, divided by what the load needs of each role in the mean
+    fixed mean    divided like that: as many pods as kvlane had in the mean, in the same run
     independent   each role by itself, as a HorizontalPodAutoscaler of Kubernetes with its defaults
     hard ratio    the same with the defaults of kthena; then the roles' quotient is put between 1:2 and 2:1
     kvlane        the loop of proxy/autoscale with the defaults of a policy, mode: preferred, and each role between a
                   third and two thirds, which is the same ratio
 
-All begin with the first, decide every 15 seconds, are told the same metrics with the same targets, and may have eight
-pods of a role. Only kvlane is told how many GPUs there are; what asks for more waits until some are free.
+All that scale begin with the first, decide every 15 seconds, are told the same metrics with the same targets, and may
+have eight pods of a role. Only kvlane is told how many GPUs there are; what asks for more waits until some are free.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +44,13 @@ from bench.scaling.figures import Played, figures
 from bench.scaling.fleet import DECODE, PREFILL, Fleet, Shape
 from bench.scaling.loads import LOADS, Load
 from bench.scaling.scalers import Fixed, Independent, Kvlane, Ratio, Scaler, pool
-from bench.scaling.scene import Scene
+from bench.scaling.scene import Moment, Scene
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
 from proxy.replay.workload import Job
 
-KVLANE = "kvlane"
-SCALERS = ("fixed", "independent", "hard ratio", KVLANE)
+KVLANE, MEAN = "kvlane", "fixed mean"
+SCALERS = ("fixed", MEAN, "independent", "hard ratio", KVLANE)
 
 COLUMNS: Mapping[str, tuple[str, str, float]] = {
     "attained": ("SLO kept, %", ".1f", 100.0),
@@ -77,7 +80,14 @@ def main() -> None:
     options = _options()
     if options.png:
         matplotlib_plots.check()
-    cells = [cell for load in options.load for cell in _cells(options, load)]
+    runs = [(load, seed) for load in options.load for seed in options.seeds]
+    with ProcessPoolExecutor(options.jobs) as pool_of_runs:
+        found = dict(zip(runs, pool_of_runs.map(partial(_run, options), *zip(*runs, strict=True)), strict=True))
+    cells = [
+        Cell(load, scaler, [found[load, seed][scaler] for seed in options.seeds])
+        for load in options.load
+        for scaler, _ in _contestants(options)
+    ]
     print(table([["load", "scaler", *(head for head, _, _ in COLUMNS.values())], *_rows(cells)]))
     if verdict := list(_verdict(cells)):
         print("\n" + table([["load", "this", "against", "% per GPU hour", "moves"], *verdict]))
@@ -87,21 +97,25 @@ def main() -> None:
         options.json.write_text(json.dumps({**about, "results": results}, indent=1))
 
 
-def _cells(options: argparse.Namespace, name: str) -> Iterator[Cell]:
+def _run(options: argparse.Namespace, name: str, seed: int) -> dict[str, Figures]:
+    """By scaler. kvlane goes first, since one of the others is as large as it was."""
     load, shape = LOADS[name], Shape()
-    runs: dict[str, list[Figures]] = {}
-    for seed in options.seeds:
-        jobs, moments = load.jobs(seed), {}
-        for scaler, policy in _contestants(options):
-            started = time.perf_counter()
-            played = play(load, jobs, scaler, shape, policy)
-            runs.setdefault(scaler, []).append(figures(played))
-            moments[scaler] = played.moments
-            say(f"{name}, seed {seed}, {scaler}: {time.perf_counter() - started:.1f} s")
-        if options.png and seed == options.seeds[0]:
-            plots.write(name, jobs, load.seconds, moments, options.png)
-    for scaler, found in runs.items():
-        yield Cell(name, scaler, found)
+    jobs = load.jobs(seed)
+    found: dict[str, Figures] = {}
+    moments: dict[str, Sequence[Moment]] = {}
+    for scaler, policy in sorted(_contestants(options), key=lambda one: one[0] != KVLANE):
+        started = time.perf_counter()
+        pods = _mean_pods(found[KVLANE], load, shape) if scaler == MEAN else shape.pods
+        played = play(load, jobs, scaler, shape, policy, pods)
+        found[scaler], moments[scaler] = figures(played), played.moments
+        say(f"{name}, seed {seed}, {scaler}: {time.perf_counter() - started:.1f} s")
+    if options.png and seed == options.seeds[0]:
+        plots.write(name, jobs, load.seconds, {one: moments[one] for one, _ in _contestants(options)}, options.png)
+    return found
+
+
+def _mean_pods(found: Figures, load: Load, shape: Shape) -> int:
+    return round(found["gpu_hours"] * 3600 / load.seconds / shape.gpus)
 
 
 def _contestants(options: argparse.Namespace) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -112,12 +126,15 @@ def _contestants(options: argparse.Namespace) -> Iterator[tuple[str, Mapping[str
         yield f"{KVLANE} {json.dumps(changed)}", changed
 
 
-def play(load: Load, jobs: Sequence[Job], scaler: str, shape: Shape, changed: Mapping[str, Any]) -> Played:
-    """Raises ConfigError for a policy that is none."""
+def play(
+    load: Load, jobs: Sequence[Job], scaler: str, shape: Shape, changed: Mapping[str, Any], pods: int | None = None
+) -> Played:
+    """`pods` at the beginning: all there can be, unless given. Raises ConfigError for a policy that is none."""
     clock, fleet = ManualClock(), Fleet(shape)
-    fleet.begin(_fixed(jobs, shape))
+    fleet.begin(_fixed(jobs, shape, pods or shape.pods))
     make: Mapping[str, Callable[[], Scaler]] = {
         "fixed": Fixed,
+        MEAN: Fixed,
         "independent": lambda: Independent(shape.most),
         "hard ratio": lambda: Ratio(shape.most),
     }
@@ -128,12 +145,12 @@ def play(load: Load, jobs: Sequence[Job], scaler: str, shape: Shape, changed: Ma
     return Played(outcomes, scene.moments, fleet.moves)
 
 
-def _fixed(jobs: Sequence[Job], shape: Shape) -> dict[str, int]:
-    """All pods there can be, by seconds of prefill and by KV caches times seconds."""
+def _fixed(jobs: Sequence[Job], shape: Shape, pods: int) -> dict[str, int]:
+    """So many, divided by seconds of prefill and by KV caches times seconds."""
     prefill = sum(job.prompt_tokens for job in jobs) / shape.prefill_rate
     decode = sum(_held(job, shape) for job in jobs) / shape.kv_tokens
-    count = min(max(round(shape.pods * prefill / (prefill + decode)), 1), shape.pods - 1)
-    return {PREFILL: count, DECODE: shape.pods - count}
+    count = min(max(round(pods * prefill / (prefill + decode)), 1), pods - 1)
+    return {PREFILL: count, DECODE: pods - count}
 
 
 def _held(job: Job, shape: Shape) -> float:
@@ -180,11 +197,14 @@ def _options() -> argparse.Namespace:
         "--also", type=json.loads, action="append", default=[], metavar="JSON", help="changes to kvlane's policy"
     )
     parser.add_argument("--seeds", type=_seeds, default=_seeds("3"), metavar="COUNT", help="how many, or 4-6  [3]")
+    parser.add_argument("--jobs", type=int, default=1, metavar="COUNT", help="processes to run in  [1]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures of all runs")
     parser.add_argument("--png", type=Path, metavar="DIR", help="replicas and load over time; needs matplotlib")
     options = parser.parse_args()
     if unknown := {*options.load} - {*LOADS} | {*options.scaler} - {*SCALERS}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if MEAN in options.scaler and KVLANE not in options.scaler:
+        parser.error(f"{MEAN} is as large as {KVLANE}, which must run too")
     return options
 
 

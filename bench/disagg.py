@@ -14,7 +14,8 @@ finishes per second if no request is split and no pod idles.
     predicted    where that is predicted to be better (predicted-latency-pd-decider)
 
 The verdict holds `predicted` against the better one of `whole` and `always`, mix by mix, fleet by fleet and load by
-load: by the mean time to the whole answer, and by the share of requests that keep both objectives.
+load: by the mean time to the whole answer, and by the share of requests that keep both objectives. Behind ± is half the
+width of the 95 % interval over the seeds, each of which all policies are given.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,7 +70,7 @@ DECIDERS: Mapping[str, Mapping[str, Any] | None] = MappingProxyType(
 """What decides, as a plugin of the configuration; None: nothing is split."""
 
 SIMPLE = ("whole", "always")
-VERDICT = ["mix", "fleet", "load", "E2E mean, s: whole, always / predicted", "slower", "good less"]
+VERDICT = ["mix", "fleet", "load", "E2E mean, s: whole, always / predicted", "slower", "points less good"]
 
 TOLERATED = 0.03
 """Share by which the verdict lets a mean time be longer, and goodput smaller."""
@@ -89,25 +90,37 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One mix before one fleet at one load, and what its policies made of it: means over the seeds, by figure."""
+    """One mix before one fleet at one load, and what its policies made of it: figures of the seeds, in their order."""
 
     mix: str
     fleet: str
     load: float
-    found: Mapping[str, Mapping[str, float]]
+    runs: Mapping[str, Sequence[Mapping[str, float]]]
 
     @property
-    def slower(self) -> float:
-        """Share by which the mean time to the whole answer is longer than that of the better simple policy."""
-        return self._of("predicted", "e2e_mean") / min(self._of(name, "e2e_mean") for name in SIMPLE) - 1.0
+    def found(self) -> Mapping[str, Mapping[str, float]]:
+        """Means over the seeds, by policy."""
+        return {
+            policy: {name: report.mean([run[name] for run in runs]) for name in FIGURES}
+            for policy, runs in self.runs.items()
+        }
 
     @property
-    def worse(self) -> float:
+    def slower(self) -> tuple[float, float]:
+        """Share by which the mean time to the whole answer is longer than that of the better simple policy; and half
+        the width of its interval."""
+        best = min(SIMPLE, key=lambda policy: self.found[policy]["e2e_mean"])
+        return self._beside(best, "e2e_mean", lambda one, other: one / other - 1.0)
+
+    @property
+    def worse(self) -> tuple[float, float]:
         """Share of all requests that keep their objectives with the better simple policy, and do not here."""
-        return max(self._of(name, "goodput") for name in SIMPLE) - self._of("predicted", "goodput")
+        best = max(SIMPLE, key=lambda policy: self.found[policy]["goodput"])
+        return self._beside(best, "goodput", lambda one, other: other - one)
 
-    def _of(self, policy: str, figure: str) -> float:
-        return self.found[policy][figure]
+    def _beside(self, policy: str, figure: str, difference: Callable[[float, float], float]) -> tuple[float, float]:
+        pairs = zip(self.runs["predicted"], self.runs[policy], strict=True)
+        return report.summary([{figure: difference(one[figure], other[figure])} for one, other in pairs])[figure]
 
 
 def main() -> None:
@@ -118,13 +131,10 @@ def main() -> None:
         cells = list(_cells(options, Path(folder)))
     print(table([["mix", "fleet", "load", "policy", *(head for head, _, _ in FIGURES.values())], *_rows(cells)]))
     if {*SIMPLE, "predicted"} <= set(options.policy):
-        print(
-            "\n"
-            + table([["mix", "fleet", "load", "whole, always / predicted", "slower", "good less"], *_verdict(cells)])
-        )
+        print("\n" + table([VERDICT, *_verdict(cells)]))
     if options.json:
         about = {"command": shlex.join(["python", "bench/disagg.py", *sys.argv[1:]]), "seeds": options.seeds}
-        results = [{"mix": one.mix, "fleet": one.fleet, "load": one.load, "found": one.found} for one in cells]
+        results = [{"mix": one.mix, "fleet": one.fleet, "load": one.load, "runs": one.runs} for one in cells]
         options.json.write_text(json.dumps({**about, "results": results}, indent=1))
     if options.png:
         plots.write(list(_charts(cells)), options.png)
@@ -137,16 +147,16 @@ def _cells(options: argparse.Namespace, folder: Path) -> Iterator[Cell]:
         for load in options.load:
             for fleet in options.fleet:
                 started = time.perf_counter()
-                found = {policy: _found(experiment, folder, fleet, policy, load) for policy in options.policy}
+                runs = {policy: _runs(experiment, folder, fleet, policy, load) for policy in options.policy}
                 say(f"{mix}, {fleet}, load {load:g}: {time.perf_counter() - started:.1f} s")
-                yield Cell(mix, fleet, load, found)
+                yield Cell(mix, fleet, load, runs)
 
 
-def _found(experiment: Experiment, folder: Path, fleet: str, policy: str, load: float) -> dict[str, float]:
+def _runs(experiment: Experiment, folder: Path, fleet: str, policy: str, load: float) -> list[dict[str, float]]:
     path = folder / f"{fleet}-{policy}.yaml"
     path.write_text(json.dumps(_configuration(FLEETS[fleet], DECIDERS[policy])))
     runs = [experiment.virtual(str(path), load, seed) for seed in range(experiment.seeds)]
-    return {name: report.mean([run[name] for run in runs]) for name in FIGURES}
+    return [{name: run[name] for name in FIGURES} for run in runs]
 
 
 def _configuration(roles: Sequence[str], decider: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -180,14 +190,15 @@ def _rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
 def _verdict(cells: Sequence[Cell]) -> Iterator[list[str]]:
     for cell in cells:
         means = [f"{cell.found[name]['e2e_mean']:.2f}" for name in (*SIMPLE, "predicted")]
-        kept = "" if cell.slower <= TOLERATED and cell.worse <= TOLERATED else "  <--"
+        (slower, wide), (worse, as_wide) = cell.slower, cell.worse
+        kept = "" if slower <= TOLERATED and worse <= TOLERATED else "  <--"
         yield [
             cell.mix,
             cell.fleet,
             f"{cell.load:g}",
             f"{means[0]}, {means[1]} / {means[2]}",
-            f"{cell.slower:+.1%}",
-            f"{100 * cell.worse:+.1f}{kept}",
+            f"{slower:+.1%} ±{100 * wide:.1f}",
+            f"{100 * worse:+.1f} ±{100 * as_wide:.1f}{kept}",
         ]
 
 
@@ -228,7 +239,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policy", type=_names, default=list(DECIDERS), metavar="NAME,…", help=", ".join(DECIDERS))
     parser.add_argument("--load", type=_numbers, default=[0.4, 0.7], metavar="SHARE,…")
     parser.add_argument("--requests", type=int, default=400, help="per run")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--gpu", choices=HARDWARE, default="generic-8b")
     parser.add_argument("--ttft", type=float, default=2.0, help="objective of a good request, seconds")
     parser.add_argument("--tpot", type=float, default=0.03, help="objective of a good request, seconds per token")

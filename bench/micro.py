@@ -29,6 +29,9 @@ from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.explain.entry import ENTRY
+from proxy.explain.explained import Chosen, LegHooks, Notes, explained
+from proxy.explain.kept import Kept
 from proxy.fleet.ledger import Ledger
 from proxy.http.framing import CLOSED, OPENED, WholeChunks
 from proxy.openai.observe import usage_from
@@ -37,11 +40,13 @@ from proxy.prefix.hashing import chains
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.scheduling.document import read
+from proxy.scheduling.guard import unreported
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.observer import BATCH, Observer
+from proxy.telemetry.settings import DecisionSettings
 from proxy.telemetry.timing import EVERY, Timing
 
 PATH = "/v1/chat/completions"
@@ -113,6 +118,8 @@ def steps() -> Iterator[tuple[str, str, Callable[[Parts], Step]]]:
     yield "request", "reserve and confirm 128 KB", lambda parts: _reserve(parts, LONG)
     yield "request", "schedule 1 KB, as shipped", _schedule
     yield "request", "schedule 1 KB, untimed plugins", lambda parts: _schedule(parts, timed=False)
+    yield "request", "schedule 1 KB, decision kept", lambda parts: _schedule(parts, kept=True)
+    yield "request", "a kept decision's legs and end", _kept_legs
     yield "request", "ledger in and out", _ledger
     yield "request", "observe decided", _decided
     yield "request", "observe first byte", _first_byte
@@ -170,6 +177,12 @@ class Parts:
             return build(document, registry, ports)
         return build(document, registry, ports, Watch(Timing(self.catalogue, time.perf_counter).wrap, EVERY))
 
+    def keeping(self, scheduling: Scheduling) -> Scheduling:
+        self.kept = kept = Kept(DecisionSettings(), self.clock)
+        notes = Notes(scheduling, DEFAULT_POOL, lambda: self.endpoints, self.clock)
+        chosen = Chosen(random.Random(1), kept, lambda request: True)
+        return explained(scheduling, notes, kept, chosen, unreported, None)
+
 
 def _hash(prompt: Prompt) -> Step:
     return lambda: chains(prompt, "sim", 64, 8192)
@@ -188,8 +201,10 @@ def _reserve(parts: Parts, body: bytes) -> Step:
     return lambda: index.confirm(index.reserve(found, parts.endpoints[0], 100_000))
 
 
-def _schedule(parts: Parts, timed: bool = True) -> Step:
+def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
     scheduling = parts.scheduling(timed)
+    if kept:
+        scheduling = parts.keeping(scheduling)
     request = _request(parse(PATH, SMALL))
 
     async def produce() -> None:
@@ -197,7 +212,29 @@ def _schedule(parts: Parts, timed: bool = True) -> Step:
             await producer.produce(request, parts.endpoints)
 
     asyncio.run(produce())
-    return lambda: scheduling.scheduler.schedule(request, parts.endpoints)
+    if not kept:
+        return lambda: scheduling.scheduler.schedule(request, parts.endpoints)
+
+    def decide() -> None:
+        scheduling.scheduler.schedule(request, parts.endpoints)
+        request.state.pop(ENTRY)  # each request has its own
+
+    return decide
+
+
+def _kept_legs(parts: Parts) -> Step:
+    """Of one leg; without those of plugins."""
+    scheduling, exchange, call, hooks = parts.keeping(parts.scheduling(timed=False)), parts.exchange, Call(), LegHooks()
+    scheduling.scheduler.schedule(exchange.request, parts.endpoints)
+    ended = parts.kept.before(lambda *_: None)
+
+    def leg() -> None:
+        hooks.pre_request(exchange, exchange.endpoint)
+        hooks.post_response(exchange, exchange.endpoint)
+        ended(call, 200, Ending.COMPLETE, exchange, 0)
+        exchange.request.state[ENTRY].legs.clear()
+
+    return leg
 
 
 def _ledger(parts: Parts) -> Step:

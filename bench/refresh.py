@@ -27,7 +27,7 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.scrape import parse
-from proxy.fleet.settings import FleetSettings, PodSettings
+from proxy.fleet.settings import PodSettings, PodSources
 from proxy.http.upstream.fetch import PooledFetcher
 
 EXPOSITION_BYTES = 69_000
@@ -106,7 +106,7 @@ async def measure(pods: int) -> dict[str, float]:
 
 async def _refresh(ports: list[int]) -> dict[str, float]:
     clock = SystemClock()
-    settings = FleetSettings(static=tuple(PodSettings(url=f"http://127.0.0.1:{port}") for port in ports))
+    settings = PodSources(static=tuple(PodSettings(url=f"http://127.0.0.1:{port}") for port in ports))
     fleet = Fleet(clock)
     async with (
         PooledFetcher(settings.refresh.timeout, clock) as fetcher,

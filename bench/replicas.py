@@ -392,7 +392,7 @@ async def _in_flight(session: aiohttp.ClientSession, proxy: Served) -> int:
 
 
 async def cost() -> dict[str, dict[str, Any]]:
-    """Of prompts that grow by 10 blocks of 64 tokens a turn, in ticks of 10 ms of which each ends with a packet."""
+    """Of prompts that grow by 10 blocks of 64 tokens a turn; when a packet goes out is the outbox's to say."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         async with store(Path(folder)) as redis:
@@ -423,6 +423,8 @@ async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
 
 
 REQUESTS = 2000
+TICK = 0.01
+"""Seconds."""
 
 
 def _ticks(rate: int, turns: int, index: PrefixIndex, pod: Endpoint) -> float:
@@ -435,12 +437,18 @@ def _ticks(rate: int, turns: int, index: PrefixIndex, pod: Endpoint) -> float:
 
 
 def _told(rate: int, turns: int, proxy: Proxy) -> Iterator[tuple[float, list[tuple[str, bytes]]]]:
+    outbox = proxy.replica._outbox
     gc.collect()
-    began = time.process_time()
+    began, gathered = time.process_time(), 0.0
     for batch in _batches(rate, turns):
         for chain in batch:
             _serve(proxy.index, proxy.pod, chain, proxy.replica.own_loads.changed)
-        proxy.replica._outbox.flush()
+        gathered += TICK
+        if gathered < round(outbox._interval / TICK) * TICK - TICK / 2:
+            continue
+        outbox._sent_at = asyncio.get_running_loop().time() - gathered
+        gathered = 0.0
+        outbox.flush()
         messages = proxy.deployment._packets()
         yield time.process_time() - began, messages
         began = time.process_time()
@@ -451,7 +459,7 @@ def _batches(rate: int, turns: int) -> Iterator[list[list[int]]]:
     while len(found) < REQUESTS:
         chain = [rng.getrandbits(63) for _ in range(5 * turns * 2)]
         found += [chain[: 5 * (turn + 1)] for turn in range(2 * turns)]
-    size = max(1, rate // 100)
+    size = max(1, int(rate * TICK))
     for start in range(0, REQUESTS, size):
         yield found[start : min(REQUESTS, start + size)]
 

@@ -17,11 +17,15 @@ from typing import Any
 import aiohttp
 
 from proxy import __version__
+from proxy.composition import picking
 from proxy.composition.asking import Asking
 from proxy.composition.autoscaling import Autoscaling
+from proxy.composition.dashboard import Dashboard, of_process
 from proxy.composition.data_path import DataPath
 from proxy.composition.decisions import Decisions
 from proxy.composition.doors import Doors
+from proxy.composition.dry_run import DryRun, OwnDecisions
+from proxy.composition.explaining import Explaining
 from proxy.composition.gates import Gates
 from proxy.composition.indexes import index_bytes, prefix_producers
 from proxy.composition.model_names import ModelNames
@@ -32,8 +36,9 @@ from proxy.composition.warming import Warming
 from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, RequestError
 from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.differences import servable
 from proxy.fleet.bindings import Bindings
@@ -41,6 +46,7 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.slow_start import SlowStart
 from proxy.http.admin import admin_application
+from proxy.http.admin_decisions import Explained
 from proxy.http.admin_server import AdminServer
 from proxy.http.upstream.trust import Trust
 from proxy.pool_settings import PoolSettings
@@ -58,8 +64,12 @@ class App:
     _workers = 1
     """That serve together."""
 
+    _decision_prefix = ""
+    """What the ids of its decisions begin with."""
+
     def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
         """`reader` makes settings of what the admin port is sent."""
+        picking.check(settings.extproc)
         clock, rng, catalogue = SystemClock(), random.Random(), Catalogue(__version__)
         self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
@@ -72,16 +82,18 @@ class App:
         self.reliability = Reliability(settings.reliability, self.fleet, trust, clock, rng, self._breaker_turned)
         breakers = self.reliability.breakers
         self._observation = Observation(settings.telemetry, catalogue, self.fleet, clock, breakers.state)
-        self._decisions = Decisions(settings, registry, clock, rng, self._observation)
+        self.explaining = Explaining(self.fleet, clock, rng, self._may_know_why, self._decision_prefix)
+        self._decisions = Decisions(settings, registry, clock, rng, self._observation, self.explaining)
         self._observation.follow(self.schedulings.values(), self._indexes())
         self._doors = Doors(settings.security, clock)
         self._asking = Asking(self.fleet, trust, clock, rng, self._observation.endpoints.check_failed)
         self._gates = Gates(settings, self._doors.door, self._workers, self.fleet, clock, rng, self._observation)
         self._names = ModelNames(self.fleet, trust, clock, rng, catalogue)
-        self._warming = Warming(settings.pods.warmup, clock, rng)
+        self._warming = Warming(settings.all_pools, clock, rng)
         self._senses = OwnSenses(settings, self.fleet, catalogue, clock, self._gates, lambda: self.schedulings)
         self.autoscaling = Autoscaling(settings, self.fleet, self._senses, catalogue, clock, rng, self._cached_blocks)
         self._observation.readers.extend((self._senses.read, self.autoscaling.read))
+        self._dashboard = self._make_dashboard()
         self._path = DataPath(
             self.fleet,
             self.ledger,
@@ -134,9 +146,11 @@ class App:
             await self._decisions.keep_what_is_used()
             raise
         self._settings, self._decisions.schedulings, self._doors.door = settings, schedulings, door
+        self.explaining.follow(settings.telemetry.decisions)
         await self._change_rooms()
         self._share()
         await self._doors.follow()
+        await self._warming.follow()
         await self._decisions.keep_what_is_used()
         await self._know_differently(before)
         if before.telemetry.log_level is not settings.telemetry.log_level:
@@ -157,6 +171,11 @@ class App:
     @property
     def port(self) -> int:
         return self._path.server.port
+
+    @property
+    def picker_port(self) -> int | None:
+        """Where gateways ask; None if they may not."""
+        return None if self._path.picker is None else self._path.picker.port
 
     @property
     def admin_port(self) -> int:
@@ -190,9 +209,49 @@ class App:
         self._observation.follow(self.schedulings.values(), self._indexes())
         self._gates.change(settings, self._doors.door)
         self._senses.change(settings)
+        self._warming.change(settings.all_pools)
         self.autoscaling.change(settings)
         names = await self._names.resolver(self._stack, settings, bool(self._gates))
         self._path.change(settings, names)
+
+    def _make_dashboard(self) -> Dashboard:
+        return Dashboard(
+            self.fleet,
+            self._clock,
+            self._observation.endpoints,
+            self.reliability.breakers.state,
+            of_process(self._catalogue),
+            lambda: self.autoscaling.pools,
+            lambda: {
+                "config": self.configurations.described(),
+                "workers": 1,
+                "stopping": self._path.gateway.stopping,
+            },
+            lambda: self.schedulings,
+            lambda: self._gates.flow_controls,
+        )
+
+    def _explained(self) -> Explained:
+        dry_run = DryRun(
+            self.fleet,
+            self._clock,
+            self._decisions,
+            self.explaining,
+            lambda: self._path.gateway.pools,
+            self._gates.narrow,
+            lambda: self._names.current,
+            lambda: {name: pool.scheduling for name, pool in self._settings.all_pools.items()},
+        )
+        return OwnDecisions(self.explaining, dry_run)
+
+    def _may_know_why(self, request: InferenceRequest) -> bool:
+        """Where keys are asked for, who could ask the admin port as well; else everybody, if pods have names at all."""
+        if self._doors.door is None:
+            return self._settings.security.expose_endpoint
+        try:
+            return self._doors.door.find(request.headers, "admin") is not None
+        except RequestError:
+            return False
 
     # What a process has of its own, and a worker among several has from its supervisor.
 
@@ -247,12 +306,15 @@ class App:
             configurations=self.configurations,
             replicas=self._replicas,
             scaled=lambda: self.autoscaling.pools,
+            dashboard=self._dashboard.routes,
+            explained=self._explained(),
         )
         self._admin = await stack.enter_async_context(AdminServer(self._settings.admin, application))
+        await self._dashboard.begin(stack)
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
         """At once: while no pod is known, requests are told to come again, and connections are not refused."""
-        await self._path.server.start(self._sockets())
+        await self._path.listen(self._sockets())
         stack.push_async_callback(self._stop_serving)
         await known()
 
@@ -260,7 +322,7 @@ class App:
         await self.autoscaling.begin(stack)
 
     async def _stop_serving(self) -> None:
-        await self._path.server.stop(self._settings.reliability.drain.grace)
+        await self._path.stop(self._settings.reliability.drain.grace)
 
     def _sockets(self) -> Sequence[socket.socket]:
         return ()

@@ -119,6 +119,10 @@ class Configurations:
             "rollsBackTo": None if before is None else before.number,
         }
 
+    def written(self) -> Any:
+        """The plain values that it was made of, variables filled in."""
+        return json.loads(json.dumps(self._now.settings.source, default=str))
+
     async def _change(self, read: Callable[[], Settings], origin: str, dry_run: bool = False) -> dict[str, Any]:
         async with self._lock:
             try:

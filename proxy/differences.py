@@ -17,16 +17,17 @@ FIXED = (
     "admin.host",
     "admin.port",
     "admin.tls",
-    "pods.warmup",
+    "extproc",
     "replicas",
     "security.cors",
     "telemetry.logFormat",
     "telemetry.accessLog",
     "telemetry.record",
+    "telemetry.tracing",
 )
 """Paths of what stays as it is until the process ends."""
 
-OF_THE_HOST = ("listen.host", "listen.port", "admin.host", "admin.port", "admin.tls", "replicas")
+OF_THE_HOST = ("listen.host", "listen.port", "admin.host", "admin.port", "admin.tls", "extproc", "replicas")
 """Paths of what not even other workers change."""
 
 
@@ -55,7 +56,7 @@ def _of_a_pool(before: PoolSettings | None, after: PoolSettings | None, path: st
     if before is None or after is None:
         yield path
         return
-    for section in ("pods", "flow_control"):
+    for section in ("pods", "flow_control", "disaggregation"):
         yield from _between(getattr(before, section), getattr(after, section), join(path, camel(section)))
     was, wanted = (pool.given.get("scheduling") or {} for pool in (before, after))
     yield from _between(was, wanted, join(path, "scheduling"))

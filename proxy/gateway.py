@@ -20,7 +20,6 @@ from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.handover import steer
 from proxy.fleet.ledger import Ledger
-from proxy.handoff.hand_off import HandOffs
 from proxy.openai.asked_usage import asking
 from proxy.openai.parse import Parsed
 from proxy.openai.paths import response_id
@@ -49,7 +48,6 @@ class Gateway:
     breakers: Breakers
     request_timeout: float = math.inf
     """Seconds that a request has, unless its client gives it less."""
-    handoffs: HandOffs | None = None
     hedging: Hedging | None = None
     resolver: Resolver | None = None
     names: Names | None = None
@@ -109,8 +107,8 @@ class Gateway:
                 endpoints = pool.pods.serving(request.model)
         decision = self._decide(pool, request, parsed, endpoints)
         exchange = Exchange(request, decision, decision.target, 0, self.clock.now())
-        if decision.why and self.handoffs is not None:
-            by = self.handoffs.of(request, decision, relay, self._leg) or by
+        if decision.why and pool.handoffs is not None:
+            by = pool.handoffs.of(request, decision, relay, self._leg) or by
         while True:
             try:
                 if by is not None:

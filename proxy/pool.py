@@ -13,6 +13,7 @@ from proxy.core.errors import AllFailed, NoEndpoints, ShuttingDown
 from proxy.core.ports import Gate, Relay
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
+from proxy.handoff.hand_off import HandOffs
 from proxy.models.resolver import anew
 from proxy.openai.parse import Parsed
 from proxy.production import Production
@@ -33,6 +34,7 @@ class Pool:
     scheduling: Scheduling
     gates: Sequence[Gate] = ()
     name: str = DEFAULT_POOL
+    handoffs: HandOffs | None = None
     production: Production = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +59,18 @@ class Pools:
         self._place = place
         self._named = {pool.name: pool for pool in pools}
         self.send: Send = self._to_one if others else partial(self._through_gates if first.gates else place, first)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._named)
+
+    def named(self, name: str) -> Pool:
+        """Raises KeyError."""
+        return self._named[name]
+
+    def first_for(self, request: InferenceRequest) -> Pool:
+        """The one that is asked first, where nothing that is stored decides."""
+        return self._next(request, ()) or self._pools[0]
 
     def having(self, endpoint: Endpoint) -> Pool:
         """The pool of a pod; the first of all for one whose pool is gone."""

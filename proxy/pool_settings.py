@@ -17,6 +17,7 @@ from proxy.core.params import Invalid, join
 from proxy.core.ports import Clock, KvEvents, Random, Tokenizers
 from proxy.core.registry import Registry
 from proxy.core.wiring import Ports
+from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
@@ -30,7 +31,7 @@ Faults = list[Problem]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
-_SECTIONS = ("pods", "scheduling", "flowControl")
+_SECTIONS = ("pods", "scheduling", "flowControl", "disaggregation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class PoolSettings:
 
     pods: PodSources = field(default_factory=PodSources)
     flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
+    disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
     scheduling: Document = field(default_factory=lambda: Document(given=False))
     engines: Engines = field(default_factory=Engines)
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -60,8 +62,9 @@ def parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dict
     return rest, {"scheduling": scheduling, "engines": engines}
 
 
-def read(section: Any, problems: Faults) -> dict[str, PoolSettings]:
-    """Those of the section `pools`, in their order, as far as they are good."""
+def read(section: Any, disaggregation: Any, problems: Faults) -> dict[str, PoolSettings]:
+    """Those of the section `pools`, in their order, as far as they are good. What they do not say of disaggregation,
+    that of the top level says."""
     if not (section is None or isinstance(section, Mapping)):
         problems.append(Problem("pools", "must be a mapping of names to pools"))
         return {}
@@ -74,7 +77,7 @@ def read(section: Any, problems: Faults) -> dict[str, PoolSettings]:
             problems.append(Problem(path, "a name is made of letters, digits, dots, dashes and underscores"))
         elif not (pool is None or isinstance(pool, Mapping)):
             problems.append(Problem(path, f"must be a mapping with {', '.join(_SECTIONS)}"))
-        elif (made := _read_one(pool or {}, path, problems)) is not None:
+        elif (made := _read_one(_with(disaggregation, pool or {}), path, problems)) is not None:
             pools[str(name)] = made
     return pools
 
@@ -91,6 +94,14 @@ def taken(pools: Mapping[str, PoolSettings]) -> list[Problem]:
                 if other != name:
                     problems.append(Problem(f"{place}[{index}].{key}", f"'{value}' is taken by the pool '{other}'"))
     return problems
+
+
+def _with(disaggregation: Any, section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The engines of most installations have one connector: a pool that was not told another would fail silently."""
+    own = section.get("disaggregation") or {}
+    if not (disaggregation and isinstance(disaggregation, Mapping) and isinstance(own, Mapping)):
+        return section
+    return {**section, "disaggregation": {**disaggregation, **own}}
 
 
 def _read_one(section: Mapping[str, Any], path: str, problems: Faults) -> PoolSettings | None:

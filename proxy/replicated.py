@@ -36,6 +36,7 @@ class Others:
         catalogue: Catalogue,
         configurations: Configurations,
         local: Local,
+        gathers: bool = True,
     ) -> None:
         library()
         self._fleet = fleet
@@ -48,6 +49,7 @@ class Others:
             local,
             config=lambda: str(configurations.described()["sha256"]),
             own=lambda: record(Kind.DRAINS, self.drains.all()),
+            gathers=gathers,
         )
         fleet.watch(self.drains.added, self.drains.removed)
 
@@ -73,8 +75,9 @@ class Replicated(SharingApp):
             self._catalogue,
             self.configurations,
             self._replica,
+            gathers=False,
         )
-        self._replica.join(Alone(self._others.deployment))
+        self._replica.join(Alone(self._others.deployment), settings.replicas.interval)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """The pods first: what others say of pods that are not known is lost."""

@@ -17,8 +17,9 @@ from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, plain, suggestion, yaml_key
 from proxy.core.tls import PodTls
 from proxy.disagg.settings import DisaggregationSettings
+from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.dialects import Engines
-from proxy.fleet.settings import FleetSettings, PodSources
+from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.http.settings import Admin, Listen, Security
 from proxy.models.settings import ModelSettings
@@ -42,7 +43,7 @@ class Settings:
 
     listen: Listen = field(default_factory=Listen)
     admin: Admin = field(default_factory=Admin)
-    pods: FleetSettings = field(default_factory=FleetSettings)
+    pods: PodSources = field(default_factory=PodSources)
     scheduling: Document = field(default_factory=lambda: Document(given=False))
     flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class Settings:
     autoscale: AutoscaleSettings = field(default_factory=AutoscaleSettings)
     security: Security = field(default_factory=Security)
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
+    extproc: ExtProcSettings = field(default_factory=ExtProcSettings)
     telemetry: Telemetry = field(default_factory=Telemetry)
     engines: Engines = field(default_factory=Engines)
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -61,18 +63,17 @@ class Settings:
     def all_pools(self) -> dict[str, PoolSettings]:
         """By name; that of the top level is the first."""
         return {
-            DEFAULT_POOL: PoolSettings(self.pods, self.flow_control, self.scheduling, self.engines),
+            DEFAULT_POOL: PoolSettings(
+                self.pods, self.flow_control, self.disaggregation, self.scheduling, self.engines
+            ),
             **self.pools,
         }
 
     def alone(self, pool: str) -> Settings:
         """As if this pool were that of the top level, and the only one. Raises KeyError if there is none."""
         own = self.all_pools[pool]
-        pods = FleetSettings(**{item.name: getattr(own.pods, item.name) for item in dataclasses.fields(PodSources)})
-        kept = dataclasses.replace(pods, warmup=self.pods.warmup)
-        return dataclasses.replace(
-            self, pods=kept, flow_control=own.flow_control, scheduling=own.scheduling, engines=own.engines, pools={}
-        )
+        parts = {item.name: getattr(own, item.name) for item in dataclasses.fields(own) if item.name != "given"}
+        return dataclasses.replace(self, **parts, pools={})
 
     @property
     def has_pods(self) -> bool:
@@ -109,7 +110,7 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
     problems: list[Problem] = []
     sections = {key: value for key, value in data.items() if key != "pools"}
     rest, own = pool_settings.parts(sections, "", problems)
-    pools = pool_settings.read(data.get("pools"), problems)
+    pools = pool_settings.read(data.get("pools"), data.get("disaggregation"), problems)
     own["autoscale"] = _policies(data.get(policies.PATH), problems)
     plain_ones = {key: value for key, value in rest.items() if key != policies.PATH}
     try:

@@ -35,7 +35,7 @@ def _drain(queue: deque[Job], pods: Sequence[VirtualPod]) -> list[float]:
         engine = pods[index].engine
         if engine.busy:
             ends += [now for event in engine.finish() if event.last]
-        while queue and not engine.waiting:
+        while queue and not pods[index].is_sated:
             pods[index].submit(taken, queue.popleft(), now)
             taken += 1
         if engine.busy:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from bench.placement.forecast import Forecast
 from bench.placement.foreign import ForeignEngine
+from bench.placement.ticking import TickingEngine
 from proxy.replay.cache import ChunkPool
 from proxy.replay.engine import Counted, CountingEngine, Event
 from proxy.sim import SimConfig
@@ -20,14 +21,19 @@ class Engine(Protocol):
     """`CountingEngine` says what its members mean."""
 
     config: SimConfig
-    pool: ChunkPool
-    waiting: deque[Counted]
-    running: list[Counted]
     until: float
     preemptions: int
-    queried_tokens: int
-    hit_tokens: int
 
+    @property
+    def pool(self) -> ChunkPool: ...
+    @property
+    def waiting(self) -> Sequence[Counted]: ...
+    @property
+    def running(self) -> Sequence[Counted]: ...
+    @property
+    def queried_tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int: ...
     @property
     def busy(self) -> bool: ...
     def submit(self, sequence: Counted, now: float) -> None: ...
@@ -38,13 +44,19 @@ class Engine(Protocol):
     def kv_usage(self, now: float) -> float: ...
 
 
+class Foreign(Protocol):
+    def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """`foresee(engine, newcomer, now, before)`: when a request that came now would have its first token, infinite if
-    not `before` some time, and how many of its tokens would be cached."""
+    not `before` some time, and how many of its tokens would be cached. `is_sated(engine)`: it has all the work that it
+    can do at a time."""
 
     make: Callable[[SimConfig], Engine]
     foresee: Callable[[Any, Counted, float, float], tuple[float, int]]
+    is_sated: Callable[[Any], bool] = attrgetter("waiting")
 
 
 def _vllm(engine: CountingEngine, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
@@ -52,12 +64,18 @@ def _vllm(engine: CountingEngine, newcomer: Counted, now: float, before: float) 
     return forecast.first_token(before), forecast.cached
 
 
-def _llm_d_sim(engine: ForeignEngine, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
+def _foreign(engine: Foreign, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
     first_token, cached = engine.foresee(newcomer, now)
     return (first_token if first_token < before else math.inf), cached
 
 
 VLLM = Model(CountingEngine, _vllm)
 
-ENGINES: Mapping[str, Model] = MappingProxyType({"vllm": VLLM, "llm-d-sim": Model(ForeignEngine, _llm_d_sim)})
+ENGINES: Mapping[str, Model] = MappingProxyType(
+    {
+        "vllm": VLLM,
+        "llm-d-sim": Model(ForeignEngine, _foreign),
+        "aiperf-mock": Model(TickingEngine, _foreign, attrgetter("is_sated")),
+    }
+)
 """By name. `vllm` is that of `kvlane sim`."""

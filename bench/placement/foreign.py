@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 
-from proxy.replay.cache import ChunkPool, first
+from bench.placement.prompt_cache import PromptCache
+from proxy.replay.cache import ChunkPool
 from proxy.replay.engine import Counted, Event
 from proxy.sim import SimConfig
 from proxy.sim.pace import Pace
@@ -113,13 +114,11 @@ class ForeignEngine:
     def __init__(self, config: SimConfig, timing: ForeignTiming | None = None) -> None:
         self.config = config
         self.timing = timing or ForeignTiming()
-        self.pool = ChunkPool(config.num_gpu_blocks)
+        self.cache = PromptCache(config)
         self.waiting: deque[Counted] = deque()
         self.running: list[Counted] = []
         self.until = math.inf
         self.preemptions = 0
-        self.queried_tokens = 0
-        self.hit_tokens = 0
         self._course = Course(self.timing, config.slowdown)
         self._pace = Pace(config)
         self._rng = Random(config.noise_seed)
@@ -127,6 +126,18 @@ class ForeignEngine:
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def pool(self) -> ChunkPool:
+        return self.cache.pool
+
+    @property
+    def queried_tokens(self) -> int:
+        return self.cache.queried
+
+    @property
+    def hit_tokens(self) -> int:
+        return self.cache.hit
 
     def submit(self, sequence: Counted, now: float) -> None:
         self.waiting.append(sequence)
@@ -138,7 +149,7 @@ class ForeignEngine:
         event = self._course.take()
         if event.last:
             self.running.remove(event.sequence)
-            self.pool.release(event.sequence.parts)
+            self.cache.release(event.sequence)
         self._admit()
         return [event]
 
@@ -146,7 +157,7 @@ class ForeignEngine:
         """It was never kept."""
 
     def kv_usage(self, now: float) -> float:
-        return self.pool.used / self.pool.capacity
+        return self.cache.usage
 
     def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]:
         """When it would have its first token, and the tokens of it that would be cached. What is evicted meanwhile, and
@@ -157,7 +168,7 @@ class ForeignEngine:
         while True:
             while queue and course.running < self.timing.most:
                 sequence = queue.pop(0)
-                cached = self._cached(sequence, came)
+                cached = self.cache.foreseen(sequence, came)
                 took = self.timing.prefill(sequence.prompt - cached, course.running + 1) * course.slowdown
                 if sequence is newcomer:
                     return course.at + took, cached
@@ -167,40 +178,15 @@ class ForeignEngine:
             course.take()
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.timing.most and self._fits(self.waiting[0]):
+        while self.waiting and len(self.running) < self.timing.most and self.cache.fits(self.waiting[0]):
             self._start(self.waiting.popleft())
         if self.waiting and not self.running:
             raise RuntimeError("a request needs more blocks than the pod has")
         self.until = self._course.until
 
-    def _fits(self, sequence: Counted) -> bool:
-        whole, matched = _blocks(sequence), self.pool.match(sequence.parts, _blocks(sequence))
-        return whole - matched + self.pool.idle_among(sequence.parts, matched) <= self.pool.free
-
     def _start(self, sequence: Counted) -> None:
-        whole = _blocks(sequence)
-        matched = self.pool.match(sequence.parts, whole)
-        self.pool.hold(first(sequence.parts, matched))
-        self.pool.open(whole - matched)
-        self.pool.name(sequence.parts, matched, whole)
-        sequence.started, sequence.cached = True, matched * self.config.block_size
-        self.queried_tokens += sequence.prompt
-        self.hit_tokens += sequence.cached
+        self.cache.start(sequence)
         self.running.append(sequence)
         mean = self.timing.prefill(sequence.prompt - sequence.cached, len(self.running))
         took = min(max(self._rng.gauss(mean, self.timing.deviation), mean * (1 - FARTHEST)), mean * (1 + FARTHEST))
         self._course.begin(sequence, self._course.at + took * self._pace.factor())
-
-    def _cached(self, sequence: Counted, came: dict[int, int]) -> int:
-        """Tokens that are here, or came with those that began before it."""
-        matched = 0
-        for name, blocks in sequence.parts:
-            here = min(blocks, max(self.pool.resident(name), came.get(name, 0)))
-            matched += here
-            if here < blocks:
-                break
-        return matched * self.config.block_size
-
-
-def _blocks(sequence: Counted) -> int:
-    return sum(blocks for _, blocks in sequence.parts)

@@ -28,6 +28,11 @@ class VirtualPod:
     def in_flight(self) -> int:
         return len(self.engine.running) + len(self.engine.waiting) + self.engine.fetching
 
+    @property
+    def is_sated(self) -> bool:
+        """It has all the work that it can do at a time."""
+        return bool(self._model.is_sated(self.engine))
+
     def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Counted:
         sequence = self._kept.sequence(index, job, self.config.block_size, stage)
         self.engine.submit(sequence, now)

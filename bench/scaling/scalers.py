@@ -127,7 +127,14 @@ def pool(shape: Shape, **changed: Any) -> PoolSettings:
     section = {
         "mode": "active",
         "roles": [
-            {"name": role, "min": 1, "max": shape.most, "gpus": shape.gpus, "metrics": metrics}
+            {
+                "name": role,
+                "min": 1,
+                "max": shape.most,
+                "gpus": shape.gpus,
+                "prefillRate": shape.prefill_rate,
+                "metrics": metrics,
+            }
             for role, metrics in sized_by
         ],
         "gpuBudget": shape.budget,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from proxy.core.params import camel, param
 from proxy.core.units import Duration
+from proxy.kubernetes.access import SERVICE_ACCOUNT, Access
 
 _NEEDS = {"webhook": ("url",), "exec": ("command",), "kubernetes": ("targets",), "compose": ("targets",)}
 _TAKES = {
@@ -24,8 +25,6 @@ _BUILT_IN = {
     "statefulset": "apps/v1/statefulsets",
     "replicaset": "apps/v1/replicasets",
 }
-
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,16 @@ class ActuatorSettings:
         for name in _OWN:
             if getattr(self, name) and name not in _TAKES[self.type]:
                 raise ValueError(f"{camel(name)} means nothing to type {self.type}")
-        for target in self.targets.values() if self.type == "kubernetes" else ():
-            path_of(target)
+        if self.type == "kubernetes":
+            _ = self.access
+            for target in self.targets.values():
+                path_of(target)
+
+    @property
+    def access(self) -> Access:
+        """With the service account of the pod, whatever the server is. Raises ValueError for a `url` that is none."""
+        token, authority = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
+        return Access(self.url, self.namespace, self.token_file or token, self.ca_file or authority)
 
     def owned(self, roles: tuple[str, ...]) -> tuple[str, ...]:
         """Which of all roles it scales."""

@@ -38,6 +38,12 @@ def read(written: Any, roles: Sequence[Role]) -> tuple[dict[str, Band], bool]:
     return found, len(found) < len(written)
 
 
+def least_total(bands: Mapping[str, Band], asked: Mapping[str, int]) -> int:
+    """The smallest total of which each role may have what it asks for."""
+    within = [math.ceil(asked[name] / one.high - EXACT) for name, one in bands.items() if one.high > 0]
+    return max(sum(asked.values()), *within, 0)
+
+
 def contradictory(bands: Mapping[str, Band], roles: Sequence[Role]) -> bool:
     """Whatever the total is."""
     low = math.fsum(bands.get(role.name, OPEN).low for role in roles)

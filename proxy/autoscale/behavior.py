@@ -26,11 +26,11 @@ class ScaleUp:
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
     instances: int = param(1, "replicas that may be taken away per period", at_least=0)
-    percent: int = param(100, "of those at the beginning of the period", at_least=0, at_most=1000)
+    percent: int = param(50, "of those at the beginning of the period", at_least=0, at_most=1000)
     period: Duration = param(Duration(60.0), "that both limits are for", at_most=_LONGEST)
-    select: Literal["or", "and", "none"] = param("and", "the larger of both limits, the smaller, or no limit")
+    select: Literal["or", "and", "none"] = param("or", "the larger of both limits, the smaller, or no limit")
     stabilization: Duration = param(
-        Duration(300.0), "for which less must have been recommended before it is done", at_most=_LONGEST
+        Duration(240.0), "for which less must have been recommended before it is done", at_most=_LONGEST
     )
 
 

@@ -53,6 +53,10 @@ class Situation:
     signals: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def is_starting(self) -> bool:
+        return self.ready + self.draining < self.current
+
+    @property
     def is_moving(self) -> bool:
         return self.ready != self.current or self.draining > 0
 

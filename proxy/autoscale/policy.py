@@ -10,6 +10,7 @@ from typing import Any, Literal
 from proxy.core.params import param
 
 QUEUE_DEPTH, KV_USAGE, TTFT = "queue_depth", "kv_cache_utilization", "ttft"
+PREFILL_LOAD = "prefill_load"
 SATURATION: Mapping[str, float] = {QUEUE_DEPTH: 32.0, KV_USAGE: 1.0, TTFT: 2.0}
 """The signals that every role may have, in the order in which they are summed, and the value at which each of them is
 as high as counts: requests waiting at a replica, share of its KV cache, seconds."""
@@ -58,7 +59,7 @@ class Role:
 class Signal:
     """A further pressure signal of one role. It never enters the total."""
 
-    source: str = param(doc="where it is read: a scraped metric or a query")
+    source: str = param(doc="where it is read: a scraped metric, or promql: and a query")
     saturation: float = param(doc="the value at which it is as high as counts", more_than=0)
     weight: float = param(1.0, "beside the weights of the role's other signals", at_least=0)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from proxy.autoscale import bands as band
 from proxy.autoscale.behavior import Damping
 from proxy.autoscale.observed import Situation
+from proxy.autoscale.outlook import Outlook
+from proxy.autoscale.placement import filled, may_stay, stepped
 from proxy.autoscale.policy import Result, Role
 from proxy.autoscale.recommend import bounded, distribute, within
 from proxy.autoscale.settings import PoolSettings
@@ -15,8 +18,8 @@ from proxy.autoscale.total import Sized, demands, total_of_all
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Totals before and after damping, and how `total` is divided: `replicas`, which differ from `result` behind the
-    gate. `over_budget`: the GPUs allow less than was corrected to."""
+    """Totals before and after damping, and how `total` is divided: `replicas`, which differ from `result` where none
+    moves that need not. `over_budget`: the GPUs allow less than was corrected to."""
 
     current: int
     raw: int
@@ -38,6 +41,7 @@ class Recommender:
     def __init__(self, pool: PoolSettings) -> None:
         self._pool = pool
         self._damping = Damping(pool.behavior)
+        self._outlook = Outlook()
         self._seen: float | None = None
         self._moved: float | None = None
 
@@ -51,20 +55,22 @@ class Recommender:
         if any(one.is_moving for one in situations.values()):
             self._moved = now
         fleet = [_sized(role.sized(None, None), situations[role.name]) for role in self._pool.roles]
-        asked = self._asked(fleet)
+        asked = self._asked([self._ahead(now, one) for one in fleet])
         if asked is None:
             return None
         raw, roles = asked
         current = sum(one.current for one in fleet)
         self._take_up(now, current)
         wanted, panic = self._damping.correct(now, current, raw)
+        if self._pool.surge and any(one.is_starting for one in situations.values()):
+            wanted = max(wanted, current)
         recommendation = self._divided(now, roles, situations, (current, raw, wanted), panic)
         self._damping.applied(now, recommendation.total)
         return recommendation
 
     def _asked(self, fleet: Sequence[Sized]) -> tuple[int, list[Role]] | None:
-        """The total that metrics ask for, and the roles with their parts of it; where these are not told apart it is
-        what they have."""
+        """The total that metrics and preferred ratios ask for, and the roles with their parts of it; where these are
+        not told apart it is what they have."""
         pool, tolerance = self._pool, self._pool.tolerance_percent / 100
         if pool.total == "joint":
             total = total_of_all(fleet, pool.metrics, tolerance)
@@ -72,7 +78,15 @@ class Recommender:
         found = demands(fleet, {role.name: role.metrics for role in pool.roles}, tolerance)
         if found is None:
             return None
-        return sum(found), [replace(one.role, demand=count) for one, count in zip(fleet, found, strict=True)]
+        roles = [replace(one.role, demand=count) for one, count in zip(fleet, found, strict=True)]
+        told = pool.coordination
+        bands, _ = band.read(told.preferred_ratio if told.mode == "preferred" else {}, roles)
+        return band.least_total(bands, {role.name: count for role, count in zip(roles, found, strict=True)}), roles
+
+    def _ahead(self, now: float, one: Sized) -> Sized:
+        pool = self._pool
+        own = next(role.metrics for role in pool.roles if role.name == one.role.name)
+        return self._outlook.ahead(now, one, pool.metrics if pool.total == "joint" else own, pool.look_ahead)
 
     def _take_up(self, now: float, current: int) -> None:
         behavior = self._pool.behavior
@@ -96,7 +110,12 @@ class Recommender:
         def divide(total: int) -> tuple[Result, dict[str, int]]:
             result = distribute(roles, pool.coordination, total, signals, panic, pool.cost_expansion_rate_percent)
             live = bounded(roles, pool.coordination, total)
-            return result, gate(live, result) if gated else dict(result.replicas)
+            if result.applied == "off":
+                return result, filled(live, result, result.total) if gated else dict(result.replicas)
+            if panic and pool.coordination.panic_hold:
+                calm = distribute(roles, pool.coordination, total, signals, False, pool.cost_expansion_rate_percent)
+                return result, filled(live, calm, calm.total)
+            return result, _placed(pool, live, result, gated)
 
         corrected = within(roles, wanted)
         total, (result, replicas) = _affordable(pool, corrected, sum(role.min for role in roles), divide)
@@ -107,20 +126,15 @@ _SHORTEST_GAP = 60.0
 """Seconds for which a pool may be out of sight before its past is void, however short its windows are."""
 
 
-def gate(roles: Sequence[Role], result: Result) -> dict[str, int]:
-    """As many replicas as in the result, and no role gives one to another: what is added goes where most is missing,
-    what is taken away comes from where there is most too much."""
-    target = result.target or result.replicas
-    held = {role.name: min(max(role.current or 0, role.min), role.max) for role in roles}
-    missing = result.total - sum(held.values())
-    for _ in range(abs(missing)):
-        if missing > 0:
-            open_roles = [role.name for role in roles if held[role.name] < role.max]
-            held[max(open_roles, key=lambda name: target[name] - held[name])] += 1
-        else:
-            open_roles = [role.name for role in roles if held[role.name] > role.min]
-            held[min(open_roles, key=lambda name: target[name] - held[name])] -= 1
-    return held
+def _placed(pool: PoolSettings, roles: Sequence[Role], result: Result, gated: bool) -> dict[str, int]:
+    if not result.target:
+        return dict(result.replicas)
+    kept = filled(roles, result, result.total)
+    if may_stay(roles, pool.coordination, result, kept, told_apart=pool.total == "sum", gated=gated):
+        return kept
+    moved = stepped(kept, result.replicas, pool.max_moves)
+    both = {name: max(count, kept[name]) for name, count in moved.items()}
+    return both if pool.surge and pool.affords(both) else moved
 
 
 Divide = Callable[[int], tuple[Result, dict[str, int]]]

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from proxy.autoscale.acting import ActuatorSettings, DrainSettings
 from proxy.autoscale.behavior import Behavior
 from proxy.autoscale.cost import EXPANSION
-from proxy.autoscale.policy import Coordination, Role
+from proxy.autoscale.policy import PREFILL_LOAD, Coordination, Role
+from proxy.autoscale.sources import PROMQL, PrometheusSettings
 from proxy.autoscale.total import Metric
 from proxy.autoscale.validation import coordination_faults, role_faults
 from proxy.core import params
@@ -52,7 +53,7 @@ class CoordinationSettings(Coordination):
         "demand", "what the shares would be without pressure; with total: joint, demand is current"
     )
     hysteresis_percent: float = param(
-        4.0, "of the total, beyond half a replica: nothing moves for less", at_least=0, at_most=20
+        8.0, "of the total, beyond half a replica: nothing moves for less", at_least=0, at_most=20
     )
     coupled: bool = param(True, "one role cannot serve without the others: all have a replica, or none")
 
@@ -81,12 +82,22 @@ class PoolSettings:
         at_most=10000,
     )
     gpu_budget: float | None = param(None, "GPUs of all replicas together; null: any number", more_than=0)
-    gate: bool = param(True, "while replicas start or drain, none moves from one role to another")
+    look_ahead: Duration = param(
+        Duration(150.0), "by which sums that grow are carried on: what a pod takes to start", at_most=1800
+    )
+    gate: bool = param(True, "while replicas start or drain, none moves unless a role asks for more than it gets")
     settle: Duration = param(Duration(30.0), "that the gate stays closed after that: a window of the metrics")
+    max_moves: int = param(0, "replicas that change their role in one decision, at most; 0: any number", at_least=0)
+    surge: bool = param(
+        False, "where the GPU budget has room, a replica that changes its role starts in one before it leaves the other"
+    )
     stale_after: Duration = param(Duration(45.0), "from which on a measured value is missing", more_than=0)
     actuator: ActuatorSettings | None = param(None, "who scales, with mode: active")
     drain: DrainSettings = field(default_factory=DrainSettings)
     history: int = param(1000, "decisions that are kept, with what they were made of", at_least=1, at_most=100_000)
+
+    def affords(self, replicas: Mapping[str, int]) -> bool:
+        return self.gpu_budget is None or self.gpus(replicas) <= self.gpu_budget
 
     def gpus(self, replicas: Mapping[str, int]) -> float:
         return sum(role.gpus * replicas[role.name] for role in self.roles)
@@ -98,6 +109,7 @@ class AutoscaleSettings:
 
     interval: Duration = param(Duration(15.0), "between two recommendations", more_than=0)
     pools: Mapping[str, PoolSettings] = param({}, "by name")
+    prometheus: PrometheusSettings | None = param(None, "who is asked where a source is promql: and a query")
 
 
 def load(section: Any, path: str = PATH) -> AutoscaleSettings:
@@ -121,6 +133,7 @@ def _faults(section: Any, path: str) -> Iterator[Problem]:
         here = join(join(path, "pools"), str(name))
         if isinstance(pool, Mapping):
             yield from _pool_faults(pool, here)
+            yield from _query_faults(pool, here, answered=bool(section.get("prometheus")))
 
 
 def _pool_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
@@ -139,6 +152,8 @@ def _pool_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
         yield from _metric_faults(role.get("metrics"), here)
         if not role.get("metrics") and role.get("min") != role.get("max"):
             yield Problem(here, "is required where min and max differ")
+        if PREFILL_LOAD in _sources(role.get("metrics")).values() and role.get("prefillRate") is None:
+            yield Problem(join(f"{join(path, 'roles')}[{index}]", "prefillRate"), f"{PREFILL_LOAD} is reckoned with it")
 
 
 def _owner_faults(pool: Mapping[Any, Any], roles: Collection[Mapping[Any, Any]], path: str) -> Iterator[Problem]:
@@ -168,6 +183,39 @@ def _joint_faults(pool: Mapping[Any, Any], path: str) -> Iterator[Problem]:
     if not pool.get("metrics"):
         yield Problem(here, "is required with total: joint")
     yield from _metric_faults(pool.get("metrics"), here)
+
+
+def _query_faults(pool: Mapping[Any, Any], path: str, *, answered: bool) -> Iterator[Problem]:
+    for where, source in _all_sources(pool, path):
+        if source.startswith(PROMQL) and not source.removeprefix(PROMQL).strip():
+            yield Problem(where, f"has no query after {PROMQL}")
+        elif source.startswith(PROMQL) and not answered:
+            yield Problem(where, f"is a query: {PATH}.prometheus must say who is asked")
+
+
+def _all_sources(pool: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str]]:
+    roles, told = pool.get("roles"), pool.get("coordination")
+    listed = [(path, pool)] + [(f"{path}.roles[{index}]", one) for index, one in enumerate(_list(roles))]
+    for here, one in listed:
+        for index, source in _sources(_map(one).get("metrics")).items():
+            yield f"{here}.metrics[{index}].source", source
+    for role, signals in _map(_map(told).get("signals")).items():
+        for name, signal in _map(signals).items():
+            yield f"{path}.coordination.signals.{role}.{name}.source", str(_map(signal).get("source", ""))
+
+
+def _sources(metrics: Any) -> dict[int, str]:
+    """By the number of the metric."""
+    listed = enumerate(_list(metrics))
+    return {at: str(one.get("source") or one.get("name")) for at, one in listed if isinstance(one, Mapping)}
+
+
+def _list(written: Any) -> list[Any]:
+    return written if isinstance(written, list) else []
+
+
+def _map(written: Any) -> Mapping[Any, Any]:
+    return written if isinstance(written, Mapping) else {}
 
 
 def _metric_faults(metrics: Any, path: str) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ class Metric:
     name: str = param(doc="of the metric")
     kind: Kind = param(doc="avg: per replica; value: a level of all of them; total: a sum over them")
     target: float = param(doc="what it should be: per replica, of the level, or of the sum per replica", more_than=0)
-    source: str = param("", "where it is read; its name unless given")
+    source: str = param("", "where it is read: a name, or promql: and a query; its own name unless given")
 
 
 @dataclass(frozen=True, slots=True)

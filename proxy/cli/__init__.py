@@ -17,6 +17,7 @@ COMMANDS = {
     "import": "Make a configuration of that of another router or gateway.",
     "key": "Make an API key.",
     "plugins": "Describe the plugin types.",
+    "top": "Show the fleet in the terminal, live.",
     "explain": "Say why a request went where it went, or where one would go.",
     "replay": "Run recorded requests through other configurations, on a virtual clock.",
     "tune": "Search weights that would have served recorded requests better.",

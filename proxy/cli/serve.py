@@ -86,7 +86,11 @@ async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
         idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
         async with idle, app, _reloading(app.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d, admin on %s:%d", settings.listen.host, app.port, settings.admin.host, app.admin_port
+                "serving on %s:%d, admin on %s:%d (/dashboard)",
+                settings.listen.host,
+                app.port,
+                settings.admin.host,
+                app.admin_port,
             )
             await signals.stop(app.settle)
     except OSError as error:
@@ -100,7 +104,7 @@ async def _supervise(settings: Settings, source: Reader, watched: Watched, worke
         supervisor.autoscaling.on_first_pool = lambda: signals.on_halt(supervisor.autoscaling.pause_all)
         async with Collector(), supervisor, _reloading(supervisor.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d with %d workers, admin on %s:%d",
+                "serving on %s:%d with %d workers, admin on %s:%d (/dashboard)",
                 settings.listen.host,
                 supervisor.port,
                 workers,

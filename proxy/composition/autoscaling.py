@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from proxy.autoscale.decision import Decision
+from proxy.autoscale.prometheus import ask
 from proxy.composition.lead import Lead
-from proxy.composition.scaled_pool import Blocks, ScaledPool
+from proxy.composition.scaled_pool import Blocks, ScaledPool, ask_nobody
 from proxy.composition.senses import Senses
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
@@ -96,12 +97,25 @@ class Autoscaling:
                 self.pools[name].change(settings)
                 continue
             pool = self.pools[name] = ScaledPool(
-                name, settings, self._fleet, self._senses, self._clock, self._random, self._blocks, self._leads
+                name,
+                settings,
+                self._fleet,
+                self._senses,
+                self._clock,
+                self._random,
+                self._blocks,
+                self._leads,
+                self._ask,
             )
             self._running[name] = self._tasks.start(self._run(pool), f"autoscaling of pool {name}")
 
     def _leads(self) -> bool:
         return self.lead.is_ours
+
+    async def _ask(self, query: str) -> float:
+        if self._settings.prometheus is None:
+            return await ask_nobody(query)
+        return await ask(self._settings.prometheus, query)
 
     async def _run(self, pool: ScaledPool) -> None:
         while True:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from proxy.composition.decisions import Decisions
 from proxy.composition.doors import Doors
 from proxy.composition.gates import Gates
 from proxy.composition.observation import Observation
+from proxy.composition.picking import picker_of
 from proxy.composition.reliability import Reliability
 from proxy.composition.senses import OwnSenses
 from proxy.composition.warming import Warming
@@ -17,6 +21,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Names, Random
 from proxy.core.tasks import Tasks
+from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
@@ -25,19 +30,23 @@ from proxy.gateway import Gateway
 from proxy.handoff.hand_off import HandOffs
 from proxy.http.hung_up import HungUp, Tell
 from proxy.http.server import DataServer
+from proxy.http.service import OnEnd
 from proxy.http.upstream.trust import Trust
 from proxy.parsing.reader import BodyParser
 from proxy.pool import Pool
 from proxy.reliability.failover import Failover
 from proxy.reliability.hedging import Hedging
-from proxy.scheduling.scheduler import Scheduler
+from proxy.scheduling.scheduler import Schedules
 from proxy.settings import Settings
 from proxy.telemetry.observer import Observer
+
+if TYPE_CHECKING:
+    from proxy.extproc.server import Picker
 
 
 @dataclass(slots=True)
 class DataPath:
-    """`gateway` and `server` are there from `begin` on; the server does not listen until it is told to."""
+    """`gateway` and `server` are there from `begin` on; nobody listens until told to."""
 
     fleet: Fleet
     ledger: Ledger
@@ -55,26 +64,30 @@ class DataPath:
     observer: Observer = field(init=False)
     gateway: Gateway = field(init=False)
     server: DataServer = field(init=False)
+    picker: Picker | None = field(init=False, default=None)
+    """Where gateways ask, if they may."""
     _hedges: Hedging | None = field(init=False, default=None)
     _made: dict[str, Pool] = field(init=False, default_factory=dict)
     _tasks: Tasks = field(init=False)
+    _on_end: OnEnd = field(init=False)
 
     async def begin(self, stack: AsyncExitStack, settings: Settings, names: Names | None) -> None:
         self.observer = self.observation.observer
         self.observer.stage_watcher = self.senses.stage_watcher
         self._tasks = await stack.enter_async_context(Tasks())
+        self._on_end = await self.observation.recorded(stack)
         self.gateway = self._make_gateway(settings, names, await stack.enter_async_context(BodyParser()))
         await self.warming.begin(stack, self.gateway, self.trust)
         self.server = await self._make_server(settings, stack)
+        addresses, door = self.gates.addresses, self.doors.door
+        self.picker = picker_of(settings, self.server, self.gateway, door, addresses, self.clock)
 
     def change(self, settings: Settings, names: Names | None) -> None:
         """After all rooms have changed."""
         gateway, security, reliability = self.gateway, settings.security, settings.reliability
         gateway.hedging = self._hedging(settings, gateway.failover)
-        gateway.follow(self._pools())
+        gateway.follow(self._pools(settings, gateway.failover))
         gateway.failover.change(reliability.retries)
-        if gateway.handoffs is not None:
-            gateway.handoffs.change(settings.disaggregation, security.expose_endpoint)
         gateway.request_timeout = reliability.timeouts.request
         gateway.expose_endpoint = security.expose_endpoint
         gateway.ask_for_usage = settings.telemetry.ask_for_usage
@@ -82,25 +95,46 @@ class DataPath:
         gateway.resolver = self.gates.admission(self.doors.door, names)
         continued = reliability.continuation.models
         self.observer.stage_watcher = self.senses.stage_watcher
+        self.server.service.on_end = self.decisions.explaining.before(self._on_end)
         self.server.change(security, reliability.timeouts, self.doors.door, self._at_first_byte(), continued)
+        if self.picker is not None:
+            self.picker.service.change(security, self.doors.door)
+            self.picker.service.on_end = self.server.service.on_end
+
+    async def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """On these, and where gateways ask. Raises OSError."""
+        await self.server.start(sockets)
+        if self.picker is None:
+            return
+        try:
+            await self.picker.start()
+        except OSError:
+            await self.server.stop(0.0)
+            raise
+
+    async def stop(self, grace: float) -> None:
+        """Requests in flight have `grace` seconds to end."""
+        stopping = [self.server.stop(grace), *([] if self.picker is None else [self.picker.stop(grace)])]
+        await asyncio.gather(*stopping)
 
     def turn_away(self) -> None:
         """From here on new requests are not wanted."""
         self.gateway.stopping = True
         self.server.settle()
+        if self.picker is not None:
+            self.picker.service.stopping = True
 
     def _make_gateway(self, settings: Settings, names: Names | None, parser: BodyParser) -> Gateway:
         failover = self._make_failover()
         return Gateway(
             self.fleet,
-            self._pools(),
+            self._pools(settings, failover),
             self.ledger,
             self.bindings,
             self.observer,
             self.clock,
             failover,
             self.reliability.breakers,
-            handoffs=self._make_handoffs(settings, failover),
             hedging=self._hedging(settings, failover),
             request_timeout=settings.reliability.timeouts.request,
             expose_endpoint=settings.security.expose_endpoint,
@@ -110,16 +144,15 @@ class DataPath:
             parser=parser,
         )
 
-    def _make_handoffs(self, settings: Settings, failover: Failover) -> HandOffs:
+    def _make_handoffs(self, settings: DisaggregationSettings, failover: Failover) -> HandOffs:
         return HandOffs(
-            settings.disaggregation,
+            settings,
             failover,
             self.ledger,
             self.clock,
             self.random,
             self._tasks,
             self.observation.catalogue.handed_over.cell,
-            settings.security.expose_endpoint,
         )
 
     def _hedging(self, settings: Settings, failover: Failover) -> Hedging | None:
@@ -132,7 +165,7 @@ class DataPath:
             self._hedges.change(wanted)
         return None if wanted is None else self._hedges
 
-    def _pools(self) -> list[Pool]:
+    def _pools(self, settings: Settings, failover: Failover) -> list[Pool]:
         """Those that there were stay the same: requests wait in them."""
         schedulings, before = self.decisions.schedulings, self._made
         self._made = {}
@@ -140,6 +173,9 @@ class DataPath:
             pods, gates = pods_of(self.fleet, name, len(schedulings)), self.gates.of(name)
             pool = self._made[name] = before.get(name) or Pool(pods, scheduling, gates, name)
             pool.change(pods, scheduling, gates)
+            disaggregation = settings.all_pools[name].disaggregation
+            pool.handoffs = pool.handoffs or self._make_handoffs(disaggregation, failover)
+            pool.handoffs.change(disaggregation, settings.security.expose_endpoint)
         return list(self._made.values())
 
     def _make_failover(self) -> Failover:
@@ -151,7 +187,7 @@ class DataPath:
             self.observation.catalogue.continuations.cell().add,
         )
 
-    def _scheduler_of(self, endpoint: Endpoint) -> Scheduler:
+    def _scheduler_of(self, endpoint: Endpoint) -> Schedules:
         return self.gateway.pools.having(endpoint).scheduling.scheduler
 
     async def _make_server(self, settings: Settings, stack: AsyncExitStack) -> DataServer:
@@ -162,7 +198,7 @@ class DataPath:
             self.gateway,
             self.clock,
             on_first_byte=self._at_first_byte(),
-            on_end=await self.observation.recorded(stack),
+            on_end=self.decisions.explaining.before(self._on_end),
             takes=self.gateway.failover.takes,
             trust=self.trust,
             given_up=self.reliability.liveness.given_up,

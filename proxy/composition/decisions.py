@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from proxy.composition.explaining import Explaining
 from proxy.composition.observation import Observation
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.ports import Clock, KvEvents, Random, Tokenizers
@@ -17,6 +18,7 @@ from proxy.fleet.pool_pods import PoolPods
 from proxy.kvevents.subscriptions import KvSubscriptions
 from proxy.latency.keys import LATENCY
 from proxy.scheduling.build import Scheduling, Watch, build
+from proxy.scheduling.document import Document
 from proxy.settings import Settings
 from proxy.telemetry.timing import EVERY, Timing
 from proxy.tokens.source import TokenSource
@@ -26,9 +28,16 @@ class Decisions:
     """`schedulings` are those in use, by pool."""
 
     def __init__(
-        self, settings: Settings, registry: Registry | None, clock: Clock, rng: Random, observation: Observation
+        self,
+        settings: Settings,
+        registry: Registry | None,
+        clock: Clock,
+        rng: Random,
+        observation: Observation,
+        explaining: Explaining,
     ) -> None:
         """Raises ConfigError."""
+        self.explaining = explaining
         self._registry = registry or Registry.discover()
         self._observation = observation
         self._clock = clock
@@ -39,6 +48,7 @@ class Decisions:
         self._tokens = TokenSource(clock.wall)
         self._watch = Watch(Timing(observation.catalogue, time.perf_counter).wrap, EVERY)
         self.schedulings = self.build(settings, {})
+        explaining.follow(settings.telemetry.decisions)
 
     def build(self, settings: Settings, predecessors: Mapping[str, Scheduling]) -> dict[str, Scheduling]:
         """By pool. When all of them are made, predecessors hand over what their plugins know. Raises ConfigError."""
@@ -56,7 +66,12 @@ class Decisions:
         }
         for name in made.keys() & predecessors.keys():
             made[name].succeed(predecessors[name])
-        return made
+        return {name: self._traced(self._as_kept(one, name, len(made) == 1, settings)) for name, one in made.items()}
+
+    def imagined(self, pool: str, document: Document) -> Scheduling:
+        """That of a document in the place of the pool's own, with its plugins where they have the same parameters; what
+        has others knows nothing. Call `keep_what_is_used` when it is of no use any more. Raises ConfigError."""
+        return build(document, self._registry, self._ports(pool), predecessor=self.schedulings[pool])
 
     async def begin(self, stack: AsyncExitStack, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -76,6 +91,19 @@ class Decisions:
                 self._following[name] = stack = AsyncExitStack()
                 watch = PoolPods(self._fleet, name).watch
                 await stack.enter_async_context(self._kv_events[name].following(watch))
+
+    def _as_kept(self, scheduling: Scheduling, pool: str, alone: bool, settings: Settings) -> Scheduling:
+        """As it is, where decisions are not kept. `alone`: there is no other pool."""
+        kept = settings.telemetry.decisions
+        if kept is None:
+            return scheduling
+        notes = self.explaining.notes(scheduling, pool, alone)
+        return self.explaining.around(scheduling, notes, kept, self._scorer_fault, self.shadow)
+
+    def _traced(self, scheduling: Scheduling) -> Scheduling:
+        """As it is, where nothing is traced."""
+        traces = self._observation.traces
+        return scheduling if traces is None else traces.around(scheduling)
 
     async def _end(self) -> None:
         for stack in self._following.values():

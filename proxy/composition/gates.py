@@ -13,6 +13,8 @@ from proxy.composition.observation import Observation
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Gate, Names, Random
 from proxy.core.request import InferenceRequest
+from proxy.extproc.addresses import Addresses
+from proxy.extproc.subset import SubsetGate
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.pool_pods import Pods, pods_of
 from proxy.flowcontrol.controller import FlowControl
@@ -48,6 +50,9 @@ class Gates:
         """Of the pools where somebody may have to wait, and of those where this was so."""
         self._shown: dict[str, Callable[[], None]] = {}
         self.limits = self._make_limits(door)
+        self.addresses = Addresses(clock)
+        """Of pods, as gateways know them."""
+        self._subset = SubsetGate(self.addresses) if settings.extproc.is_on else None
         self._all: dict[str, Sequence[Gate]] = {}
         self._follow(settings.all_pools)
 
@@ -113,5 +118,5 @@ class Gates:
         shedding = None
         if settings.sheds:
             shedding = SheddingGate(settings.shedding, self._random, FlowSeries(self._catalogue, pool))
-        gates = (self.limits, shedding, self.flow_controls.get(pool))
+        gates = (self.limits, self._subset, shedding, self.flow_controls.get(pool))
         return [gate for gate in gates if gate is not None]

@@ -41,6 +41,10 @@ class ModelNames:
             self._made = (models, pools, has_gates, await self._make(stack, models, pools, has_gates))
         return self._made[3]
 
+    @property
+    def current(self) -> Resolver | None:
+        return None if self._made is None else self._made[3]
+
     async def _make(
         self, stack: AsyncExitStack, settings: ModelSettings, pools: Sequence[str], has_gates: bool
     ) -> Resolver | None:

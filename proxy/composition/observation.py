@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from proxy.composition.indexes import exact_indexes, predictors
+from proxy.composition.tracing import traces_of
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
@@ -38,13 +39,14 @@ class Observation:
         clock: Clock,
         breaker: Callable[[Endpoint], str],
     ) -> None:
-        """`breaker`: the state of a pod's."""
+        """`breaker`: the state of a pod's. Raises ConfigError."""
         self._settings = settings
         self._fleet = fleet
         self._clock = clock
         self.catalogue = catalogue
         self.endpoints = EndpointSeries(catalogue, fleet, (), clock, doubts=fleet.doubts, breaker=breaker)
         self.readers: list[Callable[[], None]] = []
+        self.traces = traces_of(settings.tracing, clock, catalogue.spans_lost.cell)
 
     def follow(self, schedulings: Collection[Scheduling], indexes: Sequence[PrefixIndex]) -> None:
         """What these know is shown from here on."""
@@ -55,6 +57,8 @@ class Observation:
     async def begin(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> Observer:
         """`write` makes what writes the access log, where one is wanted."""
         catalogue, access_log = self.catalogue, None
+        if self.traces is not None:
+            await self.traces.begin(stack)
         if self._settings.access_log:
             access_log = AccessLog(write(), self._clock, catalogue.log_lines_lost.cell())
             await stack.enter_async_context(access_log)
@@ -66,7 +70,10 @@ class Observation:
 
     async def recorded(self, stack: AsyncExitStack) -> OnEnd:
         """Who is told that a request has ended: the observer, behind the recorder where there is one."""
-        settings, told = self._settings.record, self.observer.request_ended
+        settings = self._settings.record
+        told: OnEnd = self.observer.request_ended
+        if self.traces is not None:
+            told = self.traces.before(told)
         if settings is None:
             return told
         installed = installation(key_path(Path(settings.file)), self._clock.wall())

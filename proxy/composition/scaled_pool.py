@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proxy.autoscale.acting import ActuatorSettings
@@ -20,8 +21,10 @@ from proxy.autoscale.loop import PATIENCE, Actuator, Loop
 from proxy.autoscale.measures import Measured, metrics_of, signals_of
 from proxy.autoscale.observed import Observed
 from proxy.autoscale.orders import Orders
+from proxy.autoscale.queries import Ask, Queries, Unanswered
 from proxy.autoscale.roles import pods_of_role
 from proxy.autoscale.settings import PoolSettings, RoleSettings
+from proxy.autoscale.taken import Taken
 from proxy.autoscale.victims import Replica
 from proxy.composition.senses import Senses
 from proxy.core.endpoint import Endpoint, EndpointState
@@ -37,6 +40,10 @@ _ORDINAL = re.compile(r"-(\d+)$")
 Blocks = Callable[[Endpoint], int]
 
 
+async def ask_nobody(query: str) -> float:
+    raise Unanswered("there is nobody to ask")
+
+
 class ScaledPool:
     """Lives from the first policy of the pool to the last: what it knows outlasts reloads."""
 
@@ -50,8 +57,10 @@ class ScaledPool:
         rng: Random,
         blocks: Blocks,
         leads: Callable[[], bool] = lambda: True,
+        ask: Ask = ask_nobody,
     ) -> None:
-        """`blocks`: prefix blocks that a pod is known to have; `leads`: whether this proxy is the one that scales."""
+        """`blocks`: prefix blocks that a pod is known to have; `leads`: whether this proxy is the one that scales;
+        `ask`: who answers queries."""
         self.name = name
         self._fleet = fleet
         self._senses = senses
@@ -62,6 +71,8 @@ class ScaledPool:
         self._began = clock.now()
         self._seen: set[str] = set()
         self._cleared: set[str] = set()
+        self._queries = Queries(ask, clock)
+        self._taken: dict[str, Taken] = {}
         self._guard: Guard | None = None
         self.settings = settings
         self.orders = Orders(clock)
@@ -94,6 +105,7 @@ class ScaledPool:
 
     async def step(self) -> Decision:
         await self._senses.look()
+        await self._queries.look(self.settings)
         decision = await self.loop.step()
         self._count(decision)
         for role in decision.situations:
@@ -116,8 +128,9 @@ class ScaledPool:
 
     def _observed(self, role: RoleSettings, pods: Sequence[Endpoint], now: float) -> Observed:
         ready = [pod for pod in pods if pod.state is EndpointState.READY]
-        known = self._senses.known(self.name, role.name, now)
-        measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate)
+        taken = self._taken.setdefault(role.name, Taken()).look(now, ready)
+        known = replace(self._senses.known(self.name, role.name, now), taken=taken)
+        measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.answers)
         return Observed(
             current=self.orders.current(role.name, len(pods)),
             ready=len(ready),
@@ -232,4 +245,4 @@ def hand_of(acting: ActuatorSettings, clock: Clock) -> Hand:
         return Command(acting.command, acting.timeout)
     if acting.type == "compose":
         return Compose(acting.targets, acting.timeout, acting.project, acting.directory)
-    return Kubernetes(acting.targets, acting.timeout, acting.url, acting.namespace, acting.token_file, acting.ca_file)
+    return Kubernetes(acting.targets, acting.timeout, acting.access)

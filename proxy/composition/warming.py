@@ -1,9 +1,10 @@
-"""Warm-ups of pods that come with nothing cached, where they are configured."""
+"""Warm-ups of pods that come with nothing cached, in the pools for which they are configured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange
@@ -14,42 +15,85 @@ from proxy.fleet.warmup_prompts import SharedPrompts
 from proxy.gateway import Gateway
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.trust import Trust
+from proxy.pool_settings import PoolSettings
 from proxy.warming import WarmingSender
 
 FirstByte = Callable[[Exchange], None]
 
 
-class Warming:
-    """Pods are warmed up from `begin` on, with prompts that answers have come to."""
+@dataclass(slots=True)
+class _Warmed:
+    """One pool. `warmup` is there while pods are warmed up, and `running` is what that needs."""
 
-    def __init__(self, settings: WarmupSettings, clock: Clock, rng: Random) -> None:
-        self._settings = settings
+    settings: WarmupSettings
+    prompts: SharedPrompts
+    warmup: Warmup | None = None
+    running: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+
+class Warming:
+    """Pods are warmed up from `begin` on, with prompts that answers of their pool have come to."""
+
+    def __init__(self, pools: Mapping[str, PoolSettings], clock: Clock, rng: Random) -> None:
         self._clock = clock
         self._random = rng
-        self._prompts = SharedPrompts(settings, clock) if settings.prompts else None
-        self._warmup: Warmup | None = None
+        self._pools: dict[str, _Warmed] = {}
+        self._left: list[_Warmed] = []
+        """Of pools that are warmed up no more."""
+        self.change(pools)
 
     async def begin(self, stack: AsyncExitStack, gateway: Gateway, trust: Trust) -> None:
-        if self._prompts is None:
-            return
-        settings, clock = self._settings, self._clock
-        poster = await stack.enter_async_context(PooledFetcher(settings.timeout, clock, trust))
-        sender = WarmingSender(gateway, poster, clock)
-        self._warmup = await stack.enter_async_context(Warmup(settings, self._prompts, sender, clock, self._random))
+        self._gateway, self._trust = gateway, trust
+        stack.push_async_callback(self._end)
+        await self.follow()
+
+    def change(self, pools: Mapping[str, PoolSettings]) -> None:
+        """Prompts that were kept stay, as many as are wanted; `follow` does the rest."""
+        wanted = {name: pool.pods.warmup for name, pool in pools.items() if pool.pods.warmup.prompts}
+        self._left += [self._pools.pop(name) for name in self._pools.keys() - wanted.keys()]
+        for name, settings in wanted.items():
+            known = self._pools.get(name)
+            if known is None:
+                self._pools[name] = _Warmed(settings, SharedPrompts(settings, self._clock))
+            elif known.settings != settings:
+                known.prompts.change(settings)
+                self._left.append(known)
+                self._pools[name] = _Warmed(settings, known.prompts)
+
+    async def follow(self) -> None:
+        """What has changed."""
+        while self._left:
+            await self._left.pop().running.aclose()
+        for warmed in self._pools.values():
+            if warmed.warmup is None:
+                await self._start(warmed)
 
     def warm(self, endpoint: Endpoint) -> None:
-        if self._warmup is not None:
-            self._warmup.begin(endpoint)
+        warmed = self._pools.get(endpoint.pool)
+        if warmed is not None and warmed.warmup is not None:
+            warmed.warmup.begin(endpoint)
 
     def seeing(self, first_byte: FirstByte) -> FirstByte:
         """Who is told of first bytes: also those who collect prompts, where there are any."""
-        prompts = self._prompts
-        if prompts is None:
+        pools = self._pools
+        if not pools:
             return first_byte
 
         def first_byte_seen(exchange: Exchange) -> None:
             first_byte(exchange)
-            if exchange.status is not None and exchange.status < 300:
-                prompts.see(exchange.request)
+            warmed = pools.get(exchange.endpoint.pool)
+            if warmed is not None and exchange.status is not None and exchange.status < 300:
+                warmed.prompts.see(exchange.request)
 
         return first_byte_seen
+
+    async def _start(self, warmed: _Warmed) -> None:
+        settings, clock, stack = warmed.settings, self._clock, warmed.running
+        poster = await stack.enter_async_context(PooledFetcher(settings.timeout, clock, self._trust))
+        sender = WarmingSender(self._gateway, poster, clock)
+        warmup = Warmup(settings, warmed.prompts, sender, clock, self._random)
+        warmed.warmup = await stack.enter_async_context(warmup)
+
+    async def _end(self) -> None:
+        self.change({})
+        await self.follow()

@@ -31,7 +31,8 @@
     │   └── GatewayTimeout            504
     ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
     │   ├── ConnectFailed
-    │   │   └── ConnectRefused
+    │   │   ├── ConnectRefused
+    │   │   └── PassedOver                     whoever sends the request has gone on to another pod by himself
     │   ├── Declined                           it answered that it cannot
     │   └── UpstreamTimedOut
     └── ConfigError                        all faults of a configuration, each with its path
@@ -48,6 +49,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from proxy.core.endpoint import Endpoint
     from proxy.core.request import InferenceRequest
 
 LONGEST_NAME = 200
@@ -319,6 +321,14 @@ class ConnectFailed(UpstreamFailed):
 
 class ConnectRefused(ConnectFailed):
     """Nobody listens there."""
+
+
+class PassedOver(ConnectFailed):
+    """Whoever sends the request has tried others by himself: `then` has taken it, or nobody has."""
+
+    def __init__(self, message: str, then: Endpoint | None) -> None:
+        super().__init__(message)
+        self.then = then
 
 
 class CutShort(UpstreamFailed):

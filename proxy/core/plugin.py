@@ -8,12 +8,13 @@ shadow, retry and dry run, scorers once more where one of them is at fault. Stat
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import Exchange, Stage
 from proxy.core.request import InferenceRequest
 
 P = TypeVar("P", bound="type[Plugin]")
@@ -115,6 +116,20 @@ class Decider(Plugin, Protocol):
     def confirms(self, request: InferenceRequest, decode: Endpoint, prefill: Sequence[Endpoint]) -> bool:
         """Once it is known who would do it, best first."""
         return True
+
+
+@runtime_checkable
+class PairDecider(Decider, Protocol):
+    """Compares the best pod that would do all of it with the best two that would share it: pods that are good at one
+    stage need not be good at all of it. So the profile of who answers runs twice."""
+
+    def pricing(self, request: InferenceRequest, stage: Stage) -> AbstractContextManager[None]:
+        """Around the run of the profile of a stage, PREFILL or DECODE: scorers are told what only that costs where."""
+
+    def prefers(
+        self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
+    ) -> bool:
+        """In place of `confirms`: whether `decode` and the first of `prefill` are better than `whole` alone."""
 
 
 class PreRequest(Plugin, Protocol):

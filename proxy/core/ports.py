@@ -6,7 +6,7 @@ A plugin field that is annotated with one of these types is filled in by `core.w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, NewType, Protocol
 
@@ -153,6 +153,10 @@ class Relay(Protocol):
         Sets what `relay` sets; the body is empty if the pod found fault with the request. Raises UpstreamFailed:
         Declined for 429 and 5xx, UpstreamTimedOut after so many seconds. Cancelled, it aborts the pod's request.
         """
+
+
+Legs = Callable[[Exchange], AbstractContextManager[None]]
+"""A leg between PreRequest and PostResponse."""
 
 
 class Conductor(Protocol):

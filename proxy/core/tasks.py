@@ -24,6 +24,10 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._tasks)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):

@@ -55,14 +55,6 @@ class Ledger:
         endpoint.charge(1, prefill + output)
         self._remember(endpoint, prefill + 1)
 
-    def whole(self, exchange: Exchange) -> None:
-        """A leg that was to answer only computes the prompt too, after all."""
-        exchange.stage = WHOLE
-        self.leave(exchange)
-        self.entered -= 1
-        self._left -= 1
-        self.enter(exchange)
-
     def first_byte(self, exchange: Exchange) -> None:
         """The prompt is in the KV cache; what the answer is expected to take stays."""
         if charge := exchange.charge:

@@ -119,6 +119,7 @@ class PodSources:
     kubernetes: KubernetesSettings | None = param(None, "pods of a cluster")
     tls: PodTls = field(default_factory=PodTls)
     refresh: RefreshSettings = field(default_factory=RefreshSettings)
+    warmup: WarmupSettings = field(default_factory=WarmupSettings)
 
     @property
     def has_source(self) -> bool:
@@ -139,11 +140,6 @@ class PodSources:
         """Raises ValueError for pods that cannot be told apart."""
         if problems := duplicates(self.static, "static"):
             raise ValueError("; ".join(map(str, problems)))
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSettings(PodSources):
-    warmup: WarmupSettings = field(default_factory=WarmupSettings)
 
 
 def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:

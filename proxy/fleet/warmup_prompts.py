@@ -47,6 +47,10 @@ class SharedPrompts:
         self.bytes = 0
         """Of the texts that are kept."""
 
+    def change(self, settings: WarmupSettings) -> None:
+        """What is kept beyond its bounds goes with the next that is seen."""
+        self._settings = settings
+
     def see(self, request: InferenceRequest) -> None:
         """A request that was answered well; one in `sample` is looked at."""
         self._unseen += 1

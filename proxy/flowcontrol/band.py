@@ -190,6 +190,12 @@ class Band:
         flow = self._flows.get(tenant)
         return 0 if flow is None else len(flow.waiting)
 
+    def tenants(self) -> Iterator[tuple[str, int, float]]:
+        """Those who have requests waiting: how many, and since when the oldest one waits."""
+        for tenant, flow in self._flows.items():
+            if flow.waiting:
+                yield tenant, len(flow.waiting), next(iter(flow.waiting)).since
+
     def key(self, request: InferenceRequest, since: float) -> float:
         """Within a flow the smallest goes first."""
         if self.ordering == "edf":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,16 +13,19 @@ from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange, Stage
-from proxy.core.ports import Relay
+from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.bodies import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
 from proxy.disagg.connector import Split
-from proxy.handoff.shared import Legs, Shared
+from proxy.handoff.shared import Shared
 from proxy.handoff.stages import Stages
 
 log = logging.getLogger(__name__)
 
 FAILED = "prefill-failed"
+
+GRACE = 0.25
+"""Seconds that an answer has to begin once its prefill leg has failed: a pod that has the cache begins then."""
 
 
 class HandOffs(Shared):
@@ -58,8 +61,9 @@ class HandOff:
     """Of one request. The decode leg is entered first: its pod is to keep the room; the prefill leg ends when the
     decode pod has begun, for then it has the cache.
 
-    A prefill pod that fails is followed by another one, and when there is none the decode pod computes the prompt. When
-    the decode pod fails, the next one gets the cache if the failed one never asked for it, else a prefill of its own.
+    A prefill pod that fails is followed by one other; after that the decode pod computes the prompt, in a leg for all
+    of the request. When the decode pod fails, the next one gets the cache if the failed one never asked for it, else a
+    prefill of its own.
     """
 
     stages: Stages
@@ -78,7 +82,7 @@ class HandOff:
             raise UpstreamFailed("no pod is left to compute the prompt, and it cannot do so itself")
         if prefill is not None or self.handed is not None:
             exchange.stage = Stage.DECODE
-        failure = None
+        failure, is_left_alone = None, False
         with self.stages.legs(exchange), ExitStack() as held:
             if self.encoded is None:
                 with _no_fault_of(exchange):
@@ -88,9 +92,11 @@ class HandOff:
             elif prefill is not None and self.stages.shared.connector.at_once:
                 failure = await self._both(exchange, prefill)
             else:
-                await self._one_by_one(exchange, prefill, held)
+                is_left_alone = not await self._one_by_one(exchange, prefill, held)
         if failure is not None:
             raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
+        if is_left_alone:
+            await self._alone(exchange)
 
     async def _whole(self, exchange: Exchange) -> None:
         if not self.encoded or exchange.continued:
@@ -98,20 +104,30 @@ class HandOff:
         else:
             await self._relay_with(exchange, self.encoded)
 
-    async def _one_by_one(self, exchange: Exchange, prefill: Exchange | None, held: ExitStack) -> None:
+    async def _alone(self, exchange: Exchange) -> None:
+        """By a leg that begins now: whoever predicts, or knows what is cached, learns that its pod computes the prompt
+        too."""
+        leg = Exchange(
+            exchange.request, exchange.decision, exchange.endpoint, exchange.attempt, self.stages.shared.clock.now()
+        )
+        leg.journey = exchange.journey
+        with self.stages.legs(leg):
+            await self._whole(leg)
+
+    async def _one_by_one(self, exchange: Exchange, prefill: Exchange | None, held: ExitStack) -> bool:
+        """False if nobody has computed the prompt, and the decode pod can."""
         exchange.on_begun = held.close
         if prefill is not None:
             with _no_fault_of(exchange):
                 self.handed = await self._prefilled(exchange, prefill, held)
         self._count(SPLIT if self.handed else FAILED)
-        if self.handed is None:
-            if self.stages.shared.connector.needs_pair:
-                exchange.ending = Ending.EVICTED
-                raise UpstreamFailed("nobody computed the prompt, and it cannot do so itself")
-            self.stages.shared.ledger.whole(exchange)
-            await self._whole(exchange)
-        else:
+        if self.handed is not None:
             await self._decode(exchange, self.handed)
+            return True
+        exchange.ending = Ending.EVICTED
+        if self.stages.shared.connector.needs_pair:
+            raise UpstreamFailed("nobody computed the prompt, and it cannot do so itself")
+        return False
 
     async def _prefilled(self, exchange: Exchange, leg: Exchange, held: ExitStack) -> Handed | None:
         """By the pod of `leg`, or another; None if by nobody. That leg stays open until `held` closes."""
@@ -159,14 +175,15 @@ class HandOff:
             log.info("request %s: its cache was left to expire: %s", exchange.request.id, error)
 
     async def _both(self, exchange: Exchange, prefill: Exchange) -> BaseException | None:
-        """At the same time. A prefill that fails before the decode pod has answered takes that leg with it: why is
+        """At the same time. A prefill that fails takes the decode leg with it, if that does not begin to answer: why is
         returned."""
         split = self._split(prefill, exchange.endpoint)
         self._name(exchange, prefill.endpoint)
-        failure = None
+        failure, begun = None, asyncio.Event()
+        exchange.on_begun = begun.set
         try:
             async with asyncio.TaskGroup() as group:
-                beside = group.create_task(self._beside(exchange, prefill))
+                beside = group.create_task(self._beside(exchange, prefill, begun))
                 await self._relay_with(exchange, split.decode or {})
                 beside.cancel()
         except BaseExceptionGroup as errors:
@@ -174,9 +191,9 @@ class HandOff:
             if exchange.ending is not Ending.EVICTED:  # it is the decode pod's own
                 raise failure from None
         self._count(FAILED if failure else SPLIT)
-        return failure
+        return None if begun.is_set() else failure
 
-    async def _beside(self, exchange: Exchange, prefill: Exchange) -> None:
+    async def _beside(self, exchange: Exchange, prefill: Exchange, begun: asyncio.Event) -> None:
         """What its answer says is of no use: the decode pod has what it needs, or it does not answer."""
         shared = self.stages.shared
         try:
@@ -186,7 +203,9 @@ class HandOff:
             if prefill.status != 200:
                 raise UpstreamFailed(f"it answered {prefill.status}")
         except UpstreamFailed as error:
-            if exchange.first_byte_at is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(begun.wait(), GRACE)
+            if not begun.is_set():
                 raise
             log.warning("request %s: pod %s: %s", exchange.request.id, prefill.endpoint.name, error)
 

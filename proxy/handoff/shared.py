@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Random, Tally
 from proxy.core.tasks import Tasks
 from proxy.disagg.connector import Connector
@@ -13,9 +11,6 @@ from proxy.disagg.connectors import CONNECTORS
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.reliability.failover import Failover
-
-Legs = Callable[[Exchange], AbstractContextManager[None]]
-"""Between PreRequest and PostResponse."""
 
 Counted = Callable[[str], Tally]
 """What counts requests, by what came of them."""

@@ -1,4 +1,4 @@
-"""The legs of one request whose answers are for the next leg: sent to one pod after the other, until one answers."""
+"""The legs of one request whose answers are for the next leg: sent to one pod, or to another, until one answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, SuspectedPoison, UpstreamFailed
 from proxy.core.exchange import Exchange, Stage
-from proxy.core.ports import Relay
+from proxy.core.ports import Legs, Relay
 from proxy.core.request import changed
 from proxy.disagg.bodies import fields_of
 from proxy.disagg.media import encode_bodies, merged
-from proxy.handoff.shared import Legs, Shared
+from proxy.handoff.shared import Shared
 
 Prepare = Callable[[Exchange], None]
 """Makes the leg's request one for its pod."""
@@ -81,8 +81,10 @@ class Stages:
         return merged([answer for answer in answers if answer is not None])
 
     async def _following(self, leg: Exchange, error: UpstreamFailed) -> Exchange | None:
+        """One other pod, where the next stage can do without; as many as any request may try where it cannot."""
+        spares = leg.stage is Stage.ENCODE or not self.shared.connector.needs_pair
         try:
-            following = await self.shared.failover.following(leg, error)
+            following = await self.shared.failover.following(leg, error, spares)
         except SuspectedPoison:
             raise
         except (BadGateway, GatewayTimeout):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -15,6 +15,7 @@ from proxy.fleet.datastore import Fleet
 from proxy.http.admin_answers import json_answer
 from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
 from proxy.http.admin_config import ConfigRoutes, Configurations
+from proxy.http.admin_decisions import DecisionRoutes, Explained
 from proxy.http.admin_keys import Handler, Keys, audited, nobody, requiring
 from proxy.http.admin_pods import PodRoutes
 from proxy.http.admin_relay import PodRelay
@@ -25,6 +26,12 @@ from proxy.telemetry.exposition import Exposition
 log = logging.getLogger(__name__)
 
 LARGEST_BODY = 1024 * 1024
+
+
+class Routes(Protocol):
+    """Paths of another room."""
+
+    def add_to(self, router: web.UrlDispatcher) -> None: ...
 
 
 def admin_application(
@@ -40,11 +47,13 @@ def admin_application(
     breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     replicas: Callable[[], Mapping[str, Any]] = dict,
     scaled: Callable[[], Mapping[str, Scaled]] = dict,
+    dashboard: Routes | None = None,
+    explained: Explained | None = None,
 ) -> web.Application:
     """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
     `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies. `scaled` are
     the pools with a scaling policy. `keys`: see `requiring`."""
-    app = web.Application(middlewares=[audited, _in_json, requiring(keys)], client_max_size=LARGEST_BODY)
+    app = web.Application(middlewares=[audited, in_json, requiring(keys)], client_max_size=LARGEST_BODY)
     probes = _Probes(fleet, exposition, stopping, replicas)
     app.router.add_get("/metrics", probes.metrics)
     app.router.add_get("/healthz", probes.alive)
@@ -52,6 +61,10 @@ def admin_application(
     ConfigRoutes(config, configurations, keys).add_to(app.router)
     PodRoutes(fleet, breaker).add_to(app.router)
     AutoscaleRoutes(scaled, fleet).add_to(app.router)
+    if dashboard is not None:
+        dashboard.add_to(app.router)
+    if explained is not None:
+        DecisionRoutes(explained).add_to(app.router)
     app.router.add_route("*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, trust or Trust()).relay)
     return app
 
@@ -92,7 +105,7 @@ class _Probes:
 
 
 @web.middleware
-async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure in the shape of an OpenAI error; those of aiohttp itself too."""
     try:
         return await handler(request)

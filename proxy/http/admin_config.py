@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import yaml
 from aiohttp import web
 
 from proxy.core.errors import BadRequest, ConfigError
@@ -14,7 +15,9 @@ from proxy.http.admin_keys import Keys
 
 REDACTED = "***"
 
-_SECRET = re.compile(r"(?:^|\.)(?:\w*apiKeys?|\w*password|\w*secret|\w*token)(?:\[\d+\])?(?:\.|$)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?:^|\.)(?:\w*apiKeys?|\w*password|\w*secret|\w*token|collectorHeaders)(?:\[\d+\])?(?:\.|$)", re.IGNORECASE
+)
 """Names, alone or in a path, whose values are nobody's business."""
 
 _ABOUT = ("origin", "source")
@@ -25,6 +28,7 @@ class Configurations(Protocol):
     """`proxy.configurations.Configurations` is one."""
 
     def described(self) -> dict[str, Any]: ...
+    def written(self) -> Any: ...
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
         """Raises ConfigError."""
@@ -43,11 +47,17 @@ class ConfigRoutes:
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         router.add_get("/admin/config", self.show)
+        router.add_get("/admin/config/source", self.source)
         router.add_post("/admin/config", self.change)
         router.add_post("/admin/config/rollback", self.roll_back)
 
     async def show(self, request: web.Request) -> web.Response:
         return json_answer({"version": self._configurations.described(), **redacted(self._effective())})
+
+    async def source(self, request: web.Request) -> web.Response:
+        """What was written, as YAML: with another value here and there it is what `change` takes."""
+        written = yaml.safe_dump(redacted(self._configurations.written()), sort_keys=False, allow_unicode=True)
+        return web.Response(text=written, content_type="application/yaml")
 
     async def change(self, request: web.Request) -> web.Response:
         """With `?dry_run=1` it is only checked."""

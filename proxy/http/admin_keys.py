@@ -16,8 +16,12 @@ from proxy.telemetry.logs import AUDIT
 
 audit = logging.getLogger(AUDIT)
 
-OPEN_PATHS = ("/metrics", "/healthz", "/readyz")
-"""What needs no key: orchestrators and Prometheus ask for it. Every other path does, those that do not exist too."""
+OPEN_PATHS = ("/metrics", "/healthz", "/readyz", "/dashboard")
+"""What needs no key: orchestrators and Prometheus ask for it, and browsers for a page that is empty until its user has
+given one. Every other path does, those that do not exist too."""
+
+OPEN_FOLDER = "/dashboard/assets/"
+"""What that page is made of."""
 
 ANYBODY = "anybody"
 OF_THE_SETTINGS = "admin.apiKey"
@@ -57,7 +61,7 @@ def requiring(keys: Keys) -> Any:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_PATHS:
+        if request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
             request[WHO] = await name_of(request)
         if _changes(request) and _is_of_another_site(request):
             raise Forbidden("A page of another site may not change anything here.")

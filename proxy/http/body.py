@@ -95,7 +95,7 @@ class Upload:
             raise _malformed(error) from None
         self._size += len(piece)
         if self._size > self._settings.max_body:
-            raise _too_large(self._settings.max_body)
+            raise too_large(self._settings.max_body)
         return piece
 
 
@@ -139,11 +139,14 @@ class BodyReader:
         declared = call.content_length
         payload = call.payload
         if max(len(call.body), declared or 0) > self._max_body:
-            raise _too_large(self._max_body)
+            raise too_large(self._max_body)
         if payload is None:
             await self._watch(call, lambda progress: self._reserve(call, len(call.body), progress))
         else:
             await self._watch(call, lambda progress: self._collect(call, payload, declared, progress))
+
+    def give_back(self, size: int) -> None:
+        self.budget.give(size)
 
     async def _watch(self, call: HttpCall, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout, self._settings.min_body_rate)
@@ -179,7 +182,7 @@ class BodyReader:
                 small.clear()
             size = progress.received = size + len(piece)
             if size > self._max_body:
-                raise _too_large(self._max_body)
+                raise too_large(self._max_body)
             if size > call.retained:
                 await self._reserve(call, size - call.retained, progress)
             if streamed and size >= keep:
@@ -235,7 +238,7 @@ def _is_multipart(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").lower().startswith("multipart/")
 
 
-def _too_large(limit: int) -> BodyTooLarge:
+def too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is larger than the {limit} bytes that are allowed.")
 
 

@@ -83,6 +83,19 @@ class HttpCall:
             )
         )
 
+    @property
+    def has_left(self) -> bool:
+        """The client has."""
+        return self.transport.is_closing()
+
+    def break_off(self) -> None:
+        self.closing = True
+        self.transport.abort()
+
+    def end(self) -> None:
+        """Of one that was served."""
+        self.connection.answered(self)
+
     def connection_header(self) -> bytes:
         if self.closing:
             return b"connection: close\r\n"

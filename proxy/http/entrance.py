@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from proxy.core.errors import RequestError
 from proxy.core.identity import Identity
 from proxy.core.patterns import allows
-from proxy.http.call import HttpCall
 
 OPEN_PATHS = ("/health", "/ping")
 """What load balancers ask, without a key."""
@@ -27,11 +26,20 @@ class Door(Protocol):
         """After waiting."""
 
 
+class Visitor(Protocol):
+    """Who brings a request; `raw_headers` are those that go on to a pod."""
+
+    path: str
+    headers: Mapping[str, str]
+    raw_headers: tuple[tuple[bytes, bytes], ...]
+    identity: Identity | None
+
+
 class Entrance:
     def __init__(self, door: Door) -> None:
         self._door = door
 
-    def is_let_in(self, call: HttpCall) -> bool:
+    def is_let_in(self, call: Visitor) -> bool:
         """At once. If not, `let_in` says why, or waits."""
         try:
             identity = self._door.find(call.headers)
@@ -41,7 +49,7 @@ class Entrance:
             _welcome(call, identity)
         return identity is not None
 
-    async def let_in(self, call: HttpCall) -> None:
+    async def let_in(self, call: Visitor) -> None:
         """Raises Unauthorized or Forbidden."""
         if call.path not in OPEN_PATHS:
             _welcome(call, await self._door.authenticate(call.headers))
@@ -54,6 +62,6 @@ def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[s
     return [card for card in cards if allows(identity.models, card["id"])]
 
 
-def _welcome(call: HttpCall, identity: Identity) -> None:
+def _welcome(call: Visitor, identity: Identity) -> None:
     call.identity = identity
     call.raw_headers = tuple(header for header in call.raw_headers if header[0].lower() not in CREDENTIALS)

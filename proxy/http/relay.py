@@ -14,7 +14,7 @@ from proxy.http.call import HttpCall
 from proxy.http.collected import Collected
 from proxy.http.continued import kind_of_continued
 from proxy.http.framing import LAST_CHUNK, chunk
-from proxy.http.head import encode_pairs, first_lines, header_line, upstream_head
+from proxy.http.head import RawHeaders, encode_pairs, first_lines, header_line, upstream_head
 from proxy.http.race import Race
 from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
@@ -134,9 +134,11 @@ class ClientRelay:
             ours = call.id_line + self._framing(len(body) - len(call.body))
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
+        headers: RawHeaders = call.raw_headers
         if exchange.upstream_headers:
             ours = _identified(ours, call.id_line, exchange.upstream_headers)
-        return upstream_head(first, call.raw_headers, key is not None, ours + b"\r\n")
+            headers = _untraced(headers, exchange.upstream_headers)
+        return upstream_head(first, headers, key is not None, ours + b"\r\n")
 
     def _framing(self, longer: int) -> bytes:
         """Of a body that is streamed, by so many bytes longer than the client's, or of none."""
@@ -155,6 +157,13 @@ def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> by
     if any(name == "x-request-id" for name, _ in added):
         ours = ours.replace(id_line, b"", 1)
     return ours + encode_pairs(added)
+
+
+def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:
+    """Without the client's place in its trace, where a hook has added ours: both are told, or neither."""
+    if not any(name == "traceparent" for name, _ in added):
+        return headers
+    return [pair for pair in headers if pair[0].lower() not in (b"traceparent", b"tracestate")]
 
 
 async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked: bool) -> None:

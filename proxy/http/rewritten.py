@@ -45,7 +45,7 @@ class RewrittenAnswer(Answer):
     def begin(self, head: AnswerHead) -> None:
         super().begin(head)
         if not head.sized and head.status < 300 and (self._events or _is_json(head)):
-            self._change = _of_events(self._exchange)
+            self._change = of_events(self._exchange)
             self._framing = Rewritten(self._framing, self._call.speaks_11, self._change)
             self._asks_usage = self._exchange.request.asks_usage
 
@@ -65,7 +65,7 @@ class RewrittenAnswer(Answer):
             body = b"".join(self._connection.meter.pieces)
             if self._passed:
                 raw, exact = body, True
-            changed = _of_whole(self._exchange, body)
+            changed = of_whole(self._exchange, body)
             if changed is not None:
                 self.head = replace(head, start=_LENGTH.sub(rb"\g<1>%d" % len(changed), head.start))
                 raw, exact = changed, True
@@ -137,7 +137,7 @@ def _is_renamed(request: InferenceRequest) -> bool:
     return request.naming is not None and request.naming.asked != request.model
 
 
-def _of_events(exchange: Exchange) -> Change:
+def of_events(exchange: Exchange) -> Change:
     """What is to be done with them."""
     changes: list[Change] = []
     request = exchange.request
@@ -148,7 +148,7 @@ def _of_events(exchange: Exchange) -> Change:
     return lambda events: reduce(lambda seen, change: change(seen), changes, events)
 
 
-def _of_whole(exchange: Exchange, body: bytes) -> bytes | None:
+def of_whole(exchange: Exchange, body: bytes) -> bytes | None:
     """None if nothing is to be done with it."""
     changed, request = None, exchange.request
     if request.naming is not None and _is_renamed(request):

@@ -3,58 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
-from urllib.parse import unquote
+from typing import Any
 
-import orjson
-
-import proxy
-from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
 from proxy.core.exchange import Ending, Exchange
-from proxy.core.ports import Call, Clock, Relay
+from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
-from proxy.http.body import BodyReader
+from proxy.http.body import BodyReader, Budget
 from proxy.http.call import HttpCall
 from proxy.http.clients import Clients
 from proxy.http.cors import Cors
-from proxy.http.entrance import Door, Entrance, shown
+from proxy.http.entrance import Door
 from proxy.http.handshakes import Handshakes
-from proxy.http.hung_up import HungUp, Tell, after, untold
-from proxy.http.paths import Kind, Paths
+from proxy.http.hung_up import HungUp, Tell, untold
 from proxy.http.race import Race
 from proxy.http.relay import ClientRelay
+from proxy.http.service import CLIENT_LEFT, Gateway, OnEnd, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.sweep import Sweep
 from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.http.upstream.trust import Trust
-from proxy.openai.render import render
 from proxy.reliability.settings import Timeouts
 
-log = logging.getLogger(__name__)
-
 BACKLOG = 1024
-CLIENT_LEFT = 499
-INTERNAL = Reason.INTERNAL
-JSON = [("content-type", "application/json")]
-
-OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
-"""(call, status sent or 499, outcome, last leg, bytes of an answer of our own): once per request."""
-
-
-class Gateway(Protocol):
-    """What the data port needs of `proxy.gateway`."""
-
-    async def serve(self, call: Call, relay: Relay) -> None: ...
-
-    def health(self) -> bool: ...
-
-    def models(self) -> list[dict[str, Any]]: ...
 
 
 class DataServer:
@@ -79,34 +54,29 @@ class DataServer:
         """`takes`, `given_up`, `continued`: see `Rim`. Without a door nobody is asked who he is. `trust` is what pods
         are spoken to with over TLS."""
         self._settings = settings
-        self._gateway = gateway
         self._clock = clock
-        self._on_end = on_end
-        self._paths = Paths(security.relay_paths)
         self._cors = security.cors
-        self._relayed = self._paths.relayed
         self._sweep = Sweep(clock, self._shortest(timeouts))
         self.pool = UpstreamPool(timeouts.connect, clock, trust=trust)
         self._bodies = BodyReader(settings, self._sweep)
+        self.service: Service[HttpCall] = Service(gateway, security, door, self._bodies, on_end, hung_up)
         self._timeouts = timeouts
         self._on_first_byte = on_first_byte
         self._takes = takes
         self._given_up = given_up
         self._continued = continued
         self._hung_up = hung_up
-        self._entrance = None if door is None else Entrance(door)
         self._rim: Rim
         self._tasks = Tasks()
         self._clients: Clients
         self._listeners: list[asyncio.Server]
-        self._stopping = False
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had, or the
         certificate cannot."""
         settings = self._settings
         serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
-        self._clients = Clients(serve, self._collects, self._unserved, settings, self._clock, self._hung_up)
+        self._clients = Clients(serve, self._collects, self.service.unserved, settings, self._clock, self._hung_up)
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.Protocol] = self._clients
         loop = asyncio.get_running_loop()
@@ -128,9 +98,19 @@ class DataServer:
         return port
 
     @property
+    def rim(self) -> Rim:
+        """That of requests which come now."""
+        return self._rim
+
+    @property
+    def budget(self) -> Budget:
+        """Of request bodies, wherever they come in."""
+        return self._bodies.budget
+
+    @property
     def retained(self) -> int:
         """Bytes of request bodies in memory."""
-        return self._bodies.budget.used
+        return self.budget.used
 
     def change(
         self,
@@ -141,9 +121,7 @@ class DataServer:
         continued: Sequence[str] = (),
     ) -> None:
         """For requests that come from here on; of `security` the origins of CORS stay as they are."""
-        self._paths = Paths(security.relay_paths)
-        self._relayed = self._paths.relayed
-        self._entrance = None if door is None else Entrance(door)
+        self.service.change(security, door)
         self._timeouts = timeouts
         self._continued = continued
         self._on_first_byte = on_first_byte
@@ -153,12 +131,12 @@ class DataServer:
 
     def settle(self) -> None:
         """What comes is served, and told not to come again: connections close after their answers."""
-        self._stopping = True
+        self.service.stopping = True
 
     async def stop(self, grace: float) -> None:
         """No new connections; requests in flight have `grace` seconds to end, then they are cut, or refused
         if nothing was answered."""
-        self._stopping = True
+        self.service.stopping = True
         for listener in self._listeners:
             listener.close()
         end = asyncio.get_running_loop().time() + grace
@@ -183,111 +161,15 @@ class DataServer:
 
     def _collects(self, call: HttpCall, size: int) -> bool:
         """What is refused on its head, or answered here, does not wait for its body."""
-        if (call.method, call.path) not in self._relayed:
-            return False
-        return (self._entrance is None or self._entrance.is_let_in(call)) and self._bodies.collects(call, size)
+        return self.service.wants(call) and self._bodies.collects(call, size)
 
-    async def _serve(self, call: HttpCall) -> None:
-        if self._stopping:
-            call.closing = True
-        relay = ClientRelay(call, self._rim)
-        outcome: Ending | Reason = INTERNAL
-        try:
-            if self._entrance is not None and call.identity is None:
-                await self._entrance.let_in(call)
-            if (call.method, call.path) in self._relayed or self._kind(call) is Kind.RELAY:
-                if not self._bodies.is_here(call):
-                    await self._bodies.read(call)
-                await self._gateway.serve(call, relay)
-                exchange = relay.exchange
-                if exchange is None or exchange.ending is None:
-                    raise RuntimeError("served, but not relayed")
-                outcome = exchange.ending
-            else:
-                self._answer(call)
-                outcome = Ending.COMPLETE
-        except RequestError as error:
-            exchange = relay.exchange
-            if call.answered and exchange is not None and exchange.ending is not None:
-                outcome = exchange.ending
-                relay.end()
-            else:
-                outcome = error.reason
-                self._refuse(call, error)
-        except asyncio.CancelledError:
-            outcome = self._cancelled(call, relay)
-            raise
-        except Exception:
-            log.exception("request %s failed", call.id)
-            self._refuse(call, RequestError("Internal error; the log of the proxy says more."))
-        finally:
-            self._bodies.budget.give(call.retained)
-            try:
-                self._on_end(call, call.answered or CLIENT_LEFT, outcome, relay.exchange, call.sent)
-            finally:
-                call.connection.answered(call)
-
-    def _cancelled(self, call: HttpCall, relay: ClientRelay) -> Ending | Reason:
-        """Its client left, or the proxy stops: who has got nothing is told to come again."""
-        outcome: Ending | Reason = Ending.CLIENT_GONE if call.transport.is_closing() else Ending.EVICTED
-        relay.end()
-        call.closing = True
-        if outcome is Ending.EVICTED and not call.answered:
-            outcome = ShuttingDown.reason
-            self._refuse(call, ShuttingDown())
-        return outcome
+    def _serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
+        return self.service.serve(call, ClientRelay(call, self._rim))
 
     def _permitted(self, call: HttpCall) -> None:
         """What was answered in the place of `_serve`."""
-        self._on_end(call, call.answered or CLIENT_LEFT, Ending.COMPLETE, None, call.sent)
-        call.connection.answered(call)
-
-    def _unserved(self, call: HttpCall, why: RequestError | Ending) -> None:
-        """Ends what `_serve` was not given, or not yet."""
-        call.closing = True
-        self._bodies.budget.give(call.retained)
-        if isinstance(why, RequestError):
-            self._refuse(call, why)
-        outcome = why.reason if isinstance(why, RequestError) else why
-        self._on_end(call, call.answered or CLIENT_LEFT, outcome, None, call.sent)
-
-    def _kind(self, call: HttpCall) -> Kind:
-        """Raises NotFound or MethodNotAllowed."""
-        return self._paths.route(call.method, call.path).kind
-
-    def _answer(self, call: HttpCall) -> None:
-        """What needs no pod. Raises RequestError."""
-        kind = self._kind(call)
-        if kind is Kind.HEALTH:
-            if self._stopping:
-                raise ShuttingDown
-            if not self._gateway.health():
-                raise NoEndpoints("No pod is ready; try again shortly.")
-            call.answer(200, [("x-request-id", call.id)], b"")
-            return
-        if kind is Kind.VERSION:
-            said: dict[str, Any] = {"version": proxy.__version__}
-        elif kind is Kind.MODELS:
-            said = {"object": "list", "data": shown(self._gateway.models(), call.identity)}
-        else:
-            said = self._model(call)
-        call.answer(200, [("x-request-id", call.id), *JSON], orjson.dumps(said))
-
-    def _model(self, call: HttpCall) -> dict[str, Any]:
-        name = unquote(call.path.removeprefix("/v1/models/"))
-        for card in shown(self._gateway.models(), call.identity):
-            if card["id"] == name:
-                return card
-        raise UnknownModel(name)
-
-    def _refuse(self, call: HttpCall, error: RequestError) -> None:
-        if (why := after(error)) is not None:
-            self._hung_up(why, 1)
-        if call.answered:
-            call.closing = True
-            call.transport.abort()
-            return
-        call.answer(*render(error, call.path, call.id))
+        self.service.on_end(call, call.answered or CLIENT_LEFT, Ending.COMPLETE, None, call.sent)
+        call.end()
 
     def _evict(self) -> None:
         """Closing their connections would make some answers look whole. All at once, so that nobody who waits gets the

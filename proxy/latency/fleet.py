@@ -67,6 +67,7 @@ class FleetModel:
         """Tokens of an answer, on average."""
         self.prompt = FIRST_PROMPT
         """Uncached tokens of a prompt, on average."""
+        self._squares = FIRST_PROMPT * FIRST_PROMPT
         self.speed = 1.0
         """How much longer than the coefficients say prompts have taken of late, on average over the pods."""
         self.judged = 0
@@ -108,7 +109,13 @@ class FleetModel:
             self._told = speed
             self.news()
 
+    @property
+    def prompt_of_token(self) -> float:
+        """Uncached tokens of the prompt that one of them belongs to, on average: long prompts have more."""
+        return self._squares / max(1.0, self.prompt)
+
     def answered(self, prompt: float, tokens: float) -> None:
         """The sizes of a typical request: uncached tokens of its prompt, tokens of its answer."""
         self.prompt = SIZE_MEMORY * self.prompt + (1.0 - SIZE_MEMORY) * prompt
+        self._squares = SIZE_MEMORY * self._squares + (1.0 - SIZE_MEMORY) * prompt * prompt
         self.output = SIZE_MEMORY * self.output + (1.0 - SIZE_MEMORY) * tokens

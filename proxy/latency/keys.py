@@ -31,5 +31,24 @@ class LatencyForecast(Protocol):
     def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
         """By which others are answered later, all together, if the prompt is computed there."""
 
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        """For which the pod does nothing but the prompt, of which so many tokens are not cached."""
+
+    @property
+    def output(self) -> float:
+        """Tokens of an answer, on average."""
+
+
+class StageCosts(Protocol):
+    """What one stage of a request costs where."""
+
+    __slots__ = ()
+
+    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        """In seconds, in the order of the endpoints."""
+
 
 LATENCY: DataKey[LatencyForecast] = DataKey("LatencyPredictionInfo")
+
+STAGE_COSTS: DataKey[StageCosts] = DataKey("StageCosts")
+"""Of the stage whose profile runs, if a decider has said so; it is there for no longer."""

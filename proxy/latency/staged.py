@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from proxy.core.exchange import Exchange, Stage
+from proxy.core.exchange import Stage
 from proxy.latency.work import Leg
 
 
@@ -45,7 +45,7 @@ def pace_of(leg: Leg, tokens: int, now: float, running: float, prefilled: float)
     return (running - leg.running) / whole, max(0.0, seconds - held_up) / (tokens - 1)
 
 
-def waited(exchange: Exchange, at: float) -> bool:
-    """For its first token, at that time."""
-    answered = exchange.first_byte_at
-    return exchange.started_at <= at and (answered is None or answered > at)
+def waiting(legs: Iterable[Leg], at: float) -> int:
+    """How many of them waited for their first token at that time."""
+    begun = (leg.exchange for leg in legs if leg.exchange.started_at <= at)
+    return sum(exchange.first_byte_at is None or exchange.first_byte_at > at for exchange in begun)

@@ -45,6 +45,16 @@ class Watcher(Protocol):
     def fell_back(self, model: str, to: str) -> None: ...
 
 
+class Unheard(Watcher):
+    """Counts nothing."""
+
+    def rewritten(self, rule: str, model: str) -> None:
+        pass
+
+    def fell_back(self, model: str, to: str) -> None:
+        pass
+
+
 class Resolver:
     """Of an unknown client, headers say the tenant, the objective and even the model; of one with a key, the key does,
     and of its headers only an objective counts that the key may name."""
@@ -68,6 +78,10 @@ class Resolver:
         """For requests that come from here on."""
         self._settings = settings
         self._rules = sorted(settings.rewrites, key=lambda rule: not rule.model)
+
+    def unheard(self) -> Resolver:
+        """The same, that nobody hears of, and that wakes nobody."""
+        return Resolver(self._settings, self._random, Unheard(), None, self._pools)
 
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
         """Raises UnknownModel for one that the key may not ask for, BadRequest where the body cannot say another."""

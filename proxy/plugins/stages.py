@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import SPLIT, Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError
+from proxy.core.exchange import Stage
 from proxy.core.params import param, suggestion
-from proxy.core.plugin import Decider
-from proxy.core.ports import Deciders, ProfileNames
+from proxy.core.plugin import Decider, PairDecider, ProfileHandler
+from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import InferenceRequest
 from proxy.plugins.topology import PEER
+from proxy.prefix.keys import PREFIX_MATCH
 
 NO_DECODE_POD, NO_PREFILL_POD, NO_ENCODE_POD = "no-decode-pod", "no-prefill-pod", "no-encode-pod"
 DECIDED_AGAINST = "decided-against"
@@ -97,14 +100,51 @@ class Stages:
             return decision
         if not decider.wants(request, target):
             return decision._replace(why=DECIDED_AGAINST)
+        if isinstance(decider, PairDecider):
+            return (yield from self._with_pair(request, decision, decider))
         prefill = _without(target, (yield from _ranked(self.profiles.prefill)))
         if prefill and not decider.confirms(request, target, prefill):
             return decision._replace(why=DECIDED_AGAINST)
         return _prefilled(decision, prefill)
 
+    def _with_pair(self, request: InferenceRequest, whole: Decision, decider: PairDecider) -> Plan:
+        """Who answers is chosen once more, for that alone."""
+        with decider.pricing(request, Stage.DECODE):
+            target, *fallbacks = (yield from _ranked(self.profiles.decode)) or whole.candidates()
+        self._publish(request, target)
+        with decider.pricing(request, Stage.PREFILL):
+            prefill = _without(target, (yield from _ranked(self.profiles.prefill)))
+        if prefill and decider.prefers(request, whole.target, target, prefill):
+            encode = _without(target, whole.encode)
+            return _prefilled(whole._replace(target=target, fallbacks=tuple(fallbacks), encode=encode), prefill)
+        self._publish(request, whole.target)
+        return whole._replace(why=DECIDED_AGAINST if prefill else NO_PREFILL_POD)
+
     def _publish(self, request: InferenceRequest, peer: Endpoint) -> None:
         """Each time a request is scheduled it may have another one."""
         request.state[self.peer] = request.state[PEER] = peer
+
+
+class StagedHandler(ProfileHandler):
+    """A profile handler whose parameters, whatever they are called, say what the stages are."""
+
+    __slots__ = ()
+
+    name: InstanceName
+    prefix_match_info_producer_name: str
+    _stages: Stages
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (PEER.of(self.name),)
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        name = self.prefix_match_info_producer_name
+        return (PREFIX_MATCH.of(name),) if name else ()
+
+    def plan(self, request: InferenceRequest) -> Plan:
+        return self._stages.plan(request)
 
 
 def _ranked(profile: str) -> Found:

@@ -18,7 +18,7 @@ are cleared a few at a time, and only then can the bit be given to another pod. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import repeat
 from operator import attrgetter
 
@@ -234,6 +234,11 @@ class PrefixIndex:
         """Blocks the pod is believed to hold, the provisional ones included."""
         pod = self._pods.get(endpoint)
         return pod.blocks if pod is not None else 0
+
+    @property
+    def memories(self) -> Collection[PodMemory]:
+        """What is known of each pod; to be looked at."""
+        return self._pods.values()
 
     @property
     def pairs(self) -> int:

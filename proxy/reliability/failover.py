@@ -15,6 +15,7 @@ from proxy.core.errors import (
     CutShort,
     Declined,
     GatewayTimeout,
+    PassedOver,
     UpstreamFailed,
     UpstreamTimedOut,
 )
@@ -119,14 +120,19 @@ class Failover:
             return False
         return bool(self._left(exchange, [*journey.tried, exchange.endpoint]))
 
-    async def following(self, exchange: Exchange, error: UpstreamFailed) -> Exchange:
-        """The leg after one that failed with `error`, when it is time for it. Raises RequestError if there is none."""
+    async def following(self, exchange: Exchange, error: UpstreamFailed, spares: bool = False) -> Exchange:
+        """The leg after one that failed with `error`, when it is time for it. Raises RequestError if there is none.
+        With `spares` whoever asks can do without: one other pod is tried, and none again."""
+        if isinstance(error, PassedOver):
+            return self._passed_over(exchange, error)
         journey = exchange.journey or Journey()
         journey.tried.append(exchange.endpoint)
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= exchange.request.deadline:
             raise GatewayTimeout("The pod that took the request did not answer in time.") from error
         await self._suspect(journey, exchange, error)
         if _has_fallbacks(exchange.request) and self._is_exhausted(journey, exchange, error):
+            raise _gave_up(exchange, error)
+        if spares and self._has_done_enough(journey, exchange, error):
             raise _gave_up(exchange, error)
         wait = self._count(journey, exchange, error)
         endpoint = self._choose(journey, exchange, error)
@@ -156,6 +162,12 @@ class Failover:
             journey.counted += 1
         if error.broke_off:
             journey.died.append(other.endpoint)
+
+    def _passed_over(self, exchange: Exchange, error: PassedOver) -> Exchange:
+        """There is nothing to decide."""
+        if error.then is None:
+            raise _gave_up(exchange, error)
+        return Exchange(exchange.request, exchange.decision, error.then, exchange.attempt + 1, self._clock.now())
 
     def _set(self, settings: Retries) -> None:
         self._settings = settings
@@ -205,6 +217,11 @@ class Failover:
             if endpoint.state is EndpointState.READY and endpoint not in tried
         ]
         return left or (self._others(exchange, tried) if decision.profile else ())
+
+    def _has_done_enough(self, journey: Journey, exchange: Exchange, error: UpstreamFailed) -> bool:
+        """For who can do without."""
+        is_second = journey.counted > 0 and not isinstance(error, ConnectFailed)
+        return is_second or not self._left(exchange, journey.tried)
 
     def _is_exhausted(self, journey: Journey, exchange: Exchange, error: UpstreamFailed) -> bool:
         """Whether a pod has no room, as others had none."""

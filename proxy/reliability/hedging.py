@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
-from proxy.core.ports import Clock, Gate, Race, Relay, Tally
+from proxy.core.ports import Clock, Gate, Legs, Race, Relay, Tally
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.reliability.budget import RetryBudget
@@ -26,9 +26,6 @@ SAVED_UP = 10.0
 
 TWICE_STORED = "/v1/responses"
 """Pods keep these answers, and each would keep one."""
-
-Legs = Callable[[Exchange], AbstractContextManager[None]]
-"""Between PreRequest and PostResponse."""
 
 
 class Placed(Protocol):

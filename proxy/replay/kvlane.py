@@ -138,14 +138,13 @@ class Kvlane(Policy):
         )
         self._gateway = Gateway(
             self._fleet,
-            [Pool(self._fleet, self._scheduling)],
+            [Pool(self._fleet, self._scheduling, handoffs=handoffs)],
             self._ledger,
             Bindings(clock),
             unobserved,
             clock,
             failover,
             self._breakers,
-            handoffs=handoffs,
             parser=_ParsedHere(),
         )
         self._legs: dict[int, tuple[Coroutine[Any, Any, None], Exchange, Job]] = {}

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from struct import error as StructError
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -49,6 +49,20 @@ _ABSENT = FIRST_NUMBER - 1
 """The number of all others together while nobody hears of them."""
 
 
+class Line(Protocol):
+    """A connection to the store; raises StoreLost, entered and in all that it does. `RedisLine` is one."""
+
+    async def __aenter__(self) -> Line: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None: ...
+
+    async def receive(self) -> bytes: ...
+
+
 class Deployment:
     """`async with Deployment(...)`: never waits for the store, and never fails because of it.
 
@@ -66,8 +80,11 @@ class Deployment:
         local: Local,
         config: Callable[[], str],
         own: Callable[[], bytes] = bytes,
+        line: Callable[[ReplicaSettings, Sequence[str]], Line] = RedisLine,
+        gathers: bool = True,
     ) -> None:
-        """`config` names the configuration in effect, `own` gives records that the host itself tells who joins."""
+        """`config` names the configuration in effect, `own` gives records that the host itself tells who joins. `line`
+        makes a connection to the store that listens to these channels. `gathers`: what members say comes one by one."""
         self._settings = settings
         self._clock = clock
         self._random = rng
@@ -75,6 +92,8 @@ class Deployment:
         self._local = local
         self._config = config
         self._own = own
+        self._line = line
+        self._gathered_for = settings.interval if gathers else 0.0
         self._id = secrets.token_bytes(ID_BYTES)
         self._everybody = f"{settings.prefix}:all"
         self._peers = Peers(clock, settings.lease * (1 - 2 / LOOKS), local.gone)
@@ -154,7 +173,7 @@ class Deployment:
         while True:
             began = self._clock.now()
             try:
-                async with RedisLine(self._settings, (self._everybody, self._channel_of(self._id))) as line:
+                async with self._line(self._settings, (self._everybody, self._channel_of(self._id))) as line:
                     self._begin()
                     self._lost(await self._first_loss(line))
             except StoreLost as error:
@@ -162,7 +181,7 @@ class Deployment:
             pause = FIRST_PAUSE if self._clock.now() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, 2 * pause)
             await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
 
-    async def _first_loss(self, line: RedisLine) -> StoreLost:
+    async def _first_loss(self, line: Line) -> StoreLost:
         async with Tasks() as tasks:
             parts = (
                 tasks.start(_loss(self._listen(line)), "replicas: listen"),
@@ -173,14 +192,14 @@ class Deployment:
             loss: StoreLost = done.pop().result()
             return loss
 
-    async def _listen(self, line: RedisLine) -> None:
+    async def _listen(self, line: Line) -> None:
         while True:
             self._received(await line.receive())
 
-    async def _publish(self, line: RedisLine) -> None:
+    async def _publish(self, line: Line) -> None:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._settings.interval)
+            await asyncio.sleep(self._gathered_for)
             self._wake.clear()
             messages = self._packets()
             self._series.sent.add(sum(len(message) for _, message in messages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
 
@@ -42,41 +43,54 @@ class OwnLoads:
         return b"".join([_entry(endpoint, 0) for endpoint in endpoints if _own_requests(endpoint)])
 
 
+@dataclass(slots=True)
+class _Pod:
+    """What peers have on it; the sums are kept, for there may be a hundred peers."""
+
+    peers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    requests: int = 0
+    tokens: int = 0
+
+    def put(self, peer: int, requests: int, tokens: int) -> None:
+        had, held = self.peers.pop(peer, (0, 0))
+        self.requests += requests - had
+        self.tokens += tokens - held
+        if requests or tokens:
+            self.peers[peer] = (requests, tokens)
+
+
 class PeerLoads:
     """What the peers have in flight. A pod that is not known yet is remembered until it is."""
 
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
-        self._of: dict[str, dict[int, tuple[int, int]]] = {}
+        self._of: dict[str, _Pod] = {}
 
     def take(self, peer: int, body: bytes) -> None:
         """Raises Garbled, and has taken nothing then."""
         for name, requests, tokens, work in list(_entries(body)):
-            peers = self._of.setdefault(name, {})
-            if requests or tokens:
-                peers[peer] = (requests, tokens)
-            else:
-                peers.pop(peer, None)
-            self._sum_up(name, work)
+            pod = self._of.get(name)
+            if pod is None:
+                pod = self._of[name] = _Pod()
+            pod.put(peer, requests, tokens)
+            self._tell(name, pod, work)
 
     def vanished(self, peer: int) -> None:
         """All that it had in flight is gone at once."""
-        for name, peers in list(self._of.items()):
-            if peers.pop(peer, None):
-                self._sum_up(name, 0)
+        for name, pod in list(self._of.items()):
+            if peer in pod.peers:
+                pod.put(peer, 0, 0)
+                self._tell(name, pod, 0)
 
     def added(self, endpoint: Endpoint) -> None:
         """A pod came that peers may have used already."""
-        if endpoint.name in self._of:
-            self._sum_up(endpoint.name, 0)
+        if (pod := self._of.get(endpoint.name)) is not None:
+            self._tell(endpoint.name, pod, 0)
 
-    def _sum_up(self, name: str, work: int) -> None:
-        peers = self._of[name]
-        requests = sum(requests for requests, _ in peers.values())
-        tokens = sum(tokens for _, tokens in peers.values())
-        if not peers:
+    def _tell(self, name: str, pod: _Pod, work: int) -> None:
+        if not pod.peers:
             del self._of[name]
-        self._apply(name, requests, tokens, work)
+        self._apply(name, pod.requests, pod.tokens, work)
 
 
 def _own_requests(endpoint: Endpoint) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from proxy.replicas.wire import Kind, record
@@ -10,15 +11,32 @@ from proxy.replicas.wire import Kind, record
 INTERVAL = 0.005
 """Seconds. Two requests that reach two workers within it do not know of each other."""
 
+ENOUGH = 400
+"""Bytes of a batch, some four requests: at less, what a batch costs by itself is more than what is in it."""
+
+SMOOTH = 0.1
+"""The part of a batch in what is known of how much there is to say."""
+
 
 class Outbox:
-    """`extra()` gives records that stand before all others of a batch; b"" for none."""
+    """`extra()` gives records that stand before all others of a batch; b"" for none.
+
+    `interval` is how long a batch is gathered, `patience` by how many times that may be stretched to have enough in it.
+    Where even that would not do, it is not stretched: with so little to say, what batches cost is little too.
+    """
 
     def __init__(self, send: Callable[[bytes], None], extra: Callable[[], bytes] = bytes) -> None:
         self._send = send
         self._extra = extra
+        self.pace()
         self._records: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
+
+    def pace(self, interval: float = INTERVAL, patience: float = 1.0) -> None:
+        self._shortest, self._longest = interval, interval * patience
+        self._interval = interval
+        self._rate, self._sent_at = 0.0, -math.inf
+        """Bytes per second; and when the last batch went out, by the clock of the loop."""
 
     def add(self, kind: Kind, body: bytes) -> None:
         self._records.append(record(kind, body))
@@ -28,7 +46,7 @@ class Outbox:
     def touch(self) -> None:
         """There is something to send soon."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(INTERVAL, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self.flush)
 
     def flush(self) -> None:
         """Sends at once what there is."""
@@ -38,7 +56,15 @@ class Outbox:
         batch = self._extra() + b"".join(self._records)
         self._records.clear()
         if batch:
+            if self._longest > self._shortest:
+                self._follow(len(batch), asyncio.get_running_loop().time())
             self._send(batch)
+
+    def _follow(self, size: int, now: float) -> None:
+        self._rate += SMOOTH * (size / max(self._shortest, now - self._sent_at) - self._rate)
+        self._sent_at = now
+        can_have_enough = self._rate * self._longest >= ENOUGH
+        self._interval = max(self._shortest, ENOUGH / self._rate) if can_have_enough else self._shortest
 
     def close(self) -> None:
         """Drops what was not sent."""

@@ -50,14 +50,8 @@ class RedisLine:
 
     async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """(channel, message) of each. Waits while the store is slow to read."""
-        packed: list[bytes] = []
-        for channel, message in messages:
-            name = channel.encode()
-            packed.append(b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(message)))
-            packed.append(message)
-            packed.append(b"\r\n")
         try:
-            await self._publisher.send_packed_command([b"".join(packed)], check_health=False)
+            await self._publisher.send_packed_command([commands(messages)], check_health=False)
         except self._failures as error:
             raise StoreLost(f"{type(error).__name__}: {error}") from None
 
@@ -94,6 +88,17 @@ class RedisLine:
             await listener.aclose()
         if (client := self.__dict__.get("_client")) is not None:
             await close(client)
+
+
+def commands(messages: Iterable[tuple[str, bytes]]) -> bytes:
+    """That publish (channel, message) of each, as the store reads them."""
+    packed: list[bytes] = []
+    for channel, message in messages:
+        name = channel.encode()
+        packed.append(b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(message)))
+        packed.append(message)
+        packed.append(b"\r\n")
+    return b"".join(packed)
 
 
 def library() -> Any:

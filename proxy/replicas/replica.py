@@ -30,6 +30,9 @@ SLICE = 32 * 1024
 
 ALL = 1.0
 
+PATIENCE = 5.0
+"""At 100 requests a second, where the interval is 10 ms: packets of four requests."""
+
 Told = Callable[[Kind, bytes], None]
 Bound = Callable[[str, str], None]
 Doubts = Mapping[str, Sequence[str]]
@@ -84,9 +87,10 @@ class Replica:
         """Over a connected socket whose other end is the hub's."""
         self._link = await Link.over(sock, self.heard, self._lost, self._resync, self._dropped)
 
-    def join(self, way: Way) -> None:
-        """Without a hub, as the only member of its host."""
+    def join(self, way: Way, interval: float) -> None:
+        """Without a hub, as the only member of its host, for which nobody else gathers what is said."""
         self._link = way
+        self._outbox.pace(interval, PATIENCE)
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
         """Says what is left, and `last`, to the hub."""

@@ -30,7 +30,11 @@ class ReplicaSettings:
     lease: Duration = param(
         Duration(5.0), "after which one that is not heard of is forgotten, with all that it has in flight", at_least=0.5
     )
-    interval: Duration = param(Duration(0.01), "for which news are gathered before they are told", more_than=0)
+    interval: Duration = param(
+        Duration(0.01),
+        "for which news are gathered before they are told; up to five times as long where packets would be small",
+        more_than=0,
+    )
     limits: Literal["localShare", "open"] = param(
         "localShare",
         "without the store: localShare takes the others to spend what this one does, open takes them to spend nothing",

@@ -32,7 +32,7 @@ from proxy.scheduling.effective import Effective, effective
 from proxy.scheduling.guard import GuardedScorer, Report, unreported
 from proxy.scheduling.layout import Entry, Layout, ProfileLayout, Use, lay_out
 from proxy.scheduling.profile import FilterStep, Profile, Steps, shares
-from proxy.scheduling.scheduler import OnShadow, Scheduler
+from proxy.scheduling.scheduler import OnShadow, Scheduler, Schedules
 from proxy.scheduling.scoring import Scoring, Totals, unguarded
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,18 @@ class Watch:
 
 NOBODY = Watch(unwrapped, every=0)
 
+MadeScheduler = Callable[[Wrap, Report, OnShadow | None], Scheduler]
+"""Another scheduler of the same plugins; filters, scorers and pickers are called as `Wrap` gives them, every time, and
+inside of that as the watch has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """`producers` stand in the order in which they run; `instances` are the bare plugins by name. The rounds hand out,
     without end, the producers of the next request and the hooks of the next leg: the plugins, or who watches them."""
 
-    scheduler: Scheduler
+    scheduler: Schedules
+    made: MadeScheduler
     producers: tuple[DataProducer, ...]
     producer_rounds: Iterator[tuple[DataProducer, ...]]
     pre_request_rounds: Iterator[tuple[PreRequest, ...]]
@@ -134,9 +139,8 @@ def build(
     producers = in_order(layout, instances)
     if layout.problems:
         raise ConfigError(layout.problems)
-    return _Assembly(layout, instances, watch, report).scheduling(
-        producers, effective(layout, instances, all_ports), on_shadow
-    )
+    described = effective(layout, instances, all_ports)
+    return _Assembly(layout, instances, watch).scheduling(producers, described, report, on_shadow)
 
 
 def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Problem, ...]:
@@ -183,17 +187,13 @@ class _Assembly:
     layout: Layout
     instances: Mapping[str, Plugin]
     watch: Watch
-    report: Report
 
-    def scheduling(self, producers: list[str], described: Effective, on_shadow: OnShadow | None) -> Scheduling:
-        profiles = [self._profile(profile) for profile in self.layout.profiles]
+    def scheduling(
+        self, producers: list[str], described: Effective, report: Report, on_shadow: OnShadow | None
+    ) -> Scheduling:
         return Scheduling(
-            scheduler=Scheduler(
-                handler=cast(ProfileHandler, self.instances[self.layout.handler]),
-                profiles={profile.name: profile for profile in profiles if not profile.shadow},
-                shadows=[profile for profile in profiles if profile.shadow],
-                on_shadow=on_shadow,
-            ),
+            scheduler=self.scheduler(unwrapped, report, on_shadow),
+            made=self.scheduler,
             producers=self._at(DataProducer, producers, unwrapped),
             producer_rounds=self._rounds(DataProducer, producers),
             pre_request_rounds=self._rounds(PreRequest, self._all(PreRequest)),
@@ -204,17 +204,31 @@ class _Assembly:
             entries=dict(self.layout.entries),
         )
 
-    def _profile(self, profile: ProfileLayout) -> Profile:
+    def scheduler(self, around: Wrap, report: Report, on_shadow: OnShadow | None) -> Scheduler:
+        profiles = [self._profile(profile, around, report) for profile in self.layout.profiles]
+        return Scheduler(
+            handler=cast(ProfileHandler, self.instances[self.layout.handler]),
+            profiles={profile.name: profile for profile in profiles if not profile.shadow},
+            shadows=[profile for profile in profiles if profile.shadow],
+            on_shadow=on_shadow,
+        )
+
+    def _profile(self, profile: ProfileLayout, around: Wrap, report: Report) -> Profile:
         """Its guards are those of all rounds, so that they log a fault once."""
-        uses, wrap = self._uses(profile, Scorer), self.watch.wrap
-        guards = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, self.report) for use in uses]
-        watched = [cast(Scorer, wrap(guard, Scorer, profile.name, guard.name)) for guard in guards]
+        uses, wrap = self._uses(profile, Scorer), _within(around, self.watch.wrap)
+        guards = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, report) for use in uses]
         parts = shares([use.weight for use in uses])
+        totals = unguarded(guards, parts) if around is unwrapped else self._totals(profile, guards, parts, around)
         rounds = self.watch.rounds(
-            self._steps(profile, unwrapped, unguarded(guards, parts)),
-            self._steps(profile, wrap, Scoring(watched, parts).totals),
+            self._steps(profile, around, totals),
+            self._steps(profile, wrap, self._totals(profile, guards, parts, wrap)),
         )
         return Profile(profile.name, rounds, profile.shadow)
+
+    @staticmethod
+    def _totals(profile: ProfileLayout, guards: Sequence[GuardedScorer], parts: Sequence[float], wrap: Wrap) -> Totals:
+        scorers = [cast(Scorer, wrap(guard, Scorer, profile.name, guard.name)) for guard in guards]
+        return Scoring(scorers, parts).totals
 
     def _steps(self, profile: ProfileLayout, wrap: Wrap, totals: Totals) -> Steps:
         filters, (picker,) = self._uses(profile, Filter), self._uses(profile, Picker)
@@ -236,3 +250,10 @@ class _Assembly:
 
     def _at(self, point: Callable[..., P], names: Sequence[str], wrap: Wrap, profile: str = "") -> tuple[P, ...]:
         return tuple(cast(P, wrap(self.instances[name], cast(type, point), profile, name)) for name in names)
+
+
+def _within(around: Wrap, wrap: Wrap) -> Wrap:
+    """`around` what `wrap` gives."""
+    if around is unwrapped:
+        return wrap
+    return lambda plugin, point, profile, name: around(wrap(plugin, point, profile, name), point, profile, name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import RequestError
+from proxy.core.errors import BadRequest, RequestError
+from proxy.core.params import suggestion
 from proxy.core.plugin import ProfileHandler
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.profile import Profile
@@ -20,6 +21,13 @@ MOST_PROFILE_RUNS = 16
 
 OnShadow = Callable[[InferenceRequest, Decision, ProfileResult], None]
 """Told the decision that was made for a request, and what a shadow profile would have ranked."""
+
+
+class Schedules(Protocol):
+    """Who may stand in the place of a `Scheduler`."""
+
+    def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
+        """Raises RequestError."""
 
 
 class Scheduler:
@@ -48,6 +56,13 @@ class Scheduler:
         for shadow in self._shadows:
             self._observe(shadow, decision, request, endpoints, attempt)
         return decision
+
+    def alone(self, profile: str, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Decision:
+        """As this one profile, which may be a shadow, would decide. Raises RequestError."""
+        profiles = {**self._profiles, **{shadow.name: shadow for shadow in self._shadows}}
+        if profile not in profiles:
+            raise BadRequest(f"There is no profile '{profile}'{suggestion(profile, list(profiles))}.", param="profile")
+        return Decision.from_result(profiles[profile].run(request, endpoints))
 
     def _discussed(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int) -> Decision:
         plan = self._handler.plan(request)

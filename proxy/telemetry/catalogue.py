@@ -263,6 +263,9 @@ class Catalogue:
         self.record_lines_lost = counter(
             "record_lines_lost", "Requests that are missing in the record, as it could not be written."
         )
+        self.spans_lost = counter(
+            "trace_spans_lost", "Spans that the collector did not take, or for which no room was left meanwhile."
+        )
         self.workers = gauge("workers", "Workers that serve, where there are several.")
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked and were replaced.")
         self.bus_dropped = counter("bus_dropped_frames", "Frames between workers that a slow reader made drop.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Generic, Protocol, TypeVar
 
@@ -98,6 +98,11 @@ class Family(Generic[C]):
                 raise ValueError(f"{self.name} has the labels {self.labels}, not {values}")
             cell = self._cells[values] = self._make()
         return cell
+
+    @property
+    def cells(self) -> Mapping[tuple[str, ...], C]:
+        """By their label values."""
+        return self._cells
 
     def clear(self) -> None:
         """Forget all cells: what is read anew for every exposition begins with this."""

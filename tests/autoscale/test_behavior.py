@@ -80,10 +80,10 @@ def test_a_new_period_begins_when_the_old_one_has_passed() -> None:
     assert totals == [14] * 5 + [18] * 5 + [22] * 2
 
 
-def test_by_default_one_replica_goes_per_minute() -> None:
+def test_by_default_half_of_the_replicas_may_go_in_a_minute_and_one_at_least() -> None:
     down = ScaleDown(stabilization=Duration(0.0))
-    totals = follow(replace(UNLIMITED, scale_down=down), 10, [2] * 12)
-    assert totals == [9] * 5 + [8] * 5 + [7] * 2
+    totals = follow(replace(UNLIMITED, scale_down=down), 10, [1] * 22)
+    assert totals == [5] * 5 + [3] * 5 + [2] * 5 + [1] * 7
 
 
 class TestPanic:

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from proxy.autoscale.observed import Situation
 from proxy.autoscale.recommender import Recommender
 from proxy.autoscale.settings import PoolSettings, load
@@ -118,12 +120,12 @@ def test_a_load_that_doubles_is_followed_and_then_the_fleet_rests() -> None:
     assert len(set(fleet.sizes[-40:])) == 1, fleet.sizes[-40:]
 
 
-def test_a_load_that_falls_lets_replicas_go_one_by_one_and_none_returns() -> None:
+def test_a_load_that_falls_lets_replicas_go_and_none_returns() -> None:
     fleet = run(policy(), lambda now: (4.0, 8.0) if now < 900 else (2.0, 4.0), 2 * HOUR, (5, 10))
     totals = [sum(sizes) for sizes in fleet.sizes]
     before = int(900 / TICK)
     assert all(after <= one for one, after in zip(totals[before:], totals[before + 1 :], strict=False))
-    assert max(one - after for one, after in zip(totals[before:], totals[before + 1 :], strict=False)) == 1
+    assert totals[before + int(240 / TICK) - 1] == 15
     assert totals[-1] <= 9
     assert (fleet.waiting, fleet.unplaced) == (0, 0)
 
@@ -140,9 +142,12 @@ def waves(now: float) -> tuple[float, float]:
     return 3.0 + 0.2 * math.sin(now / 60), 6.0 + 0.3 * math.cos(now / 45)
 
 
-def test_an_even_load_with_waves_moves_few_replicas() -> None:
-    fleet = run(policy(), waves, 4 * HOUR, (4, 8))
+@pytest.mark.parametrize("baseline", ["demand", "current", "weights"])
+def test_an_even_load_with_waves_moves_few_replicas_whatever_the_baseline(baseline: str) -> None:
+    """Even pressure would make roles of different needs even: but each has what it asks for."""
+    fleet = run(policy(baseline=baseline, alpha=0.5), waves, 4 * HOUR, (4, 8))
     assert fleet.moved <= 4
+    assert fleet.overloaded == 0
 
 
 def test_a_day_is_followed_up_and_down() -> None:
@@ -151,11 +156,3 @@ def test_a_day_is_followed_up_and_down() -> None:
     assert max(totals) >= 15
     assert min(totals[HOUR:]) <= 9
     assert fleet.overloaded < 0.05 * 4 * HOUR
-
-
-def test_what_runs_is_no_anchor_for_roles_of_different_needs() -> None:
-    """Even pressure would make the roles even, whatever each of them needs: then one starves, and they swing."""
-    anchored = run(policy(baseline="current", alpha=0.5), waves, 4 * HOUR, (4, 8))
-    needed = run(policy(), waves, 4 * HOUR, (4, 8))
-    assert anchored.moved > 10 * max(needed.moved, 1)
-    assert anchored.overloaded > needed.overloaded

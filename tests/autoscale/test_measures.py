@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.autoscale.measures import KNOWN, Known, Measured
 from proxy.autoscale.recent import WINDOW, Recent
 from proxy.autoscale.roles import pods_of_role
+from proxy.autoscale.taken import Taken
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from tests.autoscale.pools import pool
 
@@ -57,6 +60,36 @@ def test_the_backlog_is_predicted_or_reckoned() -> None:
     assert measured(*pods, known=Known(backlog=2.5), rate=8000.0).value("prefill_backlog_seconds") == 0.5
 
 
+def test_the_prefill_load_is_what_comes_and_what_waits() -> None:
+    pods = (pod(tokens=30_000), pod(tokens=18_000))
+    assert measured(*pods, known=Known(taken=12_000.0), rate=8000.0).value("prefill_load") == 1.5 + 0.1
+    assert measured(*pods, known=Known(taken=12_000.0)).value("prefill_load") is None
+    assert measured(*pods, rate=8000.0).value("prefill_load") is None
+
+
+def test_who_waits_for_a_kv_cache_asks_for_as_much_as_who_has_it() -> None:
+    seen = measured(pod(kv_usage=0.9, running=10, waiting=4), pod(kv_usage=0.5), known=Known(queued=2))
+    assert seen.value("kv_cache_demand_sum") == [pytest.approx(0.9 * 1.5), 0.5 * 2]
+
+
+def test_tokens_are_taken_up_as_the_counters_of_pods_say() -> None:
+    taken, one, other = Taken(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
+    assert taken.look(0.0, [one, other]) is None
+    one.publish(replace(one.metrics, prefix_queries=4000.0, prefix_hits=1400.0), 0)
+    assert taken.look(10.0, [one, other]) == 200.0
+    other.publish(replace(other.metrics, prefix_queries=9000.0), 0)
+    assert taken.look(20.0, [one, other]) == 100.0
+    one.publish(replace(one.metrics, prefix_queries=100.0, prefix_hits=0.0), 0)
+    assert taken.look(WINDOW + 10.0, [one]) == 0.0
+    one.publish(replace(one.metrics, prefix_queries=400.0), 0)
+    assert taken.look(WINDOW + 20.0, [one]) == 300.0 / WINDOW
+
+
+def test_pods_that_count_nothing_are_no_reading() -> None:
+    taken = Taken()
+    assert [taken.look(now, [pod()]) for now in (0.0, 10.0)] == [None, None]
+
+
 def test_any_other_name_is_that_of_an_attribute() -> None:
     assert measured(pod()).value("steps") == [4.0]
     assert measured(pod()).value("nothing") is None
@@ -64,7 +97,7 @@ def test_any_other_name_is_that_of_an_attribute() -> None:
 
 @pytest.mark.parametrize("source", KNOWN)
 def test_all_that_is_named_is_measured(source: str) -> None:
-    seen = measured(pod(), known=Known(backlog=1.0, ttft=0.5))
+    seen = measured(pod(), known=Known(backlog=1.0, ttft=0.5, taken=10.0), rate=100.0)
     assert seen.value(source) is not None
     assert seen.mean(source) is not None
 

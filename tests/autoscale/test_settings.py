@@ -135,7 +135,7 @@ def test_keys_are_in_camel_case_and_choices_in_any_case() -> None:
 def test_a_policy_starts_from_what_is_good_for_prefill_and_decode() -> None:
     """The recommender itself starts from a cost baseline without a dead band."""
     found = loaded(ONE).pools["default"].coordination
-    assert (found.baseline, found.alpha, found.hysteresis_percent, found.coupled) == ("demand", 0.25, 4.0, True)
+    assert (found.baseline, found.alpha, found.hysteresis_percent, found.coupled) == ("demand", 0.25, 8.0, True)
     bare = Coordination()
     assert (bare.baseline, bare.alpha, bare.hysteresis_percent, bare.coupled) == ("cost", 0.5, 0.0, False)
 
@@ -216,7 +216,7 @@ class TestCautions:
                 {"coordination": {"mode": "preferred", "signalWeights": {"decode": {"ttft": 0.0, "queue_depth": 1}}}},
                 None,
             ),
-            ({"behavior": {"scaleDown": {"select": "or"}}}, "behavior.scaleDown"),
+            ({"behavior": {"scaleDown": {"percent": 100}}}, "behavior.scaleDown"),
             ({"behavior": {"scaleUp": {"stabilization": "60s"}}}, "behavior.scaleUp.stabilization"),
             ({"staleAfter": "5s"}, "staleAfter"),
             ({"roles": [{"name": "vllm.a", "min": 2, "max": 2}]}, "roles[0].name"),

@@ -36,12 +36,19 @@ def test_no_request_is_lost_whoever_scales(scaler: str) -> None:
     assert found["requests"] > 100
     assert found["lost"] == 0
     assert max(moment.gpus for moment in played.moments) <= SHAPE.budget
-    assert (found["moves"] == 0) is (scaler == "fixed")
+    assert (found["moves"] == 0) is scaler.startswith("fixed")
 
 
 def test_the_same_seed_repeats_the_run() -> None:
     first, again = (figures(autoscale.play(SURGE, SURGE.jobs(2), "kvlane", SHAPE, {})) for _ in range(2))
     assert first == again
+
+
+def test_a_fixed_fleet_has_the_size_that_it_is_given() -> None:
+    played = autoscale.play(SURGE, SURGE.jobs(1), "fixed mean", SHAPE, {}, pods=5)
+    assert {sum(moment.serving.values()) for moment in played.moments} == {5}
+    assert autoscale._mean_pods({"gpu_hours": 2.5}, Load(1800.0, (0, 0), SURGE.rates), SHAPE) == 1
+    assert autoscale._mean_pods({"gpu_hours": 12.4}, Load(1800.0, (0, 0), SURGE.rates), SHAPE) == 6
 
 
 class ToAndFro(Scaler):

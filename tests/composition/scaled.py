@@ -11,6 +11,7 @@ from proxy.autoscale.actuators.order import Hand, Order
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.loop import Outcome
 from proxy.autoscale.measures import Known
+from proxy.autoscale.queries import Unanswered
 from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
 from proxy.composition.scaled_pool import ScaledPool
 from proxy.core.clock import ManualClock
@@ -49,7 +50,7 @@ def policies(**changed: Any) -> AutoscaleSettings:
         "actuator": EXEC,
         **changed,
     }
-    return load({"pools": {"default": section}})
+    return load({"prometheus": {"url": "http://prometheus:9090"}, "pools": {"default": section}})
 
 
 def policy(**changed: Any) -> PoolSettings:
@@ -91,6 +92,8 @@ class Rig:
         self.clock = ManualClock(now=1000.0)
         self.fleet = Fleet(self.clock)
         self.senses, self.hand, self.leads = Sixth(), Recording(), True
+        self.queries: dict[str, float] = {}
+        """What a Prometheus says."""
         for role, count in (("prefill", prefill), ("decode", decode)):
             for number in range(count):
                 self.add(role, number)
@@ -103,8 +106,14 @@ class Rig:
             random.Random(1),
             lambda endpoint: 0,
             lambda: self.leads,
+            self.ask,
         )
         self.take_hand()
+
+    async def ask(self, query: str) -> float:
+        if query not in self.queries:
+            raise Unanswered("no series")
+        return self.queries[query]
 
     def take_hand(self) -> None:
         """What is ordered is recorded, and not done."""

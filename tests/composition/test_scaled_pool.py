@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from proxy.autoscale.measures import Known
@@ -194,3 +196,28 @@ async def test_only_the_roles_of_the_actuator_are_scaled() -> None:
     await rig.step()
     assert rig.hand.said == [("prefill", 2)]
     assert rig.pool.actuations == {("prefill", "exec", "ok"): 1, ("decode", "exec", "dry_run"): 1}
+
+
+def sized(name: str, metric: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "min": 1, "max": 20, "metrics": [metric], **more}
+
+
+async def test_a_role_is_sized_by_a_query_and_stays_as_it_is_without_an_answer() -> None:
+    queried = {"name": "queued", "kind": "total", "target": 4, "source": "promql: sum(queued)"}
+    rig = Rig(decode=2, roles=[sized("decode", queried)], actuator=None)
+    assert not (await rig.step()).valid
+    rig.queries["sum(queued)"] = 12.0
+    assert (await rig.step()).desired == {"decode": 3}
+    rig.queries.clear()
+    assert (await rig.step(60.0)).valid, "it is not yet old"
+    assert not (await rig.step()).valid
+
+
+async def test_prefill_is_sized_by_what_its_pods_take_up() -> None:
+    metric = {"name": "prefill_load", "kind": "total", "target": 0.5}
+    rig = Rig(roles=[sized("prefill", metric, prefillRate=1000)], actuator=None)
+    pod = rig.fleet.endpoints[0]
+    rig.report(pod, prefix_queries=50_000.0, prefix_hits=20_000.0)
+    assert not (await rig.step()).valid, "one look is no rate"
+    rig.report(pod, prefix_queries=95_000.0, prefix_hits=35_000.0)
+    assert (await rig.step()).desired == {"prefill": 4}

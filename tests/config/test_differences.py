@@ -39,6 +39,11 @@ def of(**sections: Any) -> Settings:
                 }
             },
         ),
+        (
+            ["pools.large.disaggregation.connector"],
+            {"pools": {"large": {}}},
+            {"pools": {"large": {"disaggregation": {"connector": "mooncake"}}}},
+        ),
         (["pools"], {"pools": {"a": {}, "b": {}}}, {"pools": {"b": {}, "a": {}}}),
     ],
 )
@@ -50,15 +55,14 @@ def test_what_is_fixed_stays_and_is_named_and_the_rest_is_had() -> None:
     before = of(listen={"port": 1}, pods={"static": [POD]})
     wanted = of(listen={"port": 2, "maxBody": "1MiB"}, pods={"static": [POD], "warmup": {"prompts": 3}})
     found, left = servable(before, wanted)
-    assert sorted(left) == ["listen.maxBody", "listen.port", "pods.warmup.prompts"]
+    assert sorted(left) == ["listen.maxBody", "listen.port"]
     assert found.listen == before.listen
-    assert found.pods == before.pods
+    assert found.pods == wanted.pods
     assert servable(before, found) == (found, [])
 
     found, left = servable(before, wanted, OF_THE_HOST)
     assert left == ["listen.port"]
     assert (found.listen.port, found.listen.max_body) == (1, 1 << 20)
-    assert found.pods.warmup.prompts == 3
 
 
 @pytest.mark.parametrize("path", sorted({*FIXED, *OF_THE_HOST}))

@@ -107,6 +107,8 @@ def local(example: Path, environ: dict[str, str], urls: list[str]) -> dict[str, 
     pods = load(example, environ).pods
     overrides: dict[str, dict[str, Any]] = {"listen": {"host": "127.0.0.1", "port": 0, "tls": None}}
     overrides |= {"admin": {"host": "127.0.0.1", "port": 0, "tls": None}, "telemetry": {"accessLog": False}}
+    if load(example, environ).extproc.is_on:
+        overrides["extproc"] = {"host": "127.0.0.1", "port": 0}
     if pods.file is None:
         named = [
             {"labels": dict(pod.labels), "weight": pod.weight, "models": pod.models, "role": pod.role}

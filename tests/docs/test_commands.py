@@ -98,15 +98,18 @@ def test_what_steers_an_engine_is_not_relayed_as_the_page_says(path: str) -> Non
 
 async def curl(s: Stack, words: list[str]) -> int:
     """What `curl` would be told, for the few options the pages use."""
-    method, body, url = "GET", None, ""
+    method, body, url, headers = "GET", None, "", {}
     rest = iter(words[1:])
     for word in rest:
         if word == "-X":
             method = next(rest)
         elif word == "-d":
             method, body = "POST", next(rest)
+        elif word == "-H":
+            name, _, value = next(rest).partition(": ")
+            headers[name] = value
         elif not word.startswith("-"):
             url = word
     target = url.replace("localhost:9190", s.admin).replace("localhost:8000", s.url)
-    async with s.http.request(method, target, data=body) as response:
+    async with s.http.request(method, target, data=body, headers=headers) as response:
         return response.status

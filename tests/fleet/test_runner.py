@@ -14,7 +14,7 @@ from proxy.core.units import Duration
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.discovery.source import Source
 from proxy.fleet.runner import FleetRunner
-from proxy.fleet.settings import DnsSettings, FleetSettings, PodSettings, RefreshSettings
+from proxy.fleet.settings import DnsSettings, PodSettings, PodSources, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod
 from tests.fleet.test_refresh import until
@@ -23,7 +23,7 @@ FAST = RefreshSettings(interval=Duration(0.01), timeout=Duration(0.1), max_core=
 
 
 @asynccontextmanager
-async def runner(fleet: Fleet, settings: FleetSettings) -> AsyncIterator[FleetRunner]:
+async def runner(fleet: Fleet, settings: PodSources) -> AsyncIterator[FleetRunner]:
     clock = SystemClock()
     async with (
         PooledFetcher(settings.refresh.timeout, clock) as fetcher,
@@ -39,7 +39,7 @@ async def test_after_the_first_contact_the_pods_that_answer_are_ready() -> None:
         await dead.start()
         await dead.stop()
         pods = tuple(PodSettings(url=pod.url) for pod in (one, two, dead))
-        async with runner(fleet, FleetSettings(static=pods, refresh=FAST)) as running:
+        async with runner(fleet, PodSources(static=pods, refresh=FAST)) as running:
             assert await running.first_contact(5)
             assert [endpoint.url for endpoint in fleet.ready] == [one.url, two.url]
             assert [endpoint.state for endpoint in fleet.endpoints][2] is EndpointState.STARTING
@@ -50,7 +50,7 @@ async def test_the_first_contact_is_given_up_in_time() -> None:
     async with FakePod() as pod:
         pod.hang |= {"/metrics", "/v1/models", "/health"}
         slow = RefreshSettings(timeout=Duration(30.0))
-        async with runner(fleet, FleetSettings(static=(PodSettings(url=pod.url),), refresh=slow)) as running:
+        async with runner(fleet, PodSources(static=(PodSettings(url=pod.url),), refresh=slow)) as running:
             assert not await running.first_contact(0.05)
 
 
@@ -63,7 +63,7 @@ async def test_slow_pods_delay_nobody() -> None:
             await stack.enter_async_context(pod)
         many = [PodSettings(url=f"{hanging.url}/{number}", name=f"slow-{number}") for number in range(150)]
         hanging.hang |= {f"/{number}/metrics" for number in range(150)}
-        settings = FleetSettings(
+        settings = PodSources(
             static=(*many, PodSettings(url=quick.url, name="quick")),
             refresh=RefreshSettings(interval=Duration(0.01), timeout=Duration(20.0), max_core=1.0),
         )
@@ -75,7 +75,7 @@ async def test_slow_pods_delay_nobody() -> None:
 
 async def test_a_pod_that_is_added_while_it_runs_is_asked_and_one_that_is_removed_no_more() -> None:
     fleet = Fleet(SystemClock())
-    async with FakePod() as pod, runner(fleet, FleetSettings(refresh=FAST)):
+    async with FakePod() as pod, runner(fleet, PodSources(refresh=FAST)):
         endpoint = fleet.add(PodSettings(url=pod.url, name="late"))
         await until(lambda: endpoint.state is EndpointState.READY)
         fleet.remove("late")
@@ -89,7 +89,7 @@ async def test_a_removed_pod_goes_by_itself_when_its_requests_have_ended() -> No
     fleet = Fleet(SystemClock())
     async with (
         FakePod() as pod,
-        runner(fleet, FleetSettings(static=(PodSettings(url=pod.url, name="a"),), refresh=FAST)),
+        runner(fleet, PodSources(static=(PodSettings(url=pod.url, name="a"),), refresh=FAST)),
     ):
         endpoint = fleet.endpoints[0]
         endpoint.charge(1, 0)
@@ -105,7 +105,7 @@ async def test_pods_come_from_a_file_and_from_a_name_too(tmp_path: Path) -> None
     async with FakePod() as one, FakePod() as two:
         path = tmp_path / "pods.yaml"
         path.write_text(f"- {{url: '{one.url}', name: filed}}\n")
-        settings = FleetSettings(file=str(path), dns=DnsSettings("127.0.0.1", two.port), refresh=FAST)
+        settings = PodSources(file=str(path), dns=DnsSettings("127.0.0.1", two.port), refresh=FAST)
         async with runner(fleet, settings) as running:
             assert await running.first_contact(5)
             assert {endpoint.name for endpoint in fleet.ready} == {"filed", f"127.0.0.1:{two.port}"}
@@ -114,7 +114,7 @@ async def test_pods_come_from_a_file_and_from_a_name_too(tmp_path: Path) -> None
 async def test_nothing_is_asked_after_the_end() -> None:
     async with FakePod() as pod:
         async with runner(
-            Fleet(SystemClock()), FleetSettings(static=(PodSettings(url=pod.url),), refresh=FAST)
+            Fleet(SystemClock()), PodSources(static=(PodSettings(url=pod.url),), refresh=FAST)
         ) as running:
             await running.first_contact(5)
         seen = len(pod.asked)
@@ -127,7 +127,7 @@ async def test_configured_attributes_are_scraped() -> None:
     async with FakePod() as pod:
         pod.bodies["/metrics"] += 'gpu_temp{gpu="0"} 55\n'
         refresh = RefreshSettings(max_core=1.0, attributes={"temp": "gpu_temp{gpu=0}"})
-        async with runner(fleet, FleetSettings(static=(PodSettings(url=pod.url),), refresh=refresh)) as running:
+        async with runner(fleet, PodSources(static=(PodSettings(url=pod.url),), refresh=refresh)) as running:
             assert await running.first_contact(5)
             assert fleet.endpoints[0].metrics.attributes == {"temp": 55.0}
 
@@ -147,6 +147,6 @@ class Late(Source):
 
 async def test_while_there_is_no_pod_sources_are_asked_more_often() -> None:
     fleet = Fleet(SystemClock())
-    async with FakePod() as pod, runner(fleet, FleetSettings(refresh=FAST)) as running:
+    async with FakePod() as pod, runner(fleet, PodSources(refresh=FAST)) as running:
         running._discover_by([Late(PodSettings(url=pod.url))])
         await until(lambda: bool(fleet.ready))

@@ -6,17 +6,17 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
-from proxy.fleet.settings import DnsSettings, FleetSettings, PodSettings
+from proxy.fleet.settings import DnsSettings, PodSettings, PodSources
 
 
 def faults(data: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(FleetSettings, data, "pods")
+        load(PodSources, data, "pods")
     return [str(problem) for problem in caught.value.problems]
 
 
 def test_without_anything_there_are_no_pods_and_the_documented_defaults() -> None:
-    settings = load(FleetSettings, None)
+    settings = load(PodSources, None)
     assert (settings.static, settings.file, settings.dns) == ((), None, None)
     assert (settings.refresh.interval, settings.refresh.timeout, settings.refresh.max_core) == (0.25, 1.0, 0.05)
 
@@ -32,7 +32,7 @@ def test_a_pod_has_all_its_keys() -> None:
         "engine": "SGLang",
         "apiKey": "secret",
     }
-    settings = load(FleetSettings, {"static": [pod], "refresh": {"interval": "1s", "maxCore": 0.1}})
+    settings = load(PodSources, {"static": [pod], "refresh": {"interval": "1s", "maxCore": 0.1}})
     assert settings.static == (
         PodSettings("https://pod-0:8000", "first", "decode", {"gpu": "h100"}, 2.0, ("m",), "sglang", "secret"),
     )

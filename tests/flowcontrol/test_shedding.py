@@ -44,6 +44,13 @@ class Forecast:
     def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return [0.0] * len(endpoints)
 
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        return 0.0
+
+    @property
+    def output(self) -> float:
+        return 1.0
+
 
 def pods(*waiting: int, kv_usage: float = 0.5, in_flight: int = 1) -> list[Endpoint]:
     made = []

@@ -26,12 +26,14 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.exchange import Ending, Exchange, Stage, Usage
+from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.handoff.hand_off import FAILED, HandOffs
 from proxy.http.upstream.errors import Disconnected
+from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.reliability.budget import RetryBudget
 from proxy.reliability.failover import Failover
 from proxy.reliability.settings import Retries
@@ -108,6 +110,7 @@ class World:
         self.on_pods: list[dict[str, int]] = []
         self.told: list[int | None] = []
         self.counts: Counter[str] = Counter()
+        self.producer: PredictedLatencyProducer | None = None
         self.ledger = Ledger(self.clock)
         budget = RetryBudget(20, self.clock, lambda: self.ledger.entered)
         self.failover = Failover(Retries(attempts), self.clock, random.Random(1), budget, self._alive, self._sleep)
@@ -172,6 +175,8 @@ class World:
     @contextmanager
     def _leg(self, exchange: Exchange) -> Generator[None, None, None]:
         self.ledger.enter(exchange)
+        if self.producer is not None:
+            self.producer.pre_request(exchange, exchange.endpoint)
         try:
             yield
         except BaseException:
@@ -180,6 +185,8 @@ class World:
         finally:
             assert exchange.ending is not None
             self.ledger.leave(exchange)
+            if self.producer is not None:
+                self.producer.post_response(exchange, exchange.endpoint)
 
     async def _alive(self, endpoint: Endpoint) -> bool:
         return True
@@ -270,6 +277,61 @@ async def test_the_decode_pod_does_all_of_it_when_no_prefill_pod_can(fault: Scri
     world.assert_that_nothing_is_left()
 
 
+@pytest.mark.parametrize("fault", [breaks_off, is_late, declines])
+async def test_one_other_prefill_pod_is_tried_and_none_twice(fault: Script) -> None:
+    world = World(attempts=5)
+    world.prefill = (*world.prefill, Endpoint("p2", state=EndpointState.READY))
+    world.scripts |= dict.fromkeys(("p0", "p1"), fault)
+    await world.serve()
+    assert world.way == ["p0", "p1", "d0"]
+    world.assert_that_nothing_is_left()
+
+    alone = World(attempts=5)
+    alone.prefill, alone.scripts["p0"] = alone.prefill[:1], fault
+    await alone.serve()
+    assert alone.way == ["p0", "d0"]
+
+
+@pytest.mark.parametrize("first", [is_gone, breaks_off])
+async def test_a_prefill_pod_that_cannot_be_reached_does_not_count_as_a_try(first: Script) -> None:
+    world = World()
+    p2 = world.pods["p2"] = Endpoint("p2", state=EndpointState.READY)
+    world.prefill = (*world.prefill, p2)
+    world.scripts |= {"p0": first, "p1": is_gone, "p2": keeps}
+    await world.serve()
+    assert world.way == ["p0", "p1", "p2", "d0"]
+    assert world.counts == {SPLIT: 1}
+
+
+async def test_where_no_pod_can_do_all_of_it_the_prompt_is_tried_as_often_as_any_request() -> None:
+    world = World("p2p-nccl", attempts=4)
+    world.scripts |= dict.fromkeys(("p0", "p1"), breaks_off)
+    with pytest.raises(AllFailed):
+        await world.serve()
+    assert len(world.way) > 2
+    assert set(world.way) == {"p0", "p1"}
+    world.assert_that_nothing_is_left()
+
+
+async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_after_all() -> None:
+    world = World()
+    d0 = world.pods["d0"]
+    producer = world.producer = PredictedLatencyProducer(InstanceName("latency"), world.clock)
+    producer.models(list(world.pods.values()), world.clock.now())
+    in_line: list[float] = []
+
+    async def looks(exchange: Exchange) -> bytes | None:
+        (pod,) = producer.models([d0], world.clock.now())
+        in_line.append(sum(leg.tokens for leg in pod.legs))
+        return await (answers if exchange.endpoint is d0 else breaks_off)(exchange)
+
+    world.scripts = dict.fromkeys(PODS, looks)
+    await world.serve()
+    (pod,) = producer.models([d0], world.clock.now())
+    assert in_line == [0, 0, PROMPT_TOKENS]
+    assert not pod.legs
+
+
 @pytest.mark.parametrize("fault", [keeps_nothing, finds_fault])
 async def test_what_the_prefill_pod_refuses_or_does_not_keep_is_left_to_the_decode_pod(fault: Script) -> None:
     world = World()
@@ -306,6 +368,21 @@ async def test_when_every_prefill_pod_was_tried_the_next_decode_pod_does_all_of_
     await world.serve()
     assert world.way == ["p0", "p1", "d0", "d1"]
     assert world.legs[-1].stage is Stage.WHOLE
+    world.assert_that_nothing_is_left()
+
+
+async def test_an_answer_that_begins_as_its_prefill_leg_breaks_off_goes_on() -> None:
+    world = World("mooncake")
+
+    async def begins_a_moment_later(exchange: Exchange) -> None:
+        while "p0" not in world.way or world.ledger.in_flight > 1:
+            await asyncio.sleep(0)
+        await answers(exchange)
+
+    world.scripts |= {"p0": breaks_off, "d0": begins_a_moment_later}
+    await world.serve()
+    assert sorted(world.way) == ["d0", "p0"]
+    assert world.counts == {SPLIT: 1}
     world.assert_that_nothing_is_left()
 
 

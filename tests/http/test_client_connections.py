@@ -442,7 +442,7 @@ async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_o
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        port.server._on_end = broken
+        port.server.service.on_end = broken
         for _ in range(2):
             client.send(HEALTH)
             assert b" 200 " in await client.answer()

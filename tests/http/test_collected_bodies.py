@@ -242,7 +242,7 @@ async def test_what_breaks_after_a_refusal_is_reported_and_the_connection_ends(
         def broken(*_: Any) -> None:
             raise ZeroDivisionError
 
-        port.server._on_end = broken
+        port.server.service.on_end = broken
         client.send(head(8) + b"{")
         assert (await client.until_closed()).status == 408
         assert port.server.retained == 0

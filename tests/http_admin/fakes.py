@@ -61,6 +61,9 @@ class Fixed:
     def described(self) -> dict[str, Any]:
         return {"number": 1}
 
+    def written(self) -> dict[str, Any]:
+        return {"listen": {"port": 8000}, "admin": {"apiKey": "secret"}}
+
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
         raise ConfigError([Problem("listen.port", f"{text!r} is none")])
 

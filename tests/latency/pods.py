@@ -8,7 +8,8 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.latency.fleet import FleetModel
-from proxy.latency.pod import PodModel, Prices
+from proxy.latency.pace import Prices
+from proxy.latency.pod import PodModel
 from proxy.latency.published import TTFT, seconds, tpots
 
 

@@ -128,3 +128,30 @@ def test_answers_that_are_not_streamed_wait_their_time_whatever_the_form() -> No
     pod.model.dispatch(exchange, 8000, 8000, pod.now)
     pod.model.catch_up(pod.now + 0.1)
     assert len(pod.model.legs) == 1
+
+
+def test_who_waits_where_more_have_run_waits_for_blocks_and_not_for_a_place() -> None:
+    pod = SideBySide()
+    pod.play(200, rate=4.0)
+    idle = pod.ttft(1000, pod.now)
+    for waiting, running in ((1, 16), (1, 5), (0, 5)):
+        pod.now += 1.0
+        scrape = Metrics(
+            waiting, running, kv_usage=0.7, blocks=25_000, block_size=16, scraped_at=pod.now, freshness=Freshness.FRESH
+        )
+        pod.endpoint.publish(scrape, 0)
+    assert pod.ttft(1000, pod.now) == pytest.approx(idle, rel=0.5)
+
+
+def test_a_pod_that_was_misjudged_and_is_avoided_is_taken_to_be_like_the_others_again() -> None:
+    fleet = FleetModel()
+    misjudged, other = SideBySide(fleet), SideBySide(fleet)
+    misjudged.in_turn = 1.0
+    misjudged.play(60, rate=2.0)
+    other.play(400, rate=4.0)
+    assert misjudged.model.beside.share == 1.0
+    for _ in range(40):
+        misjudged.now += 1.0
+        misjudged.endpoint.publish(Metrics(scraped_at=misjudged.now, freshness=Freshness.FRESH), 0)
+        misjudged.model.catch_up(misjudged.now)
+    assert misjudged.model.beside.share == 0.0

@@ -100,13 +100,23 @@ class Held(PrefixMatch):
 
 
 class Foretold(LatencyForecast):
-    """A forecast in seconds, by pod: of the cost, of the first token and of each other alike; `delays` are nothing
-    unless they are given."""
+    """A forecast in seconds, by pod: of the cost, of the first token and, unless `paces` are given, of each other
+    alike; `delays` are nothing unless they are given. Of an uncached token the work is `WORK`."""
+
+    WORK = 1e-3
 
     def __init__(
-        self, seconds: Mapping[str, float], *, is_trusted: bool = True, delays: Mapping[str, float] | None = None
+        self,
+        seconds: Mapping[str, float],
+        *,
+        is_trusted: bool = True,
+        delays: Mapping[str, float] | None = None,
+        paces: Mapping[str, float] | None = None,
+        output: float = 1.0,
     ) -> None:
         self._seconds = seconds
+        self._paces = seconds if paces is None else paces
+        self._output = output
         self._delays = delays or {}
         self._is_trusted = is_trusted
 
@@ -121,7 +131,14 @@ class Foretold(LatencyForecast):
         return self.costs(endpoints)
 
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return self.costs(endpoints)
+        return [self._paces.get(endpoint.name, 0.0) for endpoint in endpoints]
 
     def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return [self._delays.get(endpoint.name, 0.0) for endpoint in endpoints]
+
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        return self.WORK * uncached
+
+    @property
+    def output(self) -> float:
+        return self._output

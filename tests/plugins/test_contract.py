@@ -16,6 +16,7 @@ from proxy.core.plugin import (
     Decider,
     EndpointRemoved,
     Filter,
+    PairDecider,
     Picker,
     Plugin,
     PostResponse,
@@ -233,7 +234,10 @@ class TestEveryDecider:
         made, (decode, *prefill) = instance(cls), endpoints
         before, state = observable(endpoints), dict(asked.state)
         answers = [made.wants(asked, decode) for _ in range(2)]
-        answers += [made.confirms(asked, decode, prefill) for _ in range(2) if prefill]
+        if prefill and isinstance(made, PairDecider):
+            answers += [made.prefers(asked, decode, decode, prefill) for _ in range(2)]
+        else:
+            answers += [made.confirms(asked, decode, prefill) for _ in range(2) if prefill]
         assert set(answers) <= {True, False}
         assert answers[0] is answers[1]
         assert answers[-1] is answers[-2]

@@ -10,10 +10,10 @@ import pytest
 from proxy.core.decision import Decision
 from proxy.core.exchange import Ending, Exchange, Stage
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.latency.keys import LATENCY
+from proxy.latency.keys import LATENCY, STAGE_COSTS
 from proxy.latency.transfer import Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
-from tests.plugins.situations import Foretold, Held, exchange, fault, make, pod, request
+from tests.plugins.situations import RUN, Foretold, Held, exchange, fault, make, pod, request
 
 DECODE, PREFILL, OTHER = pod("decode"), pod("prefill"), pod("other")
 
@@ -97,10 +97,10 @@ class TestPredictedLatency:
     ) -> str:
         """How far the question comes: nowhere, to the prefill profile, or to another pod."""
         decider, asked = make("predicted-latency-pd-decider", **given), asking(tokens, cached)
-        asked.state.write(LATENCY, Foretold(seconds, is_trusted=trusted, delays=delays))
+        asked.state.write(LATENCY, Foretold(seconds, is_trusted=trusted, delays=delays, paces={}))
         if not decider.wants(asked, DECODE):
             return "local"
-        return "remote" if decider.confirms(asked, DECODE, [PREFILL, OTHER]) else "local after all"
+        return "remote" if decider.prefers(asked, DECODE, DECODE, [PREFILL, OTHER]) else "local after all"
 
     def test_the_cheaper_way_is_taken_transfer_included(self) -> None:
         assert self.verdict({"decode": 0.5, "prefill": 0.4}) == "remote"
@@ -113,6 +113,7 @@ class TestPredictedLatency:
         calm = {"decode": 0.1, "prefill": 0.2}
         assert self.verdict(calm) == "local after all"
         assert self.verdict(calm, delays={"decode": 0.5}) == "remote"
+        assert self.verdict(calm, delays={"decode": 0.3}, interferenceCost=1.0) == "remote"
         assert self.verdict(calm, delays={"decode": 0.5, "prefill": 0.5}) == "local after all"
         assert self.verdict(calm, delays={"decode": 0.5}, interferenceCost=0.1) == "local after all"
 
@@ -133,7 +134,40 @@ class TestPredictedLatency:
         decider = make("predicted-latency-pd-decider", nonCachedTokens=100)
         assert decider.wants(request(100), DECODE)
         assert not decider.wants(request(99), DECODE)
-        assert decider.confirms(request(100), DECODE, [PREFILL])
+        assert decider.prefers(request(100), DECODE, OTHER, [PREFILL])
+
+    def test_a_faster_pod_for_the_answer_is_worth_a_transfer(self) -> None:
+        """100 tokens at 10 ms are a second, of which half counts; the transfer of 1,000 takes 30 ms."""
+        for pace, preferred in ((0.0, True), (9.3e-3, True), (9.5e-3, False)):
+            decider, asked = make("predicted-latency-pd-decider"), asking(1000)
+            paces = {"decode": 10e-3, "other": pace}
+            asked.state.write(LATENCY, Foretold({"decode": 0.1, "prefill": 0.1}, paces=paces, output=100.0))
+            assert decider.prefers(asked, DECODE, OTHER, [DECODE]) is preferred
+
+    def test_answers_go_on_slower_where_prompts_have_come_of_late(self) -> None:
+        decider, asked = make("predicted-latency-pd-decider"), asking(1000)
+        forecast = Foretold({}, paces={"decode": 10e-3, "other": 10e-3}, output=100.0)
+        asked.state.write(LATENCY, forecast)
+        sent = exchange(asked, OTHER, profile="decode")
+        sent.charge = (5_000, 0)  # 5 s of work, in a memory of 10 s
+        decider.pre_request(sent, OTHER)
+        idle, busy = (decider.decode_cost(forecast, asked, pod) - 0.03 for pod in (DECODE, OTHER))
+        assert (idle, busy) == (pytest.approx(0.5), pytest.approx(1.0))
+        decider.endpoint_removed(OTHER)
+        assert decider.decode_cost(forecast, asked, OTHER) == pytest.approx(0.53)
+
+    def test_scorers_are_told_what_only_that_stage_costs_where_and_only_while_its_profile_runs(self) -> None:
+        decider, asked = make("predicted-latency-pd-decider"), asking(1000, cached=960)
+        delays, paces = {"prefill": 0.5}, {"decode": 20e-3, "other": 10e-3}
+        seconds = {"decode": 0.2, "prefill": 0.1, "other": 0.4}
+        asked.state.write(LATENCY, Foretold(seconds, delays=delays, paces=paces, output=10.0))
+        with decider.pricing(asked, Stage.PREFILL):
+            assert asked.state[STAGE_COSTS].costs([DECODE, PREFILL, OTHER]) == pytest.approx([0.2, 0.3, 0.4])
+        with decider.pricing(asked, Stage.DECODE):
+            told = asked.state[STAGE_COSTS].costs([DECODE, OTHER])
+            assert told == pytest.approx([0.01 + 40 * 2e-5 + 0.1, 0.01 + 1000 * 2e-5 + 0.05])
+            assert make("latency-scorer").score(RUN, asked, [DECODE, OTHER]) == [pytest.approx(1 / 1.0308), 1.0]
+        assert asked.state.read(STAGE_COSTS) is None
 
     def test_it_names_what_it_reads(self) -> None:
         bound: dict[str, Any] = {"prefixMatchInfoProducerName": "p", "latencyPredictionInfoProducerName": "l"}

@@ -1,6 +1,7 @@
 """Which stages a request is split into, and on which pods."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,12 +9,13 @@ import pytest
 
 from proxy.core import wiring
 from proxy.core.clock import ManualClock
+from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
 from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import Invalid
-from proxy.core.plugin import Decider, Plugin
+from proxy.core.plugin import Decider, PairDecider, Plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import InferenceRequest
 from proxy.fleet.ledger import Ledger
@@ -42,7 +44,35 @@ class Says(Decider):
         return self.confirmed
 
 
-DECIDERS = {"yes": Says(), "no": Says(wanted=False), "rather-not": Says(confirmed=False)}
+PRICED: DataKey[Stage] = DataKey("Priced")
+
+
+@dataclass(frozen=True)
+class Compares(Says, PairDecider):
+    """Prefers `decode` to any other pod that answers."""
+
+    best: str = "b"
+
+    @contextmanager
+    def pricing(self, request: InferenceRequest, stage: Stage) -> Iterator[None]:
+        request.state[PRICED] = stage
+        yield
+        del request.state[PRICED]
+
+    def prefers(
+        self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
+    ) -> bool:
+        assert decode not in prefill
+        return decode.name == self.best
+
+
+DECIDERS = {
+    "yes": Says(),
+    "no": Says(wanted=False),
+    "rather-not": Says(confirmed=False),
+    "pair": Compares(),
+    "no-pair": Compares(wanted=False),
+}
 
 
 def handler(cls: type[Plugin] = DisaggProfileHandler, known: Sequence[str] = PROFILES, **given: Any) -> Any:
@@ -82,6 +112,54 @@ def decided(made: Any, found: Found, asked: InferenceRequest | None = None) -> t
 
 
 NOBODY = NoEndpoints("nobody")
+
+
+class TestPairs:
+    """Whose decode profile ranks otherwise where it is known that the prompt is computed elsewhere."""
+
+    def decided(self, asked: InferenceRequest, pair: Sequence[Endpoint], computing: Any, **given: Any) -> Any:
+        """What is priced, and the peer, while each profile runs."""
+        told: list[Any] = []
+        plan = deciding(**{"prefill": "pair", **given}).plan(asked)
+        try:
+            name = next(plan)
+            while True:
+                stage, peer = asked.state.read(PRICED), asked.state.read(PEER)
+                told.append((name, stage, peer))
+                found = {"prefill": computing, "encode": [C, B]}.get(name, [A, B] if stage is None else pair)
+                if isinstance(found, RequestError):
+                    name = plan.throw(found)
+                else:
+                    name = plan.send(ProfileResult(name, tuple(ScoredEndpoint(one, 1.0) for one in found)))
+        except StopIteration as end:
+            assert asked.state.read(PRICED) is None
+            return end.value, told
+
+    def test_who_answers_is_chosen_again_for_that_alone_and_who_computes_the_prompt_beside_it(self) -> None:
+        decision, told = self.decided(request(), [B, A], [B, C, D])
+        assert decision == Decision(B, (A,), "decode", (C, D), why="split")
+        assert told == [("decode", None, None), ("decode", Stage.DECODE, A), ("prefill", Stage.PREFILL, B)]
+
+    def test_the_pod_that_does_all_of_it_stays_who_it_was_if_it_is_better(self) -> None:
+        asked = request()
+        decision, _ = self.decided(asked, [A, B], [C])
+        assert decision == Decision(A, (B,), "decode", why="decided-against")
+        decision, _ = self.decided(asked, [D, A], [C])
+        assert decision == Decision(A, (B,), "decode", why="decided-against")
+        assert asked.state.read(PEER) is A
+
+    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [B]])
+    def test_without_a_prefill_pod_too(self, found: Any) -> None:
+        decision, _ = self.decided(request(), [B, A], found)
+        assert decision == Decision(A, (B,), "decode", why="no-prefill-pod")
+
+    def test_who_answers_encodes_nothing(self) -> None:
+        decision, _ = self.decided(request(), [B, A], [D], encode="yes")
+        assert (decision.target, decision.encode, decision.prefill) == (B, (C,), (D,))
+
+    def test_nothing_is_priced_for_what_is_not_wanted(self) -> None:
+        _, told = self.decided(request(), [B, A], [C], prefill="no-pair")
+        assert told == [("decode", None, None)]
 
 
 class TestDecodeFirst:

@@ -188,7 +188,7 @@ async def test_a_record_of_the_wrong_kind_does_not_hurt_requests(
 
 async def test_unless_asked_for_the_rim_talks_to_the_observer_itself() -> None:
     async with stack(1) as s:
-        assert s.app._path.server._on_end == s.app.observer.request_ended
+        assert s.app._path.server.service.on_end == s.app.observer.request_ended
 
 
 def test_an_empty_path_is_refused() -> None:

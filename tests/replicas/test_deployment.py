@@ -54,9 +54,9 @@ class Proxy(Member):
         self.series = ReplicaSeries(Catalogue("test"))
         self.config = config
         self.deployment = Deployment(
-            wanted, SystemClock(), random.Random(1), self.series, self.replica, lambda: self.config
+            wanted, SystemClock(), random.Random(1), self.series, self.replica, lambda: self.config, gathers=False
         )
-        self.replica.join(Alone(self.deployment))
+        self.replica.join(Alone(self.deployment), wanted.interval)
 
     @property
     def knows(self) -> int:

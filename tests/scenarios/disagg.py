@@ -50,7 +50,18 @@ async def disaggregated(
 ) -> AsyncIterator[Stack]:
     """`patience` is how long answers may take to begin, or to go on; `each` has further keys for the pods, one by one;
     `continued` are models whose streams go on elsewhere."""
-    given = {
+    given = sections(connector, patience, scheduling, continued)
+    configs = [replace(sim, role=role, connector=connector) for role in roles]
+    more = [{"role": role, **dict(extra or {})} for role, extra in zip_longest(roles, each)]
+    async with stack(len(roles), configs, given, more) as running:
+        yield running
+
+
+def sections(
+    connector: str, patience: str, scheduling: Mapping[str, Any] = SCHEDULING, continued: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Of the configuration; see `disaggregated`."""
+    return {
         "scheduling": scheduling,
         "disaggregation": {"connector": connector, "prefillTimeout": patience},
         "reliability": {
@@ -59,10 +70,6 @@ async def disaggregated(
             "continuation": {"models": list(continued)},
         },
     }
-    configs = [replace(sim, role=role, connector=connector) for role in roles]
-    more = [{"role": role, **dict(extra or {})} for role, extra in zip_longest(roles, each)]
-    async with stack(len(roles), configs, given, more) as running:
-        yield running
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from proxy.sim import Fault, Kind, TransferTiming
+from proxy.sim import Fault, Kind, SimPod, TransferTiming
 from proxy.sim.config import ConnectorName
 from tests.scenarios.disagg import (
     CONNECTORS,
@@ -21,7 +22,7 @@ from tests.scenarios.disagg import (
     transfers,
     whole_text,
 )
-from tests.scenarios.stack import CHAT, until
+from tests.scenarios.stack import CHAT, Stack, until
 
 FAULTS = [
     Fault(Kind.REJECT, status=429),
@@ -114,26 +115,14 @@ async def test_a_decode_that_fails_before_its_first_byte_is_made_elsewhere(fault
         await settled(proxy, may_expire=True)
 
 
+@pytest.mark.parametrize("failing", [prefills, decodes])
 @pytest.mark.parametrize("kind", [Kind.RESET, Kind.CRASH, Kind.LOST_TRANSFER])
 @pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_prefill_that_fails_is_made_elsewhere_under_every_connector(
-    connector: ConnectorName, kind: Kind
+async def test_a_leg_that_fails_is_made_elsewhere_under_every_connector(
+    connector: ConnectorName, kind: Kind, failing: Callable[[Stack], list[SimPod]]
 ) -> None:
     async with disaggregated(connector, sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
-        meet(prefills(proxy)[:1], Fault(kind, seconds=0.5))
-        for number in range(3):
-            heard = await ask(proxy, stream=True, request_id=f"r{number}")
-            assert (heard.status, heard.is_whole, heard.error) == (200, True, "")
-        await settled(proxy, may_expire=True)
-
-
-@pytest.mark.parametrize("kind", [Kind.RESET, Kind.CRASH, Kind.LOST_TRANSFER])
-@pytest.mark.parametrize("connector", CONNECTORS)
-async def test_a_decode_that_fails_is_made_elsewhere_under_every_connector(
-    connector: ConnectorName, kind: Kind
-) -> None:
-    async with disaggregated(connector, sim=BRIEFLY_KEPT, patience=BRIEF) as proxy:
-        meet(decodes(proxy)[:1], Fault(kind, seconds=0.5))
+        meet(failing(proxy)[:1], Fault(kind, seconds=0.5))
         for number in range(3):
             heard = await ask(proxy, stream=True, request_id=f"r{number}")
             assert (heard.status, heard.is_whole, heard.error) == (200, True, "")

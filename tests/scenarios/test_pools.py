@@ -18,6 +18,8 @@ from proxy.app import App
 from proxy.core.errors import ConfigError
 from proxy.settings import Settings, from_mapping
 from proxy.sim import SimConfig, SimFleet
+from proxy.sim.config import Role
+from tests.scenarios.disagg import PROMPT, SCHEDULING
 from tests.scenarios.stack import CHAT, Answer, Stack, until
 
 SMALL = SimConfig(model="small", time_scale=20)
@@ -109,6 +111,23 @@ async def test_each_pool_decides_by_its_own_scheduling() -> None:
         assert await s.asked("large") == {"pod-3"}
         assert await s.asked("small") == {"pod-0", "pod-1"}
         assert "gold" not in s.app.schedulings["default"].instances
+
+
+async def test_each_pool_hands_prompts_over_by_its_own_connector() -> None:
+    """What a pool does not say, the top level does."""
+    roles: list[Role] = ["prefill", "decode"]
+    nixl = [SimConfig(model="small", time_scale=20, role=role, connector="nixl") for role in roles]
+    mooncake = [SimConfig(model="large", time_scale=20, role=role, connector="mooncake") for role in roles]
+    own = {"scheduling": SCHEDULING, "disaggregation": {"connector": "mooncake"}}
+    async with pools(*nixl, *mooncake, here=2) as s:
+        here, large = ([*s.plan.static(n, role="prefill"), *s.plan.static(n + 1, role="decode")] for n in (0, 2))
+        top = {"disaggregation": {"prefillTimeout": "7s"}, "scheduling": SCHEDULING}
+        await s.reload(pods={"static": here}, large={"pods": {"static": large}, **own}, **top)
+        for model in ("small", "large"):
+            assert (await s.ask(model, PROMPT))[0].status == 200
+        assert [sum(pod.engine.stats.transfers for pod in pods) for pods in (s.pods[:2], s.pods[2:])] == [1, 1]
+        timeouts = [pool.handoffs.prefill_timeout for pool in s.app._path.gateway.all_pools if pool.handoffs]
+        assert timeouts == [7.0, 7.0]
 
 
 async def test_a_flood_on_one_pool_does_not_delay_the_other() -> None:
@@ -320,7 +339,8 @@ async def test_the_record_says_which_pool_it_was_unless_it_is_the_default_one(tm
         ({"a b": {}}, "pools.a b"),
         ({"large": []}, "pools.large"),
         ([], "pools"),
-        ({"large": {"pods": {"warmup": {}}}}, "pools.large.pods"),
+        ({"large": {"pods": {"warmup": {"prompts": -1}}}}, "pools.large.pods.warmup.prompts"),
+        ({"large": {"disaggregation": {"connector": "x"}}}, "pools.large.disaggregation"),
         ({"large": {"pods": {"static": [{"url": "http://x:1"}]}}}, "pools.large.pods.static[0].name"),
         ({"large": {"models": {}}}, "pools.large"),
     ],

@@ -58,6 +58,13 @@ class Forecast(LatencyForecast):
     def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return self.tpots(endpoints)
 
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        return 0.0
+
+    @property
+    def output(self) -> float:
+        return 1.0
+
 
 async def regret(s: Stack, profile: str, sooner: str, suffix: str = "sum") -> float | None:
     return await s.sample(f'kvlane_shadow_regret_seconds_{suffix}{{profile="{profile}",sooner="{sooner}"}}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
 from tests.scenarios.stack import CHAT, Stack, stack, until
 
@@ -50,6 +51,25 @@ async def test_without_it_the_first_request_to_a_new_pod_finds_nothing() -> None
         await until(lambda: len(s.app.fleet.ready) == 2)
         await s.operate("POST", "/admin/pods/pod-0/drain")
         assert await ask(s, "the first question") == ("late", 0)
+
+
+async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_begin_with_it() -> None:
+    async with SimFleet(2, SimConfig(time_scale=20)) as late, stack(1) as s:
+        for number in range(4):
+            await ask(s, f"question {number}")
+        own = {"static": [{"url": late.urls[0], "name": "first"}]}
+        given = s.app._settings.source
+        await s.app.reload(from_mapping({**given, "pools": {"other": {"pods": {**own, **WARM["pods"]}}}}))
+        await until(lambda: s.app.fleet.get("first") in s.app.fleet.ready)
+        await s.operate("POST", "/admin/pods/pod-0/drain")
+        for number in range(4):
+            assert (await ask(s, f"question {number}"))[0] == "first"
+        await s.operate("POST", "/admin/pods", {"url": late.urls[1], "name": "late", "pool": "other"})
+        index = s.app._indexes()[1]
+        await until(lambda: (pod := s.app.fleet.get("late")) is not None and index.blocks(pod) > 10)
+        await s.app.reload(from_mapping({**given, "pools": {"other": {"pods": own}}}))
+        assert not s.app._warming._pools
+        await s.idle()
 
 
 async def test_clients_are_not_charged_for_it_and_metrics_of_requests_do_not_count_it() -> None:

@@ -17,6 +17,8 @@ DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 
 SERIES = re.compile(r"\bkvlane_[a-z0-9_]+")
 SELECTOR = re.compile(r"\b(kvlane_[a-z0-9_]+)\{([^}]*)\}")
+RECORDED = re.compile(r"\b[a-z_]+:[a-z_]+:[a-z0-9_]+")
+"""What Prometheus's rules make of them; tests/telemetry/test_rules.py knows which there are."""
 LABELS = re.compile(r"([a-z_]+)\s*[=!]~?")
 
 
@@ -37,8 +39,8 @@ def test_there_is_a_dashboard() -> None:
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
 def test_every_series_of_a_dashboard_is_in_the_catalogue(path: Path) -> None:
     known = set(Catalogue("test").sample_names)
-    asked = {name for expression in expressions(load(path)) for name in SERIES.findall(expression)}
-    assert len(asked) > 20
+    asked = {name for expression in expressions(load(path)) for name in SERIES.findall(RECORDED.sub("", expression))}
+    assert len(asked) > 7
     assert asked <= known
 
 
@@ -64,10 +66,16 @@ def test_panels_do_not_overlap_and_have_an_id_each(path: Path) -> None:
     assert max(x for x, _ in cells) < 24
 
 
-def test_the_dashboard_reads_from_the_provisioned_source() -> None:
+def test_dashboards_lead_to_each_other() -> None:
+    for dashboard in map(load, DASHBOARDS):
+        assert set(dashboard["links"][0]["tags"]) <= set(dashboard["tags"])
+    assert len({load(path)["uid"] for path in DASHBOARDS}) == len(DASHBOARDS)
+
+
+def test_the_dashboards_read_from_the_provisioned_source() -> None:
     (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
-    (dashboard,) = map(load, DASHBOARDS)
-    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if "datasource" in panel} == {source["uid"]}
+    panels = [panel for dashboard in map(load, DASHBOARDS) for panel in dashboard["panels"]]
+    assert {panel["datasource"]["uid"] for panel in panels if "datasource" in panel} == {source["uid"]}
 
 
 def test_prometheus_asks_the_admin_port() -> None:
@@ -77,8 +85,8 @@ def test_prometheus_asks_the_admin_port() -> None:
     assert job["static_configs"] == [{"targets": ["kvlane:9190"]}]
 
 
-def test_process_series_of_the_dashboard_are_exposed() -> None:
-    (dashboard,) = map(load, DASHBOARDS)
-    asked = {name for text in expressions(dashboard) for name in re.findall(r"\bprocess_[a-z_]+", text)}
+def test_process_series_of_the_dashboards_are_exposed() -> None:
+    texts = [text for dashboard in map(load, DASHBOARDS) for text in expressions(dashboard)]
+    asked = {name for text in texts for name in re.findall(r"\bprocess_[a-z_]+", text)}
     assert asked
     assert all(name in World().scrape().text for name in asked)

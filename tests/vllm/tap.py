@@ -55,6 +55,11 @@ class Tap:
     def url(self) -> str:
         return "http://{}:{}".format(*self._server.server_address[:2])
 
+    @property
+    def sent(self) -> list[bytes]:
+        """By connection: what came from the client."""
+        return [bytes(each.up) for each in self._recordings]
+
     def answer_to(self, method: str) -> Answer:
         """What the server sent on the only connection that began with a request of this method."""
         (recording,) = [each for each in self._recordings if each.up.startswith(method.encode())]

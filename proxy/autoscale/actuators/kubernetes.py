@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import ssl
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from proxy.autoscale.acting import SERVICE_ACCOUNT, path_of
+from proxy.autoscale.acting import path_of
 from proxy.autoscale.actuators.order import Hand, Order
 from proxy.autoscale.loop import Outcome
+from proxy.kubernetes.access import Access
 
 log = logging.getLogger(__name__)
 
@@ -26,25 +25,17 @@ MERGE = {"content-type": "application/merge-patch+json"}
 
 _BUSY, _TOO_MANY, _GONE = 409, 429, 404
 
+_RANK = re.compile(r"-rank-\d+$")
+"""What discovery adds to the name of a pod for each of its ports, where it has several."""
+
 
 class Kubernetes(Hand):
     """`targets` by role: `deployment/NAME`, `statefulset/NAME`, or `GROUP/VERSION/RESOURCE/NAME` for anything with a
     scale subresource. Needs `get` and `patch` on that, and `patch` on pods for the deletion cost."""
 
-    def __init__(
-        self,
-        targets: Mapping[str, str],
-        timeout: float,
-        server: str = "",
-        namespace: str = "",
-        token_file: str = "",
-        ca_file: str = "",
-    ) -> None:
+    def __init__(self, targets: Mapping[str, str], timeout: float, access: Access) -> None:
         self._paths = {role: path_of(target) for role, target in targets.items()}
-        self._server = (server or in_cluster()).rstrip("/")
-        self._namespace = namespace
-        self._token_file = Path(token_file or f"{SERVICE_ACCOUNT}/token")
-        self._ca_file = Path(ca_file or f"{SERVICE_ACCOUNT}/ca.crt")
+        self.access = access
         self._timeout = aiohttp.ClientTimeout(total=timeout)
 
     async def scale(self, order: Order) -> Outcome:
@@ -63,41 +54,35 @@ class Kubernetes(Hand):
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
         patch = {"metadata": {"annotations": {DELETION_COST: DOOMED if doomed else SPARED}}}
-        namespace = await self._in()
+        root = f"{self.access.url}/api/v1/namespaces/{await self._namespace()}/pods"
         async with await self._session() as session:
             for pod in pods:
-                url = f"{self._server}/api/v1/namespaces/{namespace}/pods/{pod.rpartition('/')[2]}"
-                status, _ = await _json(session.patch(url, json=patch, headers=MERGE))
+                status = _GONE
+                for name in _names(pod.rpartition("/")[2]):
+                    if status == _GONE:
+                        status, _ = await _json(session.patch(f"{root}/{name}", json=patch, headers=MERGE))
                 if status >= 300 and (doomed or status != _GONE):
                     log.warning("pod %s: no deletion cost, the API server answered %d", pod, status)
 
     async def _url(self, role: str) -> str:
         group, name = self._paths[role]
         api, _, resource = group.rpartition("/")
-        return f"{self._server}/apis/{api}/namespaces/{await self._in()}/{resource}/{name}/scale"
+        return f"{self.access.url}/apis/{api}/namespaces/{await self._namespace()}/{resource}/{name}/scale"
 
     async def _session(self) -> aiohttp.ClientSession:
-        """With the token as it is now: the file is replaced within the hour."""
-        token = (await asyncio.to_thread(self._token_file.read_text)).strip()
-        tls = self._server.startswith("https:")
-        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(self._ca_file)) if tls else True
-        return aiohttp.ClientSession(
-            timeout=self._timeout,
-            headers={"authorization": f"Bearer {token}", "accept": "application/json"},
-            connector=aiohttp.TCPConnector(ssl=context),
-        )
+        headers = await asyncio.to_thread(self.access.headers)
+        trust = await asyncio.to_thread(self.access.trust)
+        connector = aiohttp.TCPConnector(ssl=trust)
+        return aiohttp.ClientSession(timeout=self._timeout, headers=headers, connector=connector)
 
-    async def _in(self) -> str:
-        if not self._namespace:
-            self._namespace = (await asyncio.to_thread(Path(f"{SERVICE_ACCOUNT}/namespace").read_text)).strip()
-        return self._namespace
+    async def _namespace(self) -> str:
+        return await asyncio.to_thread(self.access.own_namespace)
 
 
-def in_cluster() -> str:
-    """The API server, as Kubernetes tells every container."""
-    host = os.environ.get("KUBERNETES_SERVICE_HOST", "kubernetes.default.svc")
-    port = os.environ.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+def _names(pod: str) -> tuple[str, ...]:
+    """The pod may be called so itself; else it is one of its ranks, and the pod goes with all of them."""
+    without = _RANK.sub("", pod)
+    return (pod,) if without == pod else (pod, without)
 
 
 async def _json(asking: Any) -> tuple[int, dict[str, Any]]:

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import param
-from proxy.core.plugin import Decider, PostResponse, PreRequest, plugin
-from proxy.core.ports import InstanceName
+from proxy.core.plugin import EndpointRemoved, PairDecider, PostResponse, PreRequest, plugin
+from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.duty import Duty
+from proxy.latency.keys import LATENCY, STAGE_COSTS, LatencyForecast
 from proxy.latency.transfer import Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
 @plugin("predicted-latency-pd-decider")
 @dataclass(slots=True)
-class PredictedLatencyPdDecider(Decider, PreRequest, PostResponse):
-    """Wants it if that costs fewer seconds. Local: the time to first token on the decode pod. Remote: that on the best
-    prefill pod, and the transfer of what the decode pod lacks. Both: `interferenceCost` per second by which answers
-    that run there come later. What transfers take is learnt from requests that stream. While predictions cannot be
-    trusted, it wants it if the decode pod lacks at least `nonCachedTokens`.
+class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointRemoved):
+    """Wants it if that costs fewer seconds. One pod: the time to first token, `interferenceCost` per second by which
+    answers that run there come later, and `answerCost` of the answer, which goes on the slower the more prompts come
+    to that pod. Two pods: the same, where the prompt and the answer cost least, and the transfer. What transfers take
+    is learnt from requests that stream. While predictions cannot be trusted, it wants it if the decode pod lacks at
+    least `nonCachedTokens`.
     """
 
     name: InstanceName
+    clock: Clock
     interference_cost: float = param(
-        1.0, "what a second of delay costs an answer that runs, in seconds before the start of this one", at_least=0
+        0.4, "what a second of delay costs an answer that runs, in seconds before the start of this one", at_least=0
+    )
+    answer_cost: float = param(
+        0.5, "what a second costs between the first token and the last, in seconds before the first", at_least=0
     )
     transfer_seconds_per_token: float = param(
         2e-5, "what a transfer is taken to last until some were seen, per token of the prompt", at_least=0
@@ -43,6 +50,7 @@ class PredictedLatencyPdDecider(Decider, PreRequest, PostResponse):
         "", "whose predictions to read; empty: those of the only producer"
     )
     transfer: Transfer = field(init=False, repr=False, compare=False)
+    duty: Duty = field(init=False, repr=False, compare=False, default_factory=Duty)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _forecast: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
     _prefill: DataKey[Exchange] = field(init=False, repr=False, compare=False)
@@ -60,7 +68,8 @@ class PredictedLatencyPdDecider(Decider, PreRequest, PostResponse):
         return (self._match, self._forecast)
 
     def adopt(self, predecessor: PredictedLatencyPdDecider) -> None:
-        """What it has learnt, unless it is told something else to begin with."""
+        """What it has learnt, of transfers unless it is told something else to begin with."""
+        self.duty = predecessor.duty
         mine = (self.transfer_seconds, self.transfer_seconds_per_token)
         if mine == (predecessor.transfer_seconds, predecessor.transfer_seconds_per_token):
             self.transfer = predecessor.transfer
@@ -70,21 +79,42 @@ class PredictedLatencyPdDecider(Decider, PreRequest, PostResponse):
         tokens, forecast = self._missing(request, decode), self._trusted(request)
         if forecast is None:
             return tokens >= self.non_cached_tokens
-        return tokens > 0 and self.transfer.seconds(tokens) < self._cost(forecast, decode)
+        return tokens > 0 and self.transfer.seconds(tokens) < self.prompt_cost(forecast, decode)
 
-    def confirms(self, request: InferenceRequest, decode: Endpoint, prefill: Sequence[Endpoint]) -> bool:
+    @contextmanager
+    def pricing(self, request: InferenceRequest, stage: Stage) -> Generator[None, None, None]:
+        forecast = self._trusted(request)
+        if forecast is not None:
+            request.state[STAGE_COSTS] = _Costs(self, forecast, request, stage)
+        try:
+            yield
+        finally:
+            request.state.pop(STAGE_COSTS, None)
+
+    def prefers(
+        self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
+    ) -> bool:
         forecast = self._trusted(request)
         if forecast is None:
             return True
-        remote = self._cost(forecast, prefill[0]) + self.transfer.seconds(self._missing(request, decode))
-        return remote < self._cost(forecast, decode)
+        shared = self.prompt_cost(forecast, prefill[0]) + self.decode_cost(forecast, request, decode)
+        return shared < self.prompt_cost(forecast, whole) + self._answer_cost(forecast, whole)
+
+    def prompt_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
+        (ttft,), (delay,) = forecast.ttfts((endpoint,)), forecast.delays((endpoint,))
+        return ttft + self.interference_cost * delay
+
+    def decode_cost(self, forecast: LatencyForecast, request: InferenceRequest, endpoint: Endpoint) -> float:
+        return self.transfer.seconds(self._missing(request, endpoint)) + self._answer_cost(forecast, endpoint)
 
     def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        state = exchange.request.state
+        state, forecast = exchange.request.state, exchange.request.state.read(self._forecast)
+        if exchange.stage is Stage.DECODE:
+            state[self._tokens] = self._missing(exchange.request, endpoint)
+        elif exchange.stage is not Stage.ENCODE and forecast is not None and exchange.charge is not None:
+            self.duty.add(endpoint, forecast.work(endpoint, exchange.charge[0]), self.clock.now())
         if exchange.stage is Stage.PREFILL:
             state[self._prefill] = exchange
-        elif exchange.stage is Stage.DECODE:
-            state[self._tokens] = self._missing(exchange.request, endpoint)
 
     def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """The first byte of an answer that streams comes when the cache has, and one step after."""
@@ -96,9 +126,12 @@ class PredictedLatencyPdDecider(Decider, PreRequest, PostResponse):
             return
         self.transfer.observe(tokens, max(0.0, begun - prefill.last_byte_at))
 
-    def _cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
-        (ttft,), (delay,) = forecast.ttfts((endpoint,)), forecast.delays((endpoint,))
-        return ttft + self.interference_cost * delay
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        self.duty.forget(endpoint)
+
+    def _answer_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
+        (tpot,) = forecast.tpots((endpoint,))
+        return self.answer_cost * forecast.output * tpot / (1.0 - self.duty.of(endpoint, self.clock.now()))
 
     def _trusted(self, request: InferenceRequest) -> LatencyForecast | None:
         forecast = request.state.read(self._forecast)
@@ -107,3 +140,18 @@ class PredictedLatencyPdDecider(Decider, PreRequest, PostResponse):
     def _missing(self, request: InferenceRequest, endpoint: Endpoint) -> int:
         prompt, match = request.state.read(TOKENIZED_PROMPT) or request.prompt, request.state.read(self._match)
         return prompt.tokens if match is None else max(0, prompt.tokens - match.blocks_on(endpoint) * match.block_size)
+
+
+class _Costs(NamedTuple):
+    """While the profile of the stage runs."""
+
+    decider: PredictedLatencyPdDecider
+    forecast: LatencyForecast
+    request: InferenceRequest
+    stage: Stage
+
+    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        decider, forecast, request, stage = self
+        if stage is Stage.PREFILL:
+            return [decider.prompt_cost(forecast, endpoint) for endpoint in endpoints]
+        return [decider.decode_cost(forecast, request, endpoint) for endpoint in endpoints]

@@ -18,17 +18,17 @@ from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
 from proxy.latency.fleet import FleetModel
 from proxy.latency.keys import LATENCY
-from proxy.latency.pod import PodModel, Prices
+from proxy.latency.lessons import LEAST_OBSERVED
+from proxy.latency.pace import Prices
+from proxy.latency.pod import PodModel
 from proxy.latency.published import COST, TTFT, Published, Terms, changed, seconds, tpots
+from proxy.latency.trust import Trust
 from proxy.latency.work import Leg
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 log = logging.getLogger(__name__)
 
 WHOLE = Stage.WHOLE
-
-TRUST_AGAIN = 0.8
-"""Predictions are trusted again when the error is below this share of the limit."""
 
 UNTRUSTED = "%s: predictions are off by %.0f %%, more than %.0f %%; until they are better, pods are scored without them"
 
@@ -72,11 +72,13 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
     _legs: dict[Exchange, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _prices: Prices = field(init=False, repr=False, compare=False)
+    _trust: Trust = field(init=False, repr=False, compare=False)
     _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.fleet = FleetModel(self._hear)
+        self._trust = Trust(self.max_relative_error)
         self._prices = Prices(self.work_cost, self.decode_cost)
         self._key = DataKey(LATENCY.kind, self.name)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
@@ -91,7 +93,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def adopt(self, predecessor: PredictedLatencyProducer) -> None:
         """All that it has learnt; what it costs is another matter."""
-        self.fleet, self.is_trusted = predecessor.fleet, predecessor.is_trusted
+        self.fleet, self.is_trusted, self._trust = predecessor.fleet, predecessor.is_trusted, predecessor._trust
+        self._trust.limit = self.max_relative_error
         self._pods, self._legs = predecessor._pods, predecessor._legs
         self.fleet.news = self._hear
         for pod in self._pods.values():
@@ -140,6 +143,15 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         now = self.clock.now()
         return sum(pod.rest + max(pod.due - now, 0.0) for pod in self.models(endpoints, now))
 
+    def pace(self, endpoint: Endpoint) -> tuple[float, float] | None:
+        """Seconds that a prompt of usual length takes there, and a token of an answer, while nothing else runs; None as
+        long as too little is known."""
+        pod = self._pods.get(endpoint)
+        if pod is None or pod.rates.prefill.observed < LEAST_OBSERVED:
+            return None
+        rates = pod.rates
+        return rates.fixed + rates.speed * rates.step + self.fleet.prompt * rates.per_token, rates.alone
+
     def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
         """Of these pods, as all that has come makes them."""
         try:
@@ -162,13 +174,13 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         for pod in self._pods.values():
             if pod.rates.prefill.is_cold:
                 pod.follow()
-        error, limit = self.fleet.error, self.max_relative_error
-        if self.is_trusted and error > limit:
-            self.is_trusted = False
-            log.warning(UNTRUSTED, self.name, 100 * error, 100 * limit)
-        elif not self.is_trusted and error < TRUST_AGAIN * limit:
-            self.is_trusted = True
-            log.warning("%s: predictions are off by %.0f %% and trusted again", self.name, 100 * error)
+        error, trust = self.fleet.error, self._trust
+        if trust.judge(error, self.fleet.judged):
+            self.is_trusted = trust.is_given
+            if self.is_trusted:
+                log.warning("%s: predictions are off by %.0f %% and trusted again", self.name, 100 * error)
+            else:
+                log.warning(UNTRUSTED, self.name, 100 * error, 100 * trust.limit)
 
 
 class Forecast(NamedTuple):
@@ -196,6 +208,15 @@ class Forecast(NamedTuple):
         producer, tokens, _ = self
         pods = producer.models(endpoints, producer.clock.now())
         return [pod.delay(left, tokens) for pod, left in zip(pods, self._missing(endpoints), strict=True)]
+
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        producer, tokens, _ = self
+        (pod,) = producer.models((endpoint,), producer.clock.now())
+        return pod.work(uncached, tokens)
+
+    @property
+    def output(self) -> float:
+        return self.producer.fleet.output
 
     def _seconds(self, terms: Callable[[Published], Terms], endpoints: Sequence[Endpoint]) -> list[float]:
         producer, tokens, match = self

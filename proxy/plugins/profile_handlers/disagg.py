@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
-from proxy.core.cycle_state import DataKey
-from proxy.core.decision import Decision, ProfileResult
 from proxy.core.params import param
-from proxy.core.plugin import ProfileHandler, plugin
+from proxy.core.plugin import plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
-from proxy.core.request import InferenceRequest
-from proxy.plugins.stages import StageDeciders, StageProfiles, Stages, stages
-from proxy.plugins.topology import PEER
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, Stages, stages
 
 OLDER = "older spelling of "
 
 
 @plugin("disagg-profile-handler")
 @dataclass(slots=True)
-class DisaggProfileHandler(ProfileHandler):
+class DisaggProfileHandler(StagedHandler):
     """Runs the decode profile, which says who answers; then, if its decider wants it, the encode profile, and the
     prefill profile in the same way. A stage that finds no pod, besides the one that answers, is left out; where the
     decode profile finds none, a pod of the prefill profile does all. With `prefill-first` every prompt is computed by a
@@ -47,18 +41,6 @@ class DisaggProfileHandler(ProfileHandler):
     def __post_init__(self) -> None:
         profiles, deciders = self._of_older_spellings()
         self._stages = stages(self.name, profiles, deciders, self.known, self.available, self.stage_order)
-
-    @property
-    def provides(self) -> tuple[DataKey[Any], ...]:
-        return (PEER.of(self.name),)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        name = self.prefix_match_info_producer_name
-        return (PREFIX_MATCH.of(name),) if name else ()
-
-    def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:
-        return self._stages.plan(request)
 
     def _of_older_spellings(self) -> tuple[StageProfiles, StageDeciders]:
         named = {"decode": self.decode_profile, "prefill": self.prefill_profile, "encode": self.encode_profile}

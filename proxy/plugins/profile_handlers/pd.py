@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
 
-from proxy.core.cycle_state import DataKey
-from proxy.core.decision import Decision, ProfileResult
 from proxy.core.params import param
-from proxy.core.plugin import ProfileHandler, plugin
+from proxy.core.plugin import plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
-from proxy.core.request import InferenceRequest
-from proxy.plugins.stages import StageDeciders, StageProfiles, Stages, stages
-from proxy.plugins.topology import PEER
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.plugins.stages import StageDeciders, StagedHandler, StageProfiles, Stages, stages
 
 UNUSED = "accepted and without effect"
 
 
 @plugin("pd-profile-handler")
 @dataclass(slots=True)
-class PdProfileHandler(ProfileHandler):
+class PdProfileHandler(StagedHandler):
     """Deprecated: a disagg-profile-handler of two stages, decode first."""
 
     name: InstanceName
@@ -40,15 +33,3 @@ class PdProfileHandler(ProfileHandler):
         profiles = StageProfiles(decode=self.decode_profile, prefill=self.prefill_profile)
         deciders = StageDeciders(prefill=self.decider_plugin_name)
         self._stages = stages(self.name, profiles, deciders, self.known, self.available, "decode-first")
-
-    @property
-    def provides(self) -> tuple[DataKey[Any], ...]:
-        return (PEER.of(self.name),)
-
-    @property
-    def requires(self) -> tuple[DataKey[Any], ...]:
-        name = self.prefix_match_info_producer_name
-        return (PREFIX_MATCH.of(name),) if name else ()
-
-    def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:
-        return self._stages.plan(request)

@@ -13,7 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.keys import LATENCY, STAGE_COSTS, LatencyForecast
 from proxy.latency.objectives import Objectives, objectives
 from proxy.prefix.keys import PREFIX_MATCH
 
@@ -64,6 +64,9 @@ class LatencyScorer(Scorer):
         forecast = request.state.read(self._key)
         if forecast is None or not forecast.is_trusted:
             return self._composite(request, endpoints)
+        stage = request.state.read(STAGE_COSTS)
+        if stage is not None:
+            return self._by_cost(stage.costs(endpoints))
         wanted = objectives(request)
         if wanted is not None:
             return self._keeping(wanted, forecast, endpoints)

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from proxy.autoscale.acting import path_of
 from proxy.autoscale.actuators.kubernetes import DELETION_COST, Kubernetes
 from proxy.autoscale.loop import Outcome
+from proxy.kubernetes.access import Access
 from tests.autoscale.actuators.orders import order
 
 
@@ -73,7 +74,7 @@ async def api(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Kubernetes, Path
     token.write_text("first\n")
     async with TestServer(server.app) as running:
         url = str(running.make_url("/"))
-        yield server, Kubernetes({"decode": "deployment/decode"}, 5.0, url, "ns", str(token)), token
+        yield server, Kubernetes({"decode": "deployment/decode"}, 5.0, Access(url, "ns", str(token))), token
 
 
 async def test_the_scale_is_patched_and_only_where_it_is_another(api: tuple[ApiServer, Kubernetes, Path]) -> None:
@@ -104,8 +105,8 @@ async def test_the_token_is_read_anew(api: tuple[ApiServer, Kubernetes, Path]) -
 
 
 async def test_a_target_that_there_is_not_is_refused(api: tuple[ApiServer, Kubernetes, Path]) -> None:
-    _, kubernetes, token = api
-    other = Kubernetes({"decode": "deployment/other"}, 5.0, kubernetes._server, "ns", str(token))
+    _, kubernetes, _ = api
+    other = Kubernetes({"decode": "deployment/other"}, 5.0, kubernetes.access)
     assert await other.scale(order(5)) is Outcome.REFUSED
 
 
@@ -119,6 +120,17 @@ async def test_victims_get_a_deletion_cost_and_lose_it(
     caplog.clear()
     await kubernetes.mark(["d-1", "gone"], doomed=False)
     assert server.annotations["d-1"] == {DELETION_COST: "0"}
+    assert not caplog.text
+
+
+async def test_a_rank_is_marked_by_the_pod_it_is_of(
+    api: tuple[ApiServer, Kubernetes, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, kubernetes, _ = api
+    server.annotations |= {"e-rank-1": {}, "e": {}}
+    await kubernetes.mark(["ns/d-0-rank-3", "ns/e-rank-1"], doomed=True)
+    assert server.annotations["d-0"] == server.annotations["e-rank-1"] == {DELETION_COST: "-1000"}
+    assert server.annotations["e"] == {}
     assert not caplog.text
 
 

@@ -1,0 +1,70 @@
+"""What roles will be asked for by the time that pods serve which start now: metrics, carried on along their trend."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.autoscale.readings import reading
+from proxy.autoscale.total import Metric, Sized
+
+WINDOW = 240.0
+"""Seconds that a trend is drawn through."""
+
+FEWEST = 5
+"""Readings that it takes."""
+
+Point = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Outlook:
+    """Lives as long as the pool's past. Only sums over the fleet are carried on: a level rises and falls with the
+    replicas that are there, and has no trend of its own."""
+
+    _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
+
+    def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
+        """The role in so many seconds, if what grows goes on growing; what falls is taken as it is."""
+        grown = {
+            metric.name: self._grown(now, one, metric.name, seconds) for metric in metrics if metric.kind == "total"
+        }
+        return replace(one, metrics={**one.metrics, **grown}) if seconds > 0 else one
+
+    def _grown(self, now: float, one: Sized, name: str, seconds: float) -> Any:
+        value = one.metrics.get(name)
+        whole = _whole(value)
+        if whole is None:
+            return value
+        past = self._past.setdefault((one.role.name, name), deque())
+        past.append((now, whole))
+        while past[0][0] < now - WINDOW:
+            past.popleft()
+        by = trend(past) * seconds
+        if not isinstance(value, list | tuple):
+            return whole + by
+        return [one * (whole + by) / whole for one in value] if whole > 0 else value
+
+
+def trend(points: Sequence[Point]) -> float:
+    """Growth per second: the slope of the line with the least squares, less its standard error, so that noise has
+    none. Never less than 0."""
+    if len(points) < FEWEST:
+        return 0.0
+    mean_time = math.fsum(at for at, _ in points) / len(points)
+    mean = math.fsum(value for _, value in points) / len(points)
+    spread = math.fsum((at - mean_time) ** 2 for at, _ in points)
+    slope = math.fsum((at - mean_time) * (value - mean) for at, value in points) / spread
+    missed = math.fsum((value - mean - slope * (at - mean_time)) ** 2 for at, value in points)
+    return max(slope - math.sqrt(missed / (len(points) - 2) / spread), 0.0)
+
+
+def _whole(value: Any) -> float | None:
+    """None where a part of it is missing."""
+    if not isinstance(value, list | tuple):
+        return reading(value)
+    known = [reading(one) for one in value]
+    return None if None in known else math.fsum(one for one in known if one is not None)

@@ -1,0 +1,44 @@
+"""The port for gateways, where one is wanted: beside the data port, and before the same `proxy.gateway`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from proxy.core.errors import ConfigError, Problem
+from proxy.core.ports import Clock
+from proxy.extproc.addresses import Addresses
+from proxy.extproc.settings import ExtProcSettings
+from proxy.gateway import Gateway
+from proxy.http.entrance import Door
+from proxy.http.server import DataServer
+from proxy.settings import Settings
+
+if TYPE_CHECKING:
+    from proxy.extproc.server import Picker
+
+
+def check(settings: ExtProcSettings) -> None:
+    """Raises ConfigError if the extra is wanted and missing."""
+    try:
+        if settings.is_on:
+            importlib.import_module("proxy.extproc.server")
+    except ImportError:
+        raise ConfigError([Problem("extproc.port", "needs the extra: pip install 'kvlane[extproc]'")]) from None
+
+
+def picker_of(
+    settings: Settings, server: DataServer, gateway: Gateway, door: Door | None, addresses: Addresses, clock: Clock
+) -> Picker | None:
+    """None where no port is configured. What both ports have in common is the server's: the budget of bodies, who is
+    told of first bytes and ends, the connections to pods."""
+    if not settings.extproc.is_on:
+        return None
+    from proxy.extproc.bodies import StreamedBodies
+    from proxy.extproc.call import EnvoyCall
+    from proxy.extproc.server import Picker
+    from proxy.http.service import Service
+
+    bodies = StreamedBodies(settings.listen, server.budget)
+    service: Service[EnvoyCall] = Service(gateway, settings.security, door, bodies, server.service.on_end)
+    return Picker(settings.extproc, service, addresses, lambda: server.rim, clock)

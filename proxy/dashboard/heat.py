@@ -1,0 +1,127 @@
+"""Which beginnings of prompts are used most, and on which pods: seen in what pods have used last, now and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any, NamedTuple
+
+from proxy.core.ports import Clock
+from proxy.prefix.holdings import PodMemory, Segment
+from proxy.prefix.index import PrefixIndex
+
+STEPS = 10_000
+"""Holdings that one look goes through, of all pods together; 5 ms."""
+
+LEAST_STEPS = 16
+"""Of each pod."""
+
+PODS_AT_ONCE = 20
+
+MEMORY = 60.0
+"""Seconds in which a use comes to count for 1/e."""
+
+MOST_KNOWN = 2000
+SHOWN_GROUPS = 24
+SHOWN_PODS = 40
+
+
+class Group(NamedTuple):
+    """Blocks of prompts that are used together; `first` and `blocks` say where they stand in their prompts."""
+
+    key: int
+    first: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class Heat:
+    """Lives as long as the dashboard. A look that finds what was used since the last one makes it warmer; what only one
+    request had is used once, and is soon forgotten."""
+
+    indexes: Callable[[], Sequence[PrefixIndex]]
+    clock: Clock
+    _uses: dict[Group, dict[str, float]] = field(init=False, default_factory=dict)
+    """By pod."""
+    _looked_at: float = field(init=False, default=0.0)
+
+    async def look(self) -> dict[str, Any] | None:
+        """In JSON; None where no index knows groups. Lets the event loop run in between."""
+        indexes, now = self.indexes(), self.clock.now()
+        if not indexes:
+            return None
+        self._cool(now)
+        since, self._looked_at = self._looked_at, now
+        for index in indexes:
+            await self._look(index, max(since, now - MEMORY))
+        return self._shown(indexes)
+
+    async def _look(self, index: PrefixIndex, since: float) -> None:
+        pods = list(index.memories)
+        steps = max(LEAST_STEPS, STEPS // max(1, len(pods)))
+        for position, pod in enumerate(pods):
+            if position % PODS_AT_ONCE == PODS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            for segment in _used(pod, since, steps):
+                group = Group(segment.hashes[0], index.depth_of(segment.start), segment.blocks)
+                uses = self._uses.setdefault(group, {})
+                uses[pod.endpoint.name] = uses.get(pod.endpoint.name, 0.0) + 1.0
+
+    def _cool(self, now: float) -> None:
+        factor = exp((self._looked_at - now) / MEMORY)
+        for uses in self._uses.values():
+            for name in uses:
+                uses[name] *= factor
+        if len(self._uses) > MOST_KNOWN:
+            self._uses = dict(self._hottest(MOST_KNOWN // 2))
+
+    def _hottest(self, number: int) -> list[tuple[Group, dict[str, float]]]:
+        return sorted(self._uses.items(), key=lambda item: (sum(item[1].values()), item[0].blocks), reverse=True)[
+            :number
+        ]
+
+    def _shown(self, indexes: Sequence[PrefixIndex]) -> dict[str, Any]:
+        """Columns are the pods with most of it; a cell is the place of its column, and how hot it is."""
+        rows = [(group, uses) for group, uses in self._hottest(SHOWN_GROUPS) if sum(uses.values()) > 0.05]
+        warmth: dict[str, float] = {}
+        for _, uses in rows:
+            for name, heat in uses.items():
+                warmth[name] = warmth.get(name, 0.0) + heat
+        names = sorted(sorted(warmth, key=warmth.__getitem__, reverse=True)[:SHOWN_PODS], key=_natural)
+        places = {name: place for place, name in enumerate(names)}
+        return {
+            "pods": names,
+            "more": len(warmth) - len(names),
+            "blocks": sum(index.pairs for index in indexes),
+            "bytes": sum(index.bytes for index in indexes),
+            "groups": [
+                {
+                    "key": f"{group.key:016x}"[:8],
+                    "first": group.first,
+                    "blocks": group.blocks,
+                    "cells": [[places[name], round(heat, 2)] for name, heat in uses.items() if name in places],
+                }
+                for group, uses in sorted(rows, key=lambda row: min(map(_natural, row[1])))
+            ],
+        }
+
+
+def _used(pod: PodMemory, since: float, steps: int) -> list[Segment]:
+    """Those of its segments, the latest first, that a request used after that moment."""
+    found: list[Segment] = []
+    holding = pod.ring.older
+    for _ in range(steps):
+        if holding is None or holding is pod.ring or holding.used_at is None or holding.used_at <= since:
+            break
+        found.append(holding.segment)
+        holding = holding.older
+    return found
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """pod-10 after pod-9."""
+    head = name.rstrip("0123456789")
+    tail = name[len(head) :]
+    return head, int(tail or 0), name

@@ -1,0 +1,70 @@
+// What speaks against a pod, in words; and how bad that is.
+
+import { percent, seconds } from "./format.js";
+import { state, sum } from "./state.js";
+
+const SLOW = 2; // times the median of its role
+const LEAST_SLOW = 0.05; // seconds of a prompt
+const LEAST_SLOW_TOKEN = 0.005;
+const FULL = 0.95;
+
+/** [{tone: "bad" | "warn" | "idle", kind, text}], the worst first. */
+export function troubles(pod, medians) {
+  const found = [];
+  const add = (tone, kind, text) => found.push({ tone, kind, text });
+  if (pod.state === "ejected") add("bad", "ejected", because("gets no requests", pod.doubts));
+  else if (pod.doubts.length) add("warn", "doubts", `in doubt: ${pod.doubts.join(", ")}`);
+  if (pod.breaker === "open") add("bad", "breaker", "breaker open: its last requests failed");
+  else if (pod.breaker !== "closed") add("warn", "breaker", "breaker half open: it is being tried again");
+  const failures = sum(pod.failures, (failure) => failure.number);
+  if (failures) add("warn", "failing", `${failures} failed there in the last minute`);
+  if (pod.scrapedAt === null && pod.state !== "starting") add("warn", "stale", "says nothing of its load");
+  else if (pod.stale && pod.state !== "starting")
+    add("warn", "stale", `silent for ${seconds(Math.max(1, Math.round(state.at - pod.scrapedAt)))}: its load is guessed`);
+  const slow = slowness(pod, medians);
+  if (slow) add("warn", "slow", slow);
+  if (pod.kv > FULL) add("warn", "full", `KV cache ${percent(pod.kv)} full: requests may be preempted`);
+  if (pod.state === "draining") add("idle", "draining", pod.leaving ? "leaves when it is empty" : "drains: no new requests");
+  if (pod.state === "starting") add("idle", "starting", "has not answered yet");
+  return found.sort((one, other) => order(one.tone) - order(other.tone));
+}
+
+export const tone = (found) => found[0]?.tone ?? "ok";
+
+export const order = (tone) => ["bad", "warn", "idle", "ok"].indexOf(tone);
+
+/** Of what is learnt of paces, by pool and role: pods of one kind are compared. */
+export function paces(pods) {
+  const kinds = new Map();
+  for (const pod of pods) {
+    const kind = kinds.get(kindOf(pod)) ?? { prefill: [], perToken: [] };
+    if (pod.prefill !== null) kind.prefill.push(pod.prefill);
+    if (pod.perToken !== null) kind.perToken.push(pod.perToken);
+    kinds.set(kindOf(pod), kind);
+  }
+  for (const kind of kinds.values()) {
+    kind.prefill = median(kind.prefill);
+    kind.perToken = median(kind.perToken);
+  }
+  return kinds;
+}
+
+function slowness(pod, medians) {
+  const usual = medians.get(kindOf(pod)) ?? {};
+  const prompt = times(pod.prefill, usual.prefill, LEAST_SLOW);
+  const token = times(pod.perToken, usual.perToken, LEAST_SLOW_TOKEN);
+  if (prompt) return `slow: a typical prompt takes ${seconds(pod.prefill)}, ${prompt} times the others`;
+  return token ? `slow: a token takes ${seconds(pod.perToken)}, ${token} times the others` : null;
+}
+
+const times = (value, usual, least) =>
+  value !== null && usual && value > SLOW * usual && value > least ? (value / usual).toFixed(1) : null;
+
+const kindOf = (pod) => `${pod.pool} ${pod.role}`;
+
+const because = (what, whys) => (whys.length ? `${what}: ${whys.join(", ")}` : `${what}: it cannot be reached`);
+
+function median(values) {
+  const sorted = values.sort((one, other) => one - other);
+  return sorted.length > 1 ? sorted[Math.floor((sorted.length - 1) / 2)] : null;
+}

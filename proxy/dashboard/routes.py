@@ -1,0 +1,75 @@
+"""/dashboard: the page, which whoever reaches the port may have, and its events, for those who hold the key."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+
+from aiohttp import web
+
+from proxy.core.errors import NotFound
+from proxy.dashboard.assets import PAGE, Asset, load
+from proxy.dashboard.feed import Feed
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+class DashboardRoutes:
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._assets: dict[str, Asset] = {}
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        self._assets = load()
+        router.add_get("/dashboard", self.page)
+        router.add_get("/dashboard/assets/{name}", self.asset)
+        router.add_get("/dashboard/events", self.events, allow_head=False)
+
+    async def page(self, request: web.Request) -> web.Response:
+        return _answer(self._assets[PAGE], request)
+
+    async def asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._assets:
+            raise NotFound(f"The dashboard has no {name}.")
+        return _answer(self._assets[name], request)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: `all` once, then a `change` per second."""
+        answer = web.StreamResponse(headers={**HEADERS, "cache-control": "no-store"})
+        answer.content_type = "text/event-stream"
+        with suppress(ConnectionResetError):
+            await self._send(answer, request)
+        return answer
+
+    async def _send(self, answer: web.StreamResponse, request: web.Request) -> None:
+        async with aclosing(self._feed.look()) as events:
+            async for event in events:
+                if not answer.prepared:
+                    await answer.prepare(request)
+                await answer.write(event)
+
+
+def _answer(asset: Asset, request: web.Request) -> web.Response:
+    headers = {**HEADERS, "etag": asset.tag}
+    if request.headers.get("if-none-match") == asset.tag:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=asset.body, content_type=asset.content_type, charset="utf-8", headers=headers)

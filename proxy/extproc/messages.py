@@ -1,0 +1,118 @@
+"""The messages of ext_proc and of gRPC health checks, as far as they are used: names, numbers and types of fields.
+
+Source: envoy/service/ext_proc/v3/external_processor.proto and envoy/config/core/v3/base.proto of Envoy,
+grpc/health/v1/health.proto of gRPC, google/protobuf/struct.proto. A field that is not here is skipped by the parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+PACKAGE = "kvlane.extproc"
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+HEALTH = "grpc.health.v1.Health"
+
+NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED = range(5)
+"""Of ProcessingMode.BodySendMode."""
+
+OVERWRITE = 2
+"""Of HeaderValueOption.HeaderAppendAction: OVERWRITE_IF_EXISTS_OR_ADD."""
+
+SERVING, NOT_SERVING = 1, 2
+
+# `*` is a list, `?` is one of several of which one is there. A map is a list of entries, in bytes as in meaning.
+_FIELDS: Mapping[str, str] = {
+    "ProcessingRequest": "2 request_headers ?HttpHeaders, 3 response_headers ?HttpHeaders, 4 request_body ?HttpBody,"
+    " 5 response_body ?HttpBody, 6 request_trailers ?HttpTrailers, 7 response_trailers ?HttpTrailers,"
+    " 8 metadata_context Metadata, 9 attributes *Field, 11 protocol_config ProtocolConfiguration",
+    "ProtocolConfiguration": "1 request_body_mode int32, 2 response_body_mode int32",
+    "HttpHeaders": "1 headers HeaderMap, 3 end_of_stream bool",
+    "HttpBody": "1 body bytes, 2 end_of_stream bool",
+    "HttpTrailers": "1 trailers HeaderMap",
+    "HeaderMap": "1 headers *HeaderValue",
+    "HeaderValue": "1 key string, 2 value string, 3 raw_value bytes",
+    "Metadata": "1 filter_metadata *Field",
+    "ProcessingResponse": "1 request_headers ?HeadersResponse, 2 response_headers ?HeadersResponse,"
+    " 3 request_body ?BodyResponse, 4 response_body ?BodyResponse, 5 request_trailers ?TrailersResponse,"
+    " 6 response_trailers ?TrailersResponse, 7 immediate_response ?ImmediateResponse, 8 dynamic_metadata Struct",
+    "HeadersResponse": "1 response CommonResponse",
+    "BodyResponse": "1 response CommonResponse",
+    "TrailersResponse": "1 header_mutation HeaderMutation",
+    "CommonResponse": "2 header_mutation HeaderMutation, 3 body_mutation BodyMutation, 5 clear_route_cache bool",
+    "HeaderMutation": "1 set_headers *HeaderValueOption, 2 remove_headers *string",
+    "HeaderValueOption": "1 header HeaderValue, 3 append_action int32",
+    "BodyMutation": "1 body ?bytes, 2 clear_body ?bool, 3 streamed_response ?StreamedBodyResponse",
+    "StreamedBodyResponse": "1 body bytes, 2 end_of_stream bool",
+    "ImmediateResponse": "1 status HttpStatus, 2 headers HeaderMutation, 3 body bytes, 5 details string",
+    "HttpStatus": "1 code int32",
+    "Struct": "1 fields *ValueField",
+    "ValueField": "1 key string, 2 value Value",
+    "Field": "1 key string, 2 value Struct",
+    "Value": "2 number_value ?double, 3 string_value ?string, 4 bool_value ?bool, 5 struct_value ?Struct,"
+    " 6 list_value ?ListValue",
+    "ListValue": "1 values *Value",
+    "HealthCheckRequest": "1 service string",
+    "HealthCheckResponse": "1 status int32",
+}
+
+_TYPES = {
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "string": FieldDescriptorProto.TYPE_STRING,
+}
+
+
+def _message(name: str, fields: str) -> DescriptorProto:
+    message = DescriptorProto(name=name)
+    for each in fields.split(", "):
+        number, label, kind = each.split()
+        field = message.field.add(name=label, number=int(number), label=FieldDescriptorProto.LABEL_OPTIONAL)
+        if kind[0] == "*":
+            field.label = FieldDescriptorProto.LABEL_REPEATED
+        elif kind[0] == "?":
+            field.oneof_index = 0
+        kind = kind.lstrip("*?")
+        field.type = _TYPES.get(kind, FieldDescriptorProto.TYPE_MESSAGE)
+        if kind not in _TYPES:
+            field.type_name = f".{PACKAGE}.{kind}"
+    if "?" in fields:
+        message.oneof_decl.add(name="kind")
+    return message
+
+
+def _classes() -> dict[str, Any]:
+    pool = DescriptorPool()
+    file = FileDescriptorProto(name="kvlane/extproc.proto", package=PACKAGE, syntax="proto3")
+    file.message_type.extend(_message(*each) for each in _FIELDS.items())
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _FIELDS}
+
+
+_CLASSES = _classes()
+ProcessingRequest = _CLASSES["ProcessingRequest"]
+ProcessingResponse = _CLASSES["ProcessingResponse"]
+HealthCheckRequest = _CLASSES["HealthCheckRequest"]
+HealthCheckResponse = _CLASSES["HealthCheckResponse"]
+
+
+def plain(fields: Any) -> dict[str, Any]:
+    """Of a list of fields, as metadata and attributes are."""
+    return {field.key: _plain(field.value) for field in fields}
+
+
+def _plain(value: Any) -> Any:
+    if value.DESCRIPTOR.name == "Struct":
+        return plain(value.fields)
+    kind = value.WhichOneof("kind")
+    if kind == "list_value":
+        return [_plain(each) for each in value.list_value.values]
+    if kind == "struct_value":
+        return plain(value.struct_value.fields)
+    return None if kind is None else getattr(value, kind)

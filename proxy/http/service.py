@@ -1,0 +1,227 @@
+"""What becomes of a request, whoever has brought it: a pod answers it, kvlane does, or it is refused."""
+
+from __future__ import annotations
+
+import logging
+from asyncio import CancelledError
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import unquote
+
+import orjson
+
+import proxy
+from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Call, Relay
+from proxy.http.entrance import Door, Entrance, Visitor, shown
+from proxy.http.head import Pairs
+from proxy.http.hung_up import Tell, after, untold
+from proxy.http.paths import Kind, Paths
+from proxy.http.settings import Security
+from proxy.openai.render import render
+
+log = logging.getLogger(__name__)
+
+CLIENT_LEFT = 499
+INTERNAL = Reason.INTERNAL
+JSON = [("content-type", "application/json")]
+
+OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
+"""(call, status sent or 499, outcome, last leg, bytes of an answer of our own): once per request."""
+
+
+class Gateway(Protocol):
+    """What is needed of `proxy.gateway`."""
+
+    async def serve(self, call: Call, relay: Relay) -> None: ...
+
+    def health(self) -> bool: ...
+
+    def models(self) -> list[dict[str, Any]]: ...
+
+
+class Brought(Visitor, Call, Protocol):
+    """A request, and the way back to whoever has brought it."""
+
+    retained: int
+    """Bytes that its body takes of the budget."""
+    closing: bool
+    """Whether it is the last one from there."""
+
+    @property
+    def answered(self) -> int:
+        """The status that was sent; 0: nothing was."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes of body in an answer of our own."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nobody waits for the answer."""
+
+    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+        """The whole of it."""
+
+    def break_off(self) -> None:
+        """What was sent of an answer must not look whole."""
+
+    def end(self) -> None:
+        """Once, after all else."""
+
+
+C = TypeVar("C", bound=Brought)
+Taken = TypeVar("Taken", bound=Brought, contravariant=True)
+
+
+class Bodies(Protocol[Taken]):
+    """Collects those of requests, under a budget."""
+
+    def is_here(self, call: Taken) -> bool:
+        """Whether it need not be `read`."""
+
+    async def read(self, call: Taken) -> None:
+        """Raises RequestError."""
+
+    def give_back(self, size: int) -> None:
+        """To the budget."""
+
+
+class Journey(Relay, Protocol):
+    """A relay that remembers."""
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The last leg."""
+
+    def end(self) -> None:
+        """Nobody goes on with what was begun, if anything was."""
+
+
+class Service(Generic[C]):
+    """`stopping`: whoever asks how we are is told that new requests are not wanted."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        security: Security,
+        door: Door | None,
+        bodies: Bodies[C],
+        on_end: OnEnd,
+        hung_up: Tell = untold,
+    ) -> None:
+        """Without a door nobody is asked who he is."""
+        self.on_end = on_end
+        self.stopping = False
+        self._gateway = gateway
+        self._bodies = bodies
+        self._hung_up = hung_up
+        self.change(security, door)
+
+    def change(self, security: Security, door: Door | None) -> None:
+        """For requests that come from here on."""
+        self._paths = Paths(security.relay_paths)
+        self._relayed = self._paths.relayed
+        self._entrance = None if door is None else Entrance(door)
+
+    def wants(self, call: C) -> bool:
+        """Whether that can be said at once, by its head, and a pod is to have it. If not, it is served all the same."""
+        if (call.method, call.path) not in self._relayed:
+            return False
+        return self._entrance is None or self._entrance.is_let_in(call)
+
+    async def serve(self, call: C, relay: Journey) -> None:
+        if self.stopping:
+            call.closing = True
+        outcome: Ending | Reason = INTERNAL
+        try:
+            if self._entrance is not None and call.identity is None:
+                await self._entrance.let_in(call)
+            if (call.method, call.path) in self._relayed or self._kind(call) is Kind.RELAY:
+                if not self._bodies.is_here(call):
+                    await self._bodies.read(call)
+                await self._gateway.serve(call, relay)
+                exchange = relay.exchange
+                if exchange is None or exchange.ending is None:
+                    raise RuntimeError("served, but not relayed")
+                outcome = exchange.ending
+            else:
+                self._answer(call)
+                outcome = Ending.COMPLETE
+        except RequestError as error:
+            exchange = relay.exchange
+            if call.answered and exchange is not None and exchange.ending is not None:
+                outcome = exchange.ending
+                relay.end()
+            else:
+                outcome = error.reason
+                self.refuse(call, error)
+        except CancelledError:
+            outcome = self._cancelled(call, relay)
+            raise
+        except Exception:
+            log.exception("request %s failed", call.id)
+            self.refuse(call, RequestError("Internal error; the log of the proxy says more."))
+        finally:
+            self._bodies.give_back(call.retained)
+            try:
+                self.on_end(call, call.answered or CLIENT_LEFT, outcome, relay.exchange, call.sent)
+            finally:
+                call.end()
+
+    def unserved(self, call: C, why: RequestError | Ending) -> None:
+        """Ends what `serve` was not given, or not yet."""
+        call.closing = True
+        self._bodies.give_back(call.retained)
+        if isinstance(why, RequestError):
+            self.refuse(call, why)
+        outcome = why.reason if isinstance(why, RequestError) else why
+        self.on_end(call, call.answered or CLIENT_LEFT, outcome, None, call.sent)
+
+    def refuse(self, call: C, error: RequestError) -> None:
+        if (why := after(error)) is not None:
+            self._hung_up(why, 1)
+        if call.answered:
+            call.break_off()
+        else:
+            call.answer(*render(error, call.path, call.id))
+
+    def _cancelled(self, call: C, relay: Journey) -> Ending | Reason:
+        """Its client left, or the proxy stops: who has got nothing is told to come again."""
+        outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
+        relay.end()
+        call.closing = True
+        if outcome is Ending.EVICTED and not call.answered:
+            outcome = ShuttingDown.reason
+            self.refuse(call, ShuttingDown())
+        return outcome
+
+    def _kind(self, call: C) -> Kind:
+        """Raises NotFound or MethodNotAllowed."""
+        return self._paths.route(call.method, call.path).kind
+
+    def _answer(self, call: C) -> None:
+        """What needs no pod. Raises RequestError."""
+        kind = self._kind(call)
+        if kind is Kind.HEALTH:
+            if self.stopping:
+                raise ShuttingDown
+            if not self._gateway.health():
+                raise NoEndpoints("No pod is ready; try again shortly.")
+            call.answer(200, [("x-request-id", call.id)], b"")
+            return
+        if kind is Kind.VERSION:
+            said: dict[str, Any] = {"version": proxy.__version__}
+        elif kind is Kind.MODELS:
+            said = {"object": "list", "data": shown(self._gateway.models(), call.identity)}
+        else:
+            said = self._model(call)
+        call.answer(200, [("x-request-id", call.id), *JSON], orjson.dumps(said))
+
+    def _model(self, call: C) -> dict[str, Any]:
+        name = unquote(call.path.removeprefix("/v1/models/"))
+        for card in shown(self._gateway.models(), call.identity):
+            if card["id"] == name:
+                return card
+        raise UnknownModel(name)

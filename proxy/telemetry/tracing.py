@@ -1,0 +1,114 @@
+"""Traces: a span for a request, in it one for its decision and one for each leg. Needs the extra `otel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import Decision
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.ports import Call, Clock
+from proxy.core.request import InferenceRequest
+from proxy.telemetry import span_attributes as attributes
+from proxy.telemetry.settings import TracingSettings
+
+PROPAGATOR = TraceContextTextMapPropagator()
+BAD_STATUS = 500
+
+
+@dataclass(slots=True)
+class Trace:
+    """Of one request, as long as it lives. `legs` are those that run."""
+
+    span: Span
+    inside: Context
+    legs: dict[Exchange, Span] = field(default_factory=dict)
+
+
+TRACE: DataKey[Trace] = DataKey("Trace")
+
+
+class Tracing:
+    """Each method is told of one event, as it happens, on the event loop. `ended` are the spans that have ended and
+    were drawn; those that come with a traceparent follow its flag."""
+
+    def __init__(self, settings: TracingSettings, version: str, clock: Clock, ended: SpanProcessor) -> None:
+        sampler = ParentBased(TraceIdRatioBased(settings.sample))
+        resource = Resource.create({"service.name": settings.service_name, "service.version": version})
+        provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(ended)
+        self._tracer = provider.get_tracer("kvlane", version)
+        self._clock = clock
+
+    def decided(self, request: InferenceRequest, candidates: int, decision: Decision, started: float) -> None:
+        """`started`: monotonic seconds."""
+        inside = self._of(request).inside
+        span = self._tracer.start_span("schedule", inside, start_time=self._ns(started))
+        if span.is_recording():
+            span.set_attributes(attributes.of_decision(request, candidates, decision))
+        span.end(self._ns(self._clock.now()))
+
+    def leg_began(self, exchange: Exchange) -> None:
+        """The pod is told that the leg is what its own spans belong to."""
+        request, trace = exchange.request, self._of(exchange.request)
+        name = attributes.name_of(request.path, request.model)
+        started = self._ns(exchange.started_at)
+        span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
+        if span.is_recording():
+            span.set_attributes(attributes.of_leg(exchange))
+        trace.legs[exchange] = span
+        told: dict[str, str] = {}
+        PROPAGATOR.inject(told, set_span_in_context(span))
+        exchange.upstream_headers.extend(told.items())
+
+    def leg_ended(self, exchange: Exchange) -> None:
+        span = self._of(exchange.request).legs.pop(exchange, None)
+        if span is None:
+            return
+        if span.is_recording():
+            span.set_attributes(attributes.of_leg_end(exchange))
+            status = exchange.status
+            if exchange.ending in attributes.LOST or (status is not None and status >= BAD_STATUS):
+                span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(self._clock.now()))
+
+    def request_ended(self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None) -> None:
+        """What was refused before anybody was chosen gets its span here."""
+        trace = None if exchange is None else exchange.request.state.read(TRACE)
+        if trace is None:
+            trace = self._begin(call.headers, call.received_at, attributes.operation(call.path))
+        span = trace.span
+        if span.is_recording():
+            span.set_attributes(attributes.of_end(call, status, outcome, exchange))
+            if status >= BAD_STATUS or outcome in attributes.LOST:
+                span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(self._clock.now()))
+
+    def _of(self, request: InferenceRequest) -> Trace:
+        trace = request.state.read(TRACE)
+        if trace is None:
+            name = attributes.name_of(request.path, request.model)
+            trace = self._begin(request.headers, request.received_at, name)
+            if trace.span.is_recording():
+                trace.span.set_attributes(attributes.of_request(request))
+            request.state.write(TRACE, trace)
+        return trace
+
+    def _begin(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace:
+        """An unreadable traceparent begins a new trace."""
+        parent = PROPAGATOR.extract(headers)
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
+        return Trace(span, set_span_in_context(span))
+
+    def _ns(self, at: float) -> int:
+        """Since the Unix epoch, of monotonic seconds."""
+        return round((self._clock.wall() - self._clock.now() + at) * 1e9)

@@ -1,0 +1,70 @@
+"""What a pod's own exposition says it did between two looks. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from proxy.autoscale.quantile import Buckets, quantile_between
+from proxy.top.picture import Figures
+
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+TTFT = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
+"""The first that a pod has counts."""
+
+_LE = re.compile(r'[{,]le="([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Totals since the engine's start, at a moment of monotonic time; of all its models."""
+
+    at: float
+    hits: float | None
+    queries: float | None
+    tokens: float | None
+    ttft: Buckets
+
+
+def look(text: str, at: float) -> Look:
+    sums: defaultdict[str, float] = defaultdict(float)
+    buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for line in text.splitlines():
+        name, _, _ = line.partition("{")
+        if name in _WANTED:
+            series, _, value = line.rpartition(" ")
+            sums[name] += float(value)
+            if name in TTFT and (bound := _LE.search(series)):
+                buckets[name][float(bound[1])] += float(value)
+    hits, queries, tokens = (next((sums[n] for n in names if n in sums), None) for names in (HITS, QUERIES, TOKENS))
+    ttft = next((sorted(buckets[name].items()) for name in TTFT if name in buckets), ())
+    return Look(at, hits, queries, tokens, ttft)
+
+
+_WANTED = frozenset((*HITS, *QUERIES, *TOKENS, *TTFT))
+
+
+def between(before: Look, now: Look) -> Figures:
+    """Nothing of an engine that has begun anew."""
+    hits, queries, tokens = (_grown(getattr(before, key), getattr(now, key)) for key in ("hits", "queries", "tokens"))
+    seconds = now.at - before.at
+    return Figures(
+        hits / queries if hits is not None and queries else None,
+        _percentile(50, before, now),
+        _percentile(90, before, now),
+        tokens / seconds if tokens is not None and seconds > 0 else None,
+    )
+
+
+def _grown(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None or now < before else now - before
+
+
+def _percentile(percentile: float, before: Look, now: Look) -> float | None:
+    try:
+        return quantile_between(percentile, now.ttft, before.ttft)
+    except ValueError:
+        return None

@@ -1,0 +1,39 @@
+"""Clients that people use, before simulated pods behind kvlane: `make test-clients` installs and runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from proxy.sim import SimConfig, StepTiming
+from tests.clients.running import NODE, PROGRAMS, PYTHON, door, needs, said
+from tests.scenarios.stack import stack, until
+
+SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
+"""A stream of 2,000 tokens takes 40 s: who leaves it after the first one is seen to leave."""
+
+CLIENTS: dict[str, list[str | Path]] = {
+    "openai-python": [PYTHON, PROGRAMS / "openai_python.py"],
+    "openai-node": ["node", PROGRAMS / "openai_node.mjs"],
+    "langchain": [PYTHON, PROGRAMS / "langchain_client.py"],
+    "llama-index": [PYTHON, PROGRAMS / "llama_index_client.py"],
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_client_chats_streams_calls_tools_embeds_is_refused_and_leaves(client: str) -> None:
+    of_node = client == "openai-node"
+    needs(NODE / "node_modules" if of_node else PYTHON, client)
+    async with stack(2, SLOW) as s:
+        async with door(s, client) as url:
+            heard = json.loads(await said([*CLIENTS[client], url, *([NODE] if of_node else [])]))
+        assert len(heard["chat"].split()) == 5
+        assert heard["stream"] == heard["chat"]
+        assert heard["tool"] == {"name": "weather", "arguments": {"city": "sim"}}
+        assert heard["embeddings"] == 2
+        assert heard["error"] == {"status": 404, "code": "model_not_found"}
+        assert heard["left"]
+        await until(lambda: sum(record.aborted for pod in s.pods for record in pod.requests) == 1, seconds=10.0)
+        await s.idle()

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.dashboard.heat import MOST_KNOWN, Heat
+from proxy.prefix.index import PrefixIndex
+
+SHARED = list(range(1, 21))
+CAPACITY = 100_000
+
+
+class Warm:
+    """An index in which pods answer prompts, and a look at it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(now=100.0)
+        self.index = PrefixIndex(self.clock, max_siblings=16)
+        self.heat = Heat(lambda: [self.index], self.clock)
+        self._number = 1000
+
+    def answer(self, pod: Endpoint, beginning: list[int]) -> None:
+        """A prompt that begins so, and ends as no other does."""
+        self._number += 10
+        self.index.confirm(self.index.reserve([[*beginning, self._number, self._number + 1]], pod, CAPACITY))
+
+    async def look(self) -> dict[str, Any]:
+        self.clock.advance(2.5)
+        shown = await self.heat.look()
+        self.clock.advance(2.5)
+        assert shown is not None
+        return shown
+
+
+async def test_what_prompts_have_in_common_is_hotter_than_what_one_had() -> None:
+    warm, pod = Warm(), Endpoint("a")
+    for _ in range(4):
+        warm.answer(pod, SHARED)
+        warm.answer(pod, SHARED)
+        shown = await warm.look()
+    hottest = max(shown["groups"], key=lambda group: sum(heat for _, heat in group["cells"]))
+    assert (hottest["first"], hottest["blocks"]) == (0, len(SHARED))
+    others = [heat for group in shown["groups"] if group is not hottest for _, heat in group["cells"]]
+    assert all(heat < hottest["cells"][0][1] / 2 for heat in others)
+
+
+async def test_cells_are_of_the_pods_that_answered() -> None:
+    warm = Warm()
+    pods = [Endpoint(f"pod-{number}") for number in (2, 10)]
+    warm.answer(pods[1], SHARED)
+    warm.answer(pods[0], list(range(500, 510)))
+    shown = await warm.look()
+    assert shown["pods"] == ["pod-2", "pod-10"]
+    by_place = {group["cells"][0][0] for group in shown["groups"]}
+    assert by_place == {0, 1}
+    assert all(len(group["cells"]) == 1 for group in shown["groups"])
+
+
+async def test_what_is_used_no_more_is_forgotten() -> None:
+    warm = Warm()
+    warm.answer(Endpoint("a"), SHARED)
+    assert (await warm.look())["groups"]
+    warm.clock.advance(600.0)
+    assert not (await warm.look())["groups"]
+
+
+async def test_looking_changes_nothing_in_the_index() -> None:
+    warm, pod = Warm(), Endpoint("a")
+    warm.answer(pod, SHARED)
+    version, pairs = warm.index.version, warm.index.pairs
+    await warm.look()
+    assert (warm.index.version, warm.index.pairs) == (version, pairs)
+
+
+async def test_memory_is_bounded_however_different_prompts_are() -> None:
+    warm, pod = Warm(), Endpoint("a")
+    for number in range(40):
+        for other in range(100):
+            warm.answer(pod, [number * 10_000 + other * 10 + 7])
+        await warm.look()
+    assert len(warm.heat._uses) <= MOST_KNOWN + 100 * 3
+
+
+async def test_without_an_index_of_groups_there_is_nothing_to_show() -> None:
+    assert await Heat(list, ManualClock()).look() is None

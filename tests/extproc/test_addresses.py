@@ -1,0 +1,61 @@
+"""Where pods are, as gateways name them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import pytest
+from aiohappyeyeballs import AddrInfoType
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConnectFailed
+from proxy.extproc.addresses import KEPT, Addresses
+
+
+class Names:
+    """Answers with the next of some addresses, each time it is asked."""
+
+    def __init__(self, *found: str) -> None:
+        self.found = list(found)
+        self.asked: list[str] = []
+
+    async def look_up(self, host: str, port: int) -> Sequence[AddrInfoType]:
+        self.asked.append(host)
+        if not self.found:
+            raise OSError("no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (self.found.pop(0), port))]
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://10.0.0.1:8000", "10.0.0.1:8000"),
+        ("https://10.0.0.1", "10.0.0.1:443"),
+        ("http://[fd00::1]:8000/engine", "[fd00::1]:8000"),
+    ],
+)
+async def test_an_address_is_taken_off_the_url(url: str, address: str) -> None:
+    names, pod = Names(), Endpoint("a", url)
+    addresses = Addresses(ManualClock(), names.look_up)
+    assert await addresses.of(pod) == address
+    assert addresses.known(pod) == {address}
+    assert addresses.at(address, [Endpoint("b", "http://10.0.0.9:1"), pod]) is pod
+    assert not names.asked
+
+
+async def test_a_name_is_looked_up_and_again_after_a_time() -> None:
+    clock, names, pod = ManualClock(), Names("10.0.0.1", "10.0.0.2"), Endpoint("a", "http://vllm-0:8000")
+    addresses = Addresses(clock, names.look_up)
+    assert addresses.known(pod) == {"vllm-0:8000"}
+    assert [await addresses.of(pod) for _ in range(2)] == ["10.0.0.1:8000"] * 2
+    assert addresses.known(pod) == {"vllm-0:8000", "10.0.0.1:8000"}
+    clock.advance(KEPT + 1)
+    assert await addresses.of(pod) == "10.0.0.2:8000"
+    assert names.asked == ["vllm-0"] * 2
+
+
+async def test_a_name_that_nobody_knows_is_a_pod_without_a_connection() -> None:
+    with pytest.raises(ConnectFailed, match="looked up"):
+        await Addresses(ManualClock(), Names().look_up).of(Endpoint("a", "http://nowhere:8000"))

@@ -1,0 +1,54 @@
+"""How long records are gathered, by how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from proxy.replicas.outbox import ENOUGH, Outbox
+from proxy.replicas.wire import Kind, record
+from tests.replicas.virtual import VirtualLoop
+
+INTERVAL, PATIENCE = 0.01, 5.0
+SIZE = len(record(Kind.SETTLE, bytes(95)))
+
+
+def batches(gap: float, seconds: float = 4.0) -> list[float]:
+    """When batches go out, of records of 100 bytes that come so many seconds after each other."""
+    sent: list[float] = []
+
+    async def work() -> None:
+        outbox = Outbox(lambda batch: sent.append(asyncio.get_running_loop().time()))
+        outbox.pace(INTERVAL, PATIENCE)
+        for _ in range(int(seconds / gap)):
+            outbox.add(Kind.SETTLE, bytes(95))
+            await asyncio.sleep(gap)
+        outbox.close()
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(work())
+    finally:
+        loop.close()
+    return [at for at in sent if at > seconds / 2]
+
+
+def gaps(sent: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(sent)]
+
+
+def test_where_there_is_much_to_say_the_interval_is_as_it_was_set() -> None:
+    assert max(gaps(batches(0.001))) < 2 * INTERVAL
+
+
+def test_small_batches_are_gathered_for_longer_until_there_is_enough_in_them() -> None:
+    found = gaps(batches(0.0101))
+    assert sum(found) / len(found) == pytest.approx(ENOUGH / (SIZE / 0.0101), rel=0.5)
+    assert max(found) <= INTERVAL * PATIENCE + 2 * 0.0101
+
+
+def test_where_even_that_would_not_be_enough_nobody_is_made_to_wait() -> None:
+    found = gaps(batches(0.05))
+    assert max(found) < 0.06

@@ -1,0 +1,117 @@
+"""A way to a pod on which answers to requests end after so many bytes: anywhere, also where no pod would end them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import urlsplit
+
+HEAD_END = b"\r\n\r\n"
+NOTHING = 0
+"""The pod is asked, and nothing of its answer comes."""
+INSIDE_THE_HEAD = 20
+
+
+class End(Enum):
+    RESET = "reset"
+    FIN = "fin"
+    HANG = "hang"
+
+
+@dataclass(slots=True)
+class Cut:
+    """What comes of an answer: so many bytes, or so many of its body, and then this. Only POSTs meet it, so the pod
+    looks well to whoever asks how it is."""
+
+    end: End
+    head: int = NOTHING
+    body: int | None = None
+    met: int = 0
+
+
+@dataclass(slots=True)
+class Way:
+    """Of every connection: what the client says goes on as it is."""
+
+    host: str
+    port: int
+    cut: Cut
+    url: str = ""
+    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        theirs, pod = await asyncio.open_connection(self.host, self.port)
+        self._open.add(pod)
+        asked = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_forward(reader, pod, asked))
+                group.create_task(self._answer(theirs, writer, asked))
+        except* OSError:
+            pass
+        for each in (writer, pod):
+            each.close()
+            self._open.discard(each)
+
+    def close(self) -> None:
+        for writer in self._open:
+            writer.close()
+
+    async def _answer(self, theirs: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+        seen = b""
+        while data := await theirs.read(65536):
+            if not asked.is_set():
+                writer.write(data)
+                continue
+            sent, seen = len(seen), seen + data
+            most = self._most(seen)
+            writer.write(seen[sent:most])
+            if len(seen) >= most:
+                self.cut.met += 1
+                await writer.drain()
+                await self._end(writer)
+        writer.close()
+
+    def _most(self, seen: bytes) -> int:
+        if self.cut.body is None:
+            return self.cut.head
+        head = seen.find(HEAD_END)
+        return len(seen) + 1 if head < 0 else head + len(HEAD_END) + self.cut.body
+
+    async def _end(self, writer: asyncio.StreamWriter) -> None:
+        if self.cut.end is End.HANG:
+            await asyncio.Event().wait()
+        if self.cut.end is End.RESET:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+        raise ConnectionResetError
+
+
+async def _forward(reader: asyncio.StreamReader, pod: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+    """Until the client leaves; the pod is told so."""
+    while data := await reader.read(65536):
+        if data.startswith(b"POST /v1"):
+            asked.set()
+        pod.write(data)
+    pod.close()
+    raise ConnectionResetError
+
+
+@asynccontextmanager
+async def way_to(url: str, cut: Cut) -> AsyncIterator[Way]:
+    parts = urlsplit(url)
+    way = Way(parts.hostname or "", parts.port or 80, cut)
+    server = await asyncio.start_server(way.pass_on, "127.0.0.1", 0)
+    way.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield way
+    finally:
+        server.close()
+        way.close()
