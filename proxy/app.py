@@ -55,6 +55,7 @@ from proxy.scheduling.build import Scheduling
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag
 from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.log_levels import LogLevels
 
 
 class App:
@@ -73,6 +74,7 @@ class App:
         clock, rng, catalogue = SystemClock(), random.Random(), Catalogue(__version__)
         self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
+        self._levels = LogLevels(lambda: self._settings.telemetry.log_level)
         self.configurations = Configurations(settings, self, reader or Reader(environ=os.environ), clock, catalogue)
         self.fleet = self._make_fleet()
         self.fleet.form(tuple(settings.all_pools))
@@ -308,6 +310,7 @@ class App:
             scaled=lambda: self.autoscaling.pools,
             dashboard=self._dashboard.routes,
             explained=self._explained(),
+            levels=self._levels,
         )
         self._admin = await stack.enter_async_context(AdminServer(self._settings.admin, application))
         await self._dashboard.begin(stack)

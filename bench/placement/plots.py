@@ -50,6 +50,8 @@ def _write(pyplot: Any, chart: Chart, folder: Path) -> Path:
         axes.axhline(chart.limit, color="grey", linestyle="--", linewidth=1)
     if chart.logarithmic:
         axes.set_yscale("log")
+        for ticks in ("major", "minor"):  # 0.06, and not 6 times ten to the power of -2
+            getattr(axes.yaxis, f"set_{ticks}_formatter")("{x:g}")
     axes.set(title=chart.title, xlabel="load", ylabel=chart.unit)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)

@@ -17,11 +17,13 @@ from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
 from proxy.http.admin_config import ConfigRoutes, Configurations
 from proxy.http.admin_decisions import DecisionRoutes, Explained
 from proxy.http.admin_keys import Handler, Keys, audited, nobody, requiring
+from proxy.http.admin_logging import LoggingRoutes
 from proxy.http.admin_pods import PodRoutes
 from proxy.http.admin_relay import PodRelay
 from proxy.http.upstream.trust import Trust
 from proxy.openai.render import render
 from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.log_levels import LogLevels
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ def admin_application(
     scaled: Callable[[], Mapping[str, Scaled]] = dict,
     dashboard: Routes | None = None,
     explained: Explained | None = None,
+    levels: LogLevels | None = None,
 ) -> web.Application:
     """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
     `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies. `scaled` are
@@ -65,6 +68,8 @@ def admin_application(
         dashboard.add_to(app.router)
     if explained is not None:
         DecisionRoutes(explained).add_to(app.router)
+    if levels is not None:
+        LoggingRoutes(levels).add_to(app.router)
     app.router.add_route("*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, trust or Trust()).relay)
     return app
 

@@ -39,6 +39,8 @@ class Kind(IntEnum):
     """Whoever asks is to be told that no new requests are wanted."""
     SETTINGS = 7
     """Serve with these: their number, and what they are made of."""
+    LEVELS = 8
+    """How much each room is to say in the log."""
 
     # a worker says
     RESET = 16

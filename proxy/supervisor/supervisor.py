@@ -50,6 +50,7 @@ from proxy.supervisor.sockets import bound
 from proxy.telemetry import loop_lag
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.log_levels import LogLevels
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,9 @@ class Supervisor:
         dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
         self._hub = Hub(self._everything, self._take, self._vanished, dropped, garbled, shares=shares)
         self._readers: list[Callable[[], None]] = []
+        self._levels = LogLevels(
+            lambda: self._settings.telemetry.log_level, lambda levels: self._hub.tell(Kind.LEVELS, levels)
+        )
         self._exposition = HostExposition(
             self._catalogue,
             self._series,
@@ -253,6 +257,7 @@ class Supervisor:
             replicas=lambda: self._others.deployment.status() if self._others is not None else {},
             dashboard=self._dashboard.routes,
             explained=WorkersDecisions(lambda: list(self._crew.children.values())),
+            levels=self._levels,
         )
         self._admin = AdminServer(self._settings.admin, application)
         await stack.enter_async_context(self._admin)
@@ -283,7 +288,8 @@ class Supervisor:
         open_breakers = [pod.name for pod in self.fleet.endpoints if self._breakers.state(pod) == "open"]
         broken = [(Kind.BREAKER, orjson.dumps((name, True))) for name in open_breakers]
         stopping = [(Kind.STOPPING, b"")] if self._stopping else []
-        return [*known, (Kind.DOUBTS, self._doubts()), *broken, *stopping]
+        levels = [(Kind.LEVELS, self._levels.record)] if self._levels.is_changed else []
+        return [*known, (Kind.DOUBTS, self._doubts()), *broken, *stopping, *levels]
 
     def _doubts(self) -> bytes:
         return orjson.dumps(shared_doubts(self.fleet))

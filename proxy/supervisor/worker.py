@@ -147,6 +147,8 @@ class Worker(SharingApp):
             self.fleet.told(_NEWS[kind], record)
         elif kind is Kind.STOPPING:
             self._path.turn_away()
+        elif kind is Kind.LEVELS:
+            self._levels.take(record)
         elif kind is Kind.SETTINGS:
             self._reloads.start(self._reload_with(record), "reload")
         if kind is Kind.ROLL:

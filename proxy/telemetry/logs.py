@@ -15,6 +15,10 @@ AUDIT = "kvlane.audit"
 """The logger of what is changed through the admin port: it says so at any log level."""
 
 
+OF_A_REQUEST = "request %s"
+"""How messages begin that are about one; collectors find its id in a field of its own."""
+
+
 def set_up(settings: Telemetry, stream: TextIO) -> None:
     """Gives the root logger one handler, in place of those it has."""
     handler = logging.StreamHandler(stream)
@@ -37,6 +41,8 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if isinstance(record.args, tuple) and record.args and str(record.msg).startswith(OF_A_REQUEST):
+            fields["request_id"] = str(record.args[0])
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json_line(fields).decode().rstrip("\n")
