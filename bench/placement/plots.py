@@ -50,8 +50,9 @@ def _write(pyplot: Any, chart: Chart, folder: Path) -> Path:
         axes.axhline(chart.limit, color="grey", linestyle="--", linewidth=1)
     if chart.logarithmic:
         axes.set_yscale("log")
-        for ticks in ("major", "minor"):  # 0.06, and not 6 times ten to the power of -2
-            getattr(axes.yaxis, f"set_{ticks}_formatter")("{x:g}")
+        plain = pyplot.matplotlib.ticker.LogFormatter  # 0.06, and not 6 times ten to the power of -2
+        axes.yaxis.set_major_formatter(plain())
+        axes.yaxis.set_minor_formatter(plain(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
     axes.set(title=chart.title, xlabel="load", ylabel=chart.unit)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)

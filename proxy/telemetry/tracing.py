@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from proxy.core.cycle_state import DataKey
@@ -25,16 +26,26 @@ PROPAGATOR = TraceContextTextMapPropagator()
 BAD_STATUS = 500
 
 
+IDS = RandomIdGenerator()
+
+
 @dataclass(slots=True)
 class Trace:
-    """Of one request, as long as it lives. `legs` are those that run."""
+    """Of one request that is drawn, as long as it lives. `legs` are those that run."""
 
     span: Span
     inside: Context
     legs: dict[Exchange, Span] = field(default_factory=dict)
 
 
-TRACE: DataKey[Trace] = DataKey("Trace")
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """Of one that is not: `traceparent` has pods leave it out too."""
+
+    traceparent: str
+
+
+TRACE: DataKey[Trace | Undrawn] = DataKey("Trace")
 
 
 class Tracing:
@@ -42,17 +53,19 @@ class Tracing:
     were drawn; those that come with a traceparent follow its flag."""
 
     def __init__(self, settings: TracingSettings, version: str, clock: Clock, ended: SpanProcessor) -> None:
-        sampler = ParentBased(TraceIdRatioBased(settings.sample))
+        self._limit = TraceIdRatioBased(settings.sample).bound
         resource = Resource.create({"service.name": settings.service_name, "service.version": version})
-        provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+        provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(ended)
         self._tracer = provider.get_tracer("kvlane", version)
         self._clock = clock
 
     def decided(self, request: InferenceRequest, candidates: int, decision: Decision, started: float) -> None:
         """`started`: monotonic seconds."""
-        inside = self._of(request).inside
-        span = self._tracer.start_span("schedule", inside, start_time=self._ns(started))
+        trace = self._of(request)
+        if isinstance(trace, Undrawn):
+            return
+        span = self._tracer.start_span("schedule", trace.inside, start_time=self._ns(started))
         if span.is_recording():
             span.set_attributes(attributes.of_decision(request, candidates, decision))
         span.end(self._ns(self._clock.now()))
@@ -60,6 +73,9 @@ class Tracing:
     def leg_began(self, exchange: Exchange) -> None:
         """The pod is told that the leg is what its own spans belong to."""
         request, trace = exchange.request, self._of(exchange.request)
+        if isinstance(trace, Undrawn):
+            exchange.upstream_headers.append(("traceparent", trace.traceparent))
+            return
         name = attributes.name_of(request.path, request.model)
         started = self._ns(exchange.started_at)
         span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
@@ -71,8 +87,8 @@ class Tracing:
         exchange.upstream_headers.extend(told.items())
 
     def leg_ended(self, exchange: Exchange) -> None:
-        span = self._of(exchange.request).legs.pop(exchange, None)
-        if span is None:
+        trace = self._of(exchange.request)
+        if isinstance(trace, Undrawn) or (span := trace.legs.pop(exchange, None)) is None:
             return
         if span.is_recording():
             span.set_attributes(attributes.of_leg_end(exchange))
@@ -86,6 +102,8 @@ class Tracing:
         trace = None if exchange is None else exchange.request.state.read(TRACE)
         if trace is None:
             trace = self._begin(call.headers, call.received_at, attributes.operation(call.path))
+        if isinstance(trace, Undrawn):
+            return
         span = trace.span
         if span.is_recording():
             span.set_attributes(attributes.of_end(call, status, outcome, exchange))
@@ -93,19 +111,24 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 
-    def _of(self, request: InferenceRequest) -> Trace:
+    def _of(self, request: InferenceRequest) -> Trace | Undrawn:
         trace = request.state.read(TRACE)
         if trace is None:
             name = attributes.name_of(request.path, request.model)
             trace = self._begin(request.headers, request.received_at, name)
-            if trace.span.is_recording():
+            if isinstance(trace, Trace) and trace.span.is_recording():
                 trace.span.set_attributes(attributes.of_request(request))
             request.state.write(TRACE, trace)
         return trace
 
-    def _begin(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace:
-        """An unreadable traceparent begins a new trace."""
-        parent = PROPAGATOR.extract(headers)
+    def _begin(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | Undrawn:
+        """An unreadable traceparent begins a new trace, as none does. Who is not drawn does not come as far as the SDK,
+        which takes its time to say so."""
+        parent = PROPAGATOR.extract(headers) if "traceparent" in headers else None
+        if parent is None or not get_current_span(parent).get_span_context().is_valid:
+            drawn = IDS.generate_trace_id()
+            if drawn & TraceIdRatioBased.TRACE_ID_LIMIT >= self._limit:
+                return Undrawn(f"00-{drawn:032x}-{IDS.generate_span_id():016x}-00")
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
         return Trace(span, set_span_in_context(span))
 

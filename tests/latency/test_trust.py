@@ -13,10 +13,12 @@ def pause(trust: Trust, judged: int) -> int:
 def test_trust_is_lost_at_once_and_given_again_after_a_while_of_good_predictions() -> None:
     trust = Trust(0.5)
     assert not trust.judge(0.5, 20)
-    assert trust.judge(BAD, 21) and not trust.is_given
+    assert trust.judge(BAD, 21)
+    assert not trust.is_given
     assert not trust.judge(GOOD, 22)
     assert not trust.judge(AGAIN * 0.5, 21 + FIRST_PAUSE)
-    assert trust.judge(GOOD, 22 + FIRST_PAUSE) and trust.is_given
+    assert trust.judge(GOOD, 22 + FIRST_PAUSE)
+    assert trust.is_given
 
 
 def test_each_time_that_trust_is_lost_soon_it_takes_twice_as_long_up_to_a_limit() -> None:

@@ -122,6 +122,13 @@ async def test_a_share_of_nothing_draws_only_what_the_client_has_drawn() -> None
     assert {span.trace for span in collector.spans} == {THEIRS[3:35]}
 
 
+async def test_pods_are_told_that_a_request_was_not_drawn() -> None:
+    async with Collector() as collector, asked(engine(plain()), **tracing(collector, sample=0)) as (_, _, got):
+        (told,) = got.all(b"traceparent")
+    version, trace, span, flags = told.decode().split("-")
+    assert (version, len(trace), len(span), flags) == ("00", 32, 16, "00")
+
+
 async def test_a_second_attempt_is_a_span_beside_the_first_which_failed() -> None:
     async with traced() as (s, collector):
         for pod in s.pods:
