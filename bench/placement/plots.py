@@ -51,7 +51,7 @@ def _write(pyplot: Any, chart: Chart, folder: Path) -> Path:
     if chart.logarithmic:
         axes.set_yscale("log")
         plain = pyplot.matplotlib.ticker.LogFormatter  # 0.06, and not 6 times ten to the power of -2
-        axes.yaxis.set_major_formatter(plain())
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(plain(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
     axes.set(title=chart.title, xlabel="load", ylabel=chart.unit)
     axes.grid(alpha=0.3)

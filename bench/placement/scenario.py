@@ -16,8 +16,8 @@ BLOCK = 16
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Pod 0 is the one that is slow, and the one that restarts. `kv_tokens` 0: what the hardware has. Several pairs of
-    hardware, divided by "+", take turns. `engine` is one of ENGINES; `llm-d-sim` has a timing of its own, and of the
-    hardware only the memory."""
+    hardware, divided by "+", take turns. `engine` is one of ENGINES; all but `vllm` have a timing of their own, and
+    of the hardware only the memory."""
 
     pods: int = 8
     engine: str = "vllm"

@@ -29,6 +29,9 @@ REDRAW = 1.0
 BETWEEN_LOOKS = 2.0
 """Seconds, where there are only two."""
 
+PATIENCE = 9.0
+"""Seconds until the first figures of a proxy whose dashboard nobody looks at."""
+
 
 @click.command("top")
 @click.option("--url", default="http://localhost:9190", show_default=True, help="Admin port of the proxy.")
@@ -43,7 +46,7 @@ def top(url: str, key: str, once: bool) -> None:
 
     HIT, TTFT and TOK/S are what engines count themselves, over the last five seconds, of up to 40 pods that are on the
     screen; with --once over two seconds, of the first 40. Everything else is kvlane's own, and costs it what an open
-    dashboard does. Where there is no terminal that can be drawn on, a table is printed every five seconds.
+    dashboard does. Where there is no terminal that can be drawn on, a table is printed again and again.
 
     Exit code 0, or 2 if the admin port does not answer, or wants a key.
     """
@@ -96,6 +99,11 @@ class Shown:
             await self._feed.look_at(self._names())
             await asyncio.sleep(seconds)
             await self._feed.look_at(self._names())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, PATIENCE - seconds)):
+                    while not self._picture.totals(self._clock.now()):
+                        self._news.clear()
+                        await self._news.wait()
         self._check()
         width, order, plain = self._console.width, Order(), not self._console.is_terminal
         if plain:
@@ -114,7 +122,8 @@ class Shown:
                     drawn.update(self._drawn(), refresh=True)
                     self._news.clear()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._news.wait(), REDRAW)
+                        async with asyncio.timeout(REDRAW):
+                            await self._news.wait()
         self._check()
 
     def _check(self) -> None:

@@ -202,6 +202,8 @@ class HandOff:
                 shared.ledger.first_byte(prefill)
             if prefill.status != 200:
                 raise UpstreamFailed(f"it answered {prefill.status}")
+        except ConnectFailed:
+            raise  # It was not asked, so whatever the decode pod begins with is no answer.
         except UpstreamFailed as error:
             with suppress(TimeoutError):
                 await asyncio.wait_for(begun.wait(), GRACE)

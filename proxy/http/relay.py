@@ -134,11 +134,11 @@ class ClientRelay:
             ours = call.id_line + self._framing(len(body) - len(call.body))
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
-        headers: RawHeaders = call.raw_headers
         if exchange.upstream_headers:
-            ours = _identified(ours, call.id_line, exchange.upstream_headers)
-            headers = _untraced(headers, exchange.upstream_headers)
-        return upstream_head(first, headers, key is not None, ours + b"\r\n")
+            added = exchange.upstream_headers
+            ours = _identified(ours, call.id_line, added)
+            return upstream_head(first, _untraced(call.raw_headers, added), key is not None, ours + b"\r\n")
+        return upstream_head(first, call.raw_headers, key is not None, ours + b"\r\n")
 
     def _framing(self, longer: int) -> bytes:
         """Of a body that is streamed, by so many bytes longer than the client's, or of none."""

@@ -34,6 +34,7 @@ class SpanQueue(SpanProcessor):
         self._most = most
         self._spans: deque[ReadableSpan] = deque()
         self._many = asyncio.Event()
+        self._sending = asyncio.Lock()
         self._is_broken = False
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -51,10 +52,10 @@ class SpanQueue(SpanProcessor):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._tasks.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
                 await self._send_all()
+        await self._tasks.stop()
         self._lost.add(len(self._spans))
         self._spans.clear()
         await asyncio.to_thread(self._exporter.shutdown)
@@ -62,22 +63,27 @@ class SpanQueue(SpanProcessor):
 
     async def _run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._many.wait(), INTERVAL)
+            with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can swallow a cancellation
+                async with asyncio.timeout(INTERVAL):
+                    await self._many.wait()
             self._many.clear()
             await self._send_all()
 
     async def _send_all(self) -> None:
-        while self._spans:
-            batch = [self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))]
-            went = False
-            try:
-                went = await asyncio.get_running_loop().run_in_executor(self._thread, self._send, batch)
-            except Exception:
-                log.exception("spans cannot be sent")
-            finally:
-                if not went:
-                    self._lost.add(len(batch))
+        """And waits for those that somebody else is sending."""
+        async with self._sending:
+            while self._spans:
+                await self._send_batch([self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))])
+
+    async def _send_batch(self, batch: list[ReadableSpan]) -> None:
+        went = False
+        try:
+            went = await asyncio.get_running_loop().run_in_executor(self._thread, self._send, batch)
+        except Exception:
+            log.exception("spans cannot be sent")
+        finally:
+            if not went:
+                self._lost.add(len(batch))
 
     def _send(self, batch: list[ReadableSpan]) -> bool:
         """In the thread. The first failure in a row is logged."""

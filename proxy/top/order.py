@@ -64,8 +64,8 @@ COLUMNS: Sequence[Column] = (
     Column("TTFT50", 6, lambda pod: seconds(pod.figures.ttft_50), lambda pod: _least(pod.figures.ttft_50)),
     Column("TTFT90", 6, lambda pod: seconds(pod.figures.ttft_90), lambda pod: _least(pod.figures.ttft_90)),
     Column("TOK/S", 5, lambda pod: number(pod.figures.tokens), lambda pod: _least(pod.figures.tokens)),
-    Column("REQ/S", 5, lambda pod: number(pod.rate), lambda pod: pod.rate),
-    Column("ERR/S", 5, lambda pod: number(pod.failures), lambda pod: pod.failures),
+    Column("REQ/S", 5, lambda pod: number(pod.rate), lambda pod: _least(pod.rate)),
+    Column("ERR/S", 5, lambda pod: number(pod.failures), lambda pod: _least(pod.failures)),
 )
 TITLES = tuple(column.title for column in COLUMNS)
 FIRST = "FLY"

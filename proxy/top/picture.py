@@ -48,9 +48,9 @@ class Pod:
     leaving: bool = False
     sent: int = 0
     failed: int = 0
-    rate: float = 0.0
-    """Legs per second, of late."""
-    failures: float = 0.0
+    rate: float | None = None
+    """Legs per second, of late; None where nobody has counted any, as the supervisor of several workers."""
+    failures: float | None = None
     figures: Figures = UNKNOWN
 
     @property
@@ -82,6 +82,7 @@ class Picture:
         self._fields: list[str] = []
         self._seen: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
         self._point_at = 0.0
+        self._counts = False
 
     def take(self, event: str, body: Json, now: float) -> None:
         """Of an event `all` or `change`, at a moment of monotonic time."""
@@ -97,6 +98,7 @@ class Picture:
         if "queues" in body:
             self.waits = sum(band["waiting"] for pool in body["queues"] or () for band in pool["bands"])
         self._take_point(body, now)
+        self._counts = any(pod.sent for pod in self.pods.values())
         self._count(now)
 
     def rows(self) -> list[Pod]:
@@ -125,7 +127,7 @@ class Picture:
 
     def _known(self, pod: Pod, before: tuple[int, int] | None, seconds: float) -> Pod:
         figures = self.figures.get(pod.name, UNKNOWN)
-        if before is None or seconds <= 0:
+        if before is None or seconds <= 0 or not self._counts:
             return replace(pod, figures=figures)
         sent, failed = max(0, pod.sent - before[0]), max(0, pod.failed - before[1])
         return replace(pod, figures=figures, rate=sent / seconds, failures=failed / seconds)

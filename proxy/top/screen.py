@@ -15,9 +15,9 @@ HEAD = 4
 """Lines above the pods; one more is below them."""
 
 NARROWEST_NAME = 8
-WIDEST_NAME = 20
+WIDEST_NAME = 18
 """For which columns are left out."""
-OPTIONAL = ("ERR/S", "ROLE", "REQ/S", "TTFT50", "TOK/S", "RUN", "HIT", "TTFT90")
+OPTIONAL = ("ERR/S", "REQ/S", "ROLE", "TTFT50", "TOK/S", "RUN", "HIT", "TTFT90")
 """Columns that a narrow terminal does without, in this order; nothing else is said twice."""
 
 STYLES = {"ready": "green", "ejected": "bold red", "broken": "bold red", "starting": "cyan", "leaving": "dim"}
@@ -55,18 +55,33 @@ def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = Fal
     longest = max((len(pod.name) for pod in pods), default=0)
     has_roles = for_scripts or any(pod.role for pod in pods)
     columns = fitting(width - min(max(longest, NARROWEST_NAME), WIDEST_NAME), has_roles)
-    name = max(NARROWEST_NAME, min(width - sum(1 + column.width for column in columns), longest))
+    name = max(NARROWEST_NAME, min(width - _beside(columns), longest))
+    if longest > name:
+        pods = _without_what_is_common(pods)
     return [_titles(columns, name, COLUMNS[order.at]), *(_row(pod, columns, name) for pod in pods)]
+
+
+def _without_what_is_common(pods: Sequence[Pod]) -> list[Pod]:
+    """The ends of names, from a dot or a colon on: a domain, a port."""
+    first, *others = (pod.name for pod in pods)
+    ends = (first[at:] for at, sign in enumerate(first) if at and sign in ".:")
+    common = next((end for end in ends if others and all(name.endswith(end) for name in others)), "")
+    return [replace(pod, name=pod.name.removesuffix(common)) for pod in pods]
 
 
 def fitting(width: int, has_roles: bool) -> list[Column]:
     """Into a width beside the name. A fleet without roles has no column for them."""
     columns = [column for column in COLUMNS if has_roles or column.title != "ROLE"]
     for title in OPTIONAL:
-        if sum(1 + column.width for column in columns) <= width:
+        if _beside(columns) <= width:
             break
         columns = [column for column in columns if column.title != title]
     return columns
+
+
+def _beside(columns: Sequence[Column]) -> int:
+    """What the name, which is the first of them, leaves free."""
+    return sum(1 + column.width for column in columns[1:])
 
 
 def _titles(columns: Sequence[Column], name: int, sorted_by: Column) -> Text:
@@ -120,7 +135,7 @@ def _totals(picture: Picture, now: float) -> list[Text]:
         f"running {number(sum(pod.running for pod in pods))}",
     ]
     rates = [f"{number(point.get('good'))} req/s", f"{number(_failing(point))} failing", *_tokens(point)]
-    hits = f"hit {share(point.get('actual'))} of {share(point.get('predicted'))} expected"
+    hits = f"hit {share(point.get('actual'))} ({share(point.get('predicted'))} expected)"
     return [
         Text(" · ".join([*here, *there, f"KV {share(usage)}", hits])),
         Text(" · ".join([*rates, f"TTFT p50 {_at(point, 'ttft', 0)} p90 {_at(point, 'ttft', 1)}"])),

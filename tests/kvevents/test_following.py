@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -193,17 +193,27 @@ async def test_topics_that_do_not_count_are_not_heard() -> None:
 
 
 async def test_every_rank_of_a_pod_has_a_port_of_its_own() -> None:
-    async with engine(answers=False) as (first, ports):
-        try:
-            async with engine(ports=(ports[0] + 1, 0), answers=False) as (second, _):
-                labels = {"kvlane/data-parallel-size": "2", "kvlane/kv-events-port": str(ports[0])}
-                async with heard(KvSources(port=1), pod(labels=labels)) as (ear, _):
-                    await connected(first, ear, 1)
-                    await until_heard(second, ear, rank=1)
-                    assert set(ear.blocks(0)) == {1}
-                    assert set(ear.blocks(1)) == {1}
-        except OSError:
-            pytest.skip("the next port is taken")
+    at_port = two_free_ports()
+    async with (
+        engine(ports=(at_port, 0), answers=False) as (first, _),
+        engine(ports=(at_port + 1, 0), answers=False) as (second, _),
+    ):
+        labels = {"kvlane/data-parallel-size": "2", "kvlane/kv-events-port": str(at_port)}
+        async with heard(KvSources(port=1), pod(labels=labels)) as (ear, _):
+            await connected(first, ear, 1)
+            await until_heard(second, ear, rank=1)
+            assert set(ear.blocks(0)) == {1}
+            assert set(ear.blocks(1)) == {1}
+
+
+def two_free_ports() -> int:
+    """The first of two neighbours. Below those that systems give to whoever asks for any."""
+    for port in range(20_000, 30_000, 2):
+        with socket.socket() as one, socket.socket() as other, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no two ports are free")
 
 
 async def test_a_pod_that_leaves_is_told_of_and_not_listened_to() -> None:

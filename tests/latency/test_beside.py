@@ -134,7 +134,7 @@ def test_who_waits_where_more_have_run_waits_for_blocks_and_not_for_a_place() ->
     pod = SideBySide()
     pod.play(200, rate=4.0)
     idle = pod.ttft(1000, pod.now)
-    for waiting, running in ((1, 16), (1, 5), (0, 5)):
+    for waiting, running in ((1, 16), (4, 5)):
         pod.now += 1.0
         scrape = Metrics(
             waiting, running, kv_usage=0.7, blocks=25_000, block_size=16, scraped_at=pod.now, freshness=Freshness.FRESH

@@ -177,7 +177,9 @@ async def test_what_has_not_been_sent_yet_is_sent_when_the_proxy_stops() -> None
         async with stack(1, settings=tracing(collector)) as s:
             for _ in range(5):
                 await s.chat()
+            lost = s.app._catalogue.spans_lost.cell()
         assert len(collector.spans) == 15
+        assert lost.value == 0
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "is away"])

@@ -62,7 +62,7 @@ def test_a_proxy_that_was_restarted_begins_a_picture_anew() -> None:
     picture = picture_of({"a": row(sent=1000), "b": row()})
     picture.take("all", everything({"a": row(sent=2)}), 1.0)
     (pod,) = picture.rows()
-    assert (pod.sent, pod.rate) == (2, 0.0)
+    assert (pod.sent, pod.rate) == (2, None)
 
 
 def test_figures_of_the_whole_are_not_shown_when_they_are_old() -> None:
@@ -126,6 +126,16 @@ def test_five_hundred_pods_fit_any_terminal(size: tuple[int, int]) -> None:
     if size[0] >= 40:
         assert all(len(line) <= size[0] for line in lines)
         assert "500" in lines[-1]
+
+
+def test_what_all_long_names_end_with_is_left_out_so_that_they_can_be_told_apart() -> None:
+    picture = picture_of({f"vllm-deployment-{n}.llm.svc.cluster.local:8000": row(role="decode") for n in range(20)})
+    lines = screen(picture, View(), (80, 24), 0.0).plain.split("\n")[HEAD:]
+    assert [line.split()[:2] for line in lines[:2]] == [
+        ["vllm-deployment-0", "decode"],
+        ["vllm-deployment-1", "decode"],
+    ]
+    assert len({line.split()[0] for line in lines[:19]}) == 19
 
 
 def test_keys_scroll_no_further_than_there_are_pods() -> None:

@@ -76,7 +76,7 @@ async def _goes_to(it: Host, pods: set[str]) -> None:
     """All workers have heard: of many requests, every one goes to one of these pods, and each of them gets some. New
     questions every time: known ones go where they are known."""
     fresh = itertools.count()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while set(await asyncio.gather(*(it.chat(f"{pods}: question {next(fresh)}", 1) for _ in range(20)))) != pods:
             await asyncio.sleep(0.05)
 
