@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectFailed
 from proxy.core.ports import Clock
-from proxy.http.upstream.dial import Resolve, look_up
+from proxy.http.upstream.dial import Resolve, is_address, look_up
 from proxy.http.upstream.pool import Address
 
 KEPT = 30.0
@@ -34,7 +33,7 @@ class Addresses:
             return found[1]
         try:
             there = Address.of(endpoint.url)
-            host = there.host if _is_address(there.host) else await self._first(there)
+            host = there.host if is_address(there.host) else await self._first(there)
         except (OSError, ValueError) as error:
             raise ConnectFailed(f"its name cannot be looked up: {error}") from error
         address = _written(host, there.port)
@@ -64,11 +63,3 @@ def _named(url: str) -> str:
 
 def _written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

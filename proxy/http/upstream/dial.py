@@ -28,7 +28,7 @@ async def dial(
     here. Raises OSError."""
     loop = asyncio.get_running_loop()
     context, name = tls or (None, None)
-    if _is_address(host):
+    if is_address(host):
         _, protocol = await loop.create_connection(make, host, port, ssl=context, server_hostname=name)
         return protocol
     addresses = await resolve(host, port)
@@ -45,7 +45,7 @@ async def look_up(host: str, port: int) -> Sequence[AddrInfoType]:
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
