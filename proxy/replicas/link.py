@@ -42,6 +42,8 @@ class Link(asyncio.Protocol):
         self._waiting_bytes = 0
         self._paused = False
         self._gap = False
+        self._is_over = False
+        """Nothing more is said."""
         self._transport: asyncio.Transport
         self.closed = asyncio.Event()
 
@@ -58,7 +60,7 @@ class Link(asyncio.Protocol):
         if not self._paused:
             self._transport.write(data)
             return
-        if self.closed.is_set():
+        if self._is_over:
             return
         self._waiting.append(data)
         self._waiting_bytes += len(data)
@@ -68,8 +70,14 @@ class Link(asyncio.Protocol):
             self._gap = True
 
     def close(self) -> None:
-        """What was written still goes out; wait for `closed`."""
-        self._transport.close()
+        """What was said goes out, and the other side hangs up when it has heard it; wait for `closed`. If this side
+        did, what the other one writes just then would fail there, before it has read the rest."""
+        if self._is_over:
+            return
+        self._is_over = self._paused = True
+        self._transport.writelines(self._waiting)
+        self._waiting.clear()
+        self._transport.write_eof()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -90,6 +98,8 @@ class Link(asyncio.Protocol):
         self._paused = True
 
     def resume_writing(self) -> None:
+        if self._is_over:
+            return
         self._paused = False
         while self._waiting and not self._paused:
             data = self._waiting.popleft()
@@ -100,7 +110,7 @@ class Link(asyncio.Protocol):
             self._missed()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._paused = True
+        self._is_over = self._paused = True
         self._waiting.clear()
         self._waiting_bytes = 0
         self.closed.set()
