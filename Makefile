@@ -16,7 +16,7 @@ demo: .venv/.runtime
 	@$(BIN)/kvlane demo
 
 test: .venv/.dev lint axe
-	$(BIN)/pytest -n 4 --dist loadfile
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
