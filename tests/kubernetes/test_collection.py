@@ -307,8 +307,8 @@ async def test_who_may_list_but_not_watch_is_told_too_and_does_not_list_all_the_
         server.put(pods_in(), pod("a"))
         server.statuses["watch:pods"] = (403, "cannot watch")
         async with following(server, replace(FAST, retry=Duration(0.05))) as followed:
-            await until(lambda: len(server.watches) == 3)
-            assert followed._failures == 3
+            await until(lambda: followed._failures == 3)
+            assert len(server.watches) == 3
             assert set(followed.objects) == {"a"}
     assert 'resources: ["pods"]' in caplog.text
 
