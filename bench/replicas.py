@@ -41,7 +41,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, free_ports, say, table
+from rig import PATH, free_ports, say, tables
 
 from proxy.cli import demo
 from proxy.core.clock import SystemClock
@@ -80,13 +80,7 @@ def main() -> None:
         found["faults"] = asyncio.run(faults(options))
     if options.only in (None, "cost"):
         found["cost"] = asyncio.run(cost())
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return
-    for part, rows in found.items():
-        heads = list(next(iter(rows.values())))
-        print(table([[part, *heads], *([name, *(str(row[head]) for head in heads)] for name, row in rows.items())]))
-        print()
+    print(json.dumps(found, indent=1) if options.json else tables(found))
 
 
 def _options() -> argparse.Namespace:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -280,6 +280,16 @@ def table(rows: list[list[str]]) -> str:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def tables(parts: Mapping[str, Mapping[str, Mapping[str, object]]]) -> str:
+    """One for each part: of rows by their names, of values by their heads."""
+    shown = []
+    for part, rows in parts.items():
+        heads = list(next(iter(rows.values())))
+        values = [[name, *(str(row[head]) for head in heads)] for name, row in rows.items()]
+        shown.append(table([[part, *heads], *values]))
+    return "\n\n".join(shown)
 
 
 def say(text: str) -> None:

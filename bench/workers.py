@@ -32,7 +32,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rig import PATH, Engines, Program, Rig, Running, Site, chat, post_script, prose, say, table
+from rig import PATH, Engines, Program, Rig, Running, Site, chat, post_script, prose, say, tables
 
 from proxy.cli import demo
 from proxy.core.tasks import Tasks
@@ -54,13 +54,7 @@ def main() -> None:
         found["placement"] = placement(options)
     if options.only != "placement":
         found["cost"] = cost(options)
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return
-    for part, rows in found.items():
-        heads = list(next(iter(rows.values())))
-        print(table([[part, *heads], *([name, *(str(row[head]) for head in heads)] for name, row in rows.items())]))
-        print()
+    print(json.dumps(found, indent=1) if options.json else tables(found))
 
 
 def _options() -> argparse.Namespace:
