@@ -121,7 +121,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
     dashboard = Dashboard(
         fleet,
         clock,
-        endpoints,
+        endpoints.of,
         lambda endpoint: "closed",
         of_process(catalogue),
         dict,

@@ -1,16 +1,18 @@
 """What it is worth that proxies of one deployment know of each other, what that costs, and what it takes to upset them.
 
-    python bench/replicas.py [--seconds 20] [--rounds 2] [--only placement|faults|cost] [--json]
+    python bench/replicas.py [--seconds 20] [--rounds 2] [--only placement|faults|cost] [--trace FILE] [--json]
 
 Placement: conversations before four simulated pods that together hold all of them, every request through any of the
 proxies, as a balancer deals them: one proxy, two and four over a Redis that is started here, and two and four that do
-not know of each other. The requests and their moments are the same for all.
+not know of each other. The requests and their moments are the same for all. With `--trace` they are a part of it,
+another one for each round, before four pods like `generic-8b`, four times as fast, with 410,000 tokens of KV each.
 
 Faults: two proxies under that load; one is killed and started again, Redis is killed and started again empty, and a
 wall stands before Redis for ten seconds. Requests that fail though their own proxy lives; and the seconds until each
 proxy's sum of requests in flight is that of the clients again.
 
-Cost: microseconds of CPU and bytes that telling others adds to a request, by the requests of a proxy per second.
+Cost: microseconds of CPU and bytes that telling others adds to a request, by the requests of a proxy per second; and
+what the index by itself takes for one, which tells how fast the machine was.
 
 Needs redis-server and the extra kvlane[redis].
 """
@@ -48,6 +50,8 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.prefix.index import PrefixIndex
+from proxy.replay import prompts
+from proxy.replay.workload import load_trace
 from proxy.replicas.redis_line import RedisLine
 from tests.replicas.store import Wall, store
 from tests.replicas.test_deployment import Proxy, settings
@@ -64,6 +68,10 @@ VARIANTS = {
     "4, nothing shared": (4, False),
 }
 SYSTEMS, SYSTEM_BYTES, TURN_BYTES, TURNS, THINK = 4, 6000, 1200, 6, 2.0
+LARGE = ("--gpu", "generic-8b", "--gpu-blocks", "25600", "--time-scale", "4")
+LONGEST = 100_000
+"""Tokens of a request of a trace."""
+
 LONG_ANSWER = 300
 """Tokens, so that many requests are in flight when something happens."""
 
@@ -88,6 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="of new requests per round and variant")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second, of all proxies together")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines in Mooncake's format, .gz or not")
     parser.add_argument("--only", choices=("placement", "faults", "cost"))
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -169,11 +178,19 @@ def _turns(
     return sorted(turn for turn in found if turn[0] <= seconds)
 
 
+def _of_trace(file: Path, number: int, seconds: float, rate: float) -> list[tuple[float, bytes]]:
+    count = int(seconds * rate)
+    jobs = load_trace(file, random.Random(1)).fitting(LONGEST).window(number * count, count).at_rate(rate).jobs
+    return [(job.arrival, prompts.body(job, "sim")) for job in jobs]
+
+
 def _prose(rng: random.Random, size: int) -> str:
     return " ".join(rng.choices(demo.WORDS, k=size // 4))[:size]
 
 
-async def _play(turns: list[tuple[float, bytes]], proxies: list[Served], rng: random.Random, outcome: Outcome) -> None:
+async def _play(
+    turns: list[tuple[float, bytes]], proxies: list[Served], rng: random.Random, outcome: Outcome, path: str = PATH
+) -> None:
     loop = asyncio.get_running_loop()
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session, Tasks() as tasks:
@@ -181,21 +198,21 @@ async def _play(turns: list[tuple[float, bytes]], proxies: list[Served], rng: ra
         for at, body in turns:
             await asyncio.sleep(start + at - loop.time())
             proxy = rng.choice([proxy for proxy in proxies if proxy.is_asked])
-            asked.append(tasks.start(_ask(session, proxy, body, outcome), "question"))
+            asked.append(tasks.start(_ask(session, proxy, body, outcome, path), "question"))
         if asked:
             await asyncio.wait(asked, timeout=GRACE)
 
 
-async def _ask(session: aiohttp.ClientSession, proxy: Served, body: bytes, outcome: Outcome) -> None:
+async def _ask(session: aiohttp.ClientSession, proxy: Served, body: bytes, outcome: Outcome, path: str) -> None:
     asked, process = time.perf_counter(), proxy.process
     headers = {"content-type": "application/json"}
     proxy.open += 1
     try:
-        async with session.post(f"http://127.0.0.1:{proxy.port}{PATH}", data=body, headers=headers) as response:
+        async with session.post(f"http://127.0.0.1:{proxy.port}{path}", data=body, headers=headers) as response:
             response.raise_for_status()
-            await response.content.readany()
+            begun = await response.content.readany()
             first = time.perf_counter() - asked
-            usage = demo._usage(await response.read())
+            usage = demo._usage(begun + await response.read())
     except (aiohttp.ClientError, TimeoutError):
         if proxy.process is process:
             outcome.failed += 1
@@ -214,10 +231,10 @@ async def _ask(session: aiohttp.ClientSession, proxy: Served, body: bytes, outco
 
 
 @asynccontextmanager
-async def _proxies(count: int, url: str | None) -> AsyncIterator[list[Served]]:
-    """Before pods of their own; they share over the store of this URL, if there is one."""
+async def _proxies(count: int, url: str | None, *sim: str) -> AsyncIterator[list[Served]]:
+    """Before pods of their own, with these options; they share over the store of this URL, if there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        async with demo._pods() as urls, _started(urls, Path(folder), count, url) as proxies:
+        async with demo._pods(*sim) as urls, _started(urls, Path(folder), count, url) as proxies:
             yield proxies
 
 
@@ -269,12 +286,16 @@ async def placement(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     outcomes = {name: Outcome() for name in VARIANTS}
     for number in range(options.rounds):
         for name, (count, shares) in VARIANTS.items():
-            turns = _turns(random.Random(number), options.seconds, options.rate)
+            if options.trace is None:
+                turns, path, sim = _turns(random.Random(number), options.seconds, options.rate), PATH, ()
+            else:
+                turns = _of_trace(options.trace, number, options.seconds, options.rate)
+                path, sim = "/v1/completions", LARGE
             with tempfile.TemporaryDirectory() as folder:
                 async with AsyncExitStack() as stack:
                     redis = await stack.enter_async_context(store(Path(folder))) if shares and count > 1 else None
-                    proxies = await stack.enter_async_context(_proxies(count, redis.url if redis else None))
-                    await _play(turns, proxies, random.Random(number), outcomes[name])
+                    proxies = await stack.enter_async_context(_proxies(count, redis.url if redis else None, *sim))
+                    await _play(turns, proxies, random.Random(number), outcomes[name], path)
             say(f"round {number + 1}  {name}: {outcomes[name].row()}")
     return {name: outcome.row() for name, outcome in outcomes.items()}
 
@@ -397,12 +418,13 @@ async def cost() -> dict[str, dict[str, Any]]:
 
 
 async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
-    alone = min([_ticks(rate, turns, PrefixIndex(SystemClock(), 9, 60.0, 1 << 26), Endpoint("a")) for _ in range(3)])
+    fresh = (PrefixIndex(SystemClock(), 9, 60.0, 1 << 26) for _ in range(ROUNDS))
+    alone = min([_ticks(rate, turns, index, Endpoint("a")) for index in fresh])
     proxy = Proxy(settings(url, lease=60.0))
     costs, sent = [], 0
     async with RedisLine(settings(url), ("unheard",)) as line:
         proxy.deployment._tells = proxy.deployment._is_up = True
-        for _ in range(3):
+        for _ in range(ROUNDS):
             costs.append(0.0)
             for spent, messages in _told(rate, turns, proxy):
                 began = time.process_time()
@@ -412,11 +434,12 @@ async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
     requests = REQUESTS
     return {
         "CPU, us": round((min(costs) - alone) / requests * 1e6, 1),
-        "bytes": round(sent / 3 / requests),
+        "index alone": round(alone / requests * 1e6, 1),
+        "bytes": round(sent / ROUNDS / requests),
     }
 
 
-REQUESTS = 2000
+REQUESTS, ROUNDS = 2000, 8
 TICK = 0.01
 """Seconds."""
 

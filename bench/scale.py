@@ -208,6 +208,7 @@ class Host:
             doubts=dict,
             doubted=lambda peer, doubts: None,
             broke=lambda name, is_open: None,
+            tried=lambda name: None,
             lost=lambda: None,
             dropped=Counter(),
             garbled=Counter(),

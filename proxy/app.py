@@ -51,6 +51,7 @@ from proxy.http.admin_server import AdminServer
 from proxy.http.upstream.trust import Trust
 from proxy.pool_settings import PoolSettings
 from proxy.prefix.index import PrefixIndex
+from proxy.reliability.breaker import NOBODY, Company
 from proxy.scheduling.build import Scheduling
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag
@@ -64,6 +65,9 @@ class App:
 
     _workers = 1
     """That serve together."""
+
+    _shares_port = False
+    """With other processes, where gateways ask."""
 
     _decision_prefix = ""
     """What the ids of its decisions begin with."""
@@ -81,7 +85,7 @@ class App:
         self.ledger = self._make_ledger()
         self._bindings = self._make_bindings()
         self._trust = trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
-        self.reliability = Reliability(settings.reliability, self.fleet, trust, clock, rng, self._breaker_turned)
+        self.reliability = Reliability(settings.reliability, self.fleet, trust, clock, rng, self._make_company())
         breakers = self.reliability.breakers
         self._observation = Observation(settings.telemetry, catalogue, self.fleet, clock, breakers.state)
         self.explaining = Explaining(self.fleet, clock, rng, self._may_know_why, self._decision_prefix)
@@ -121,7 +125,7 @@ class App:
             known = await self._know_the_fleet(stack)
             await self._decisions.begin(stack, self.fleet)
             names = await self._names.resolver(stack, self._settings, bool(self._gates))
-            await self._path.begin(stack, self._settings, names)
+            await self._path.begin(stack, self._settings, names, self._shares_port)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
             await self._open_admin(stack, session)
@@ -220,7 +224,7 @@ class App:
         return Dashboard(
             self.fleet,
             self._clock,
-            self._observation.endpoints,
+            self._observation.endpoints.of,
             self.reliability.breakers.state,
             of_process(self._catalogue),
             lambda: self.autoscaling.pools,
@@ -333,8 +337,9 @@ class App:
     def _log_writer(self) -> Callable[[bytes], int]:
         return partial(os.write, sys.stdout.fileno())
 
-    def _breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+    def _make_company(self) -> Company:
         """Nobody else has to know; nor below."""
+        return NOBODY
 
     def _doubting(self, endpoint: Endpoint) -> None:
         pass

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from proxy.core.errors import ConfigError, Conflict, Problem
+from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
 from proxy.differences import changed
 from proxy.settings import Settings, from_mapping, from_text, load
@@ -121,7 +123,7 @@ class Configurations:
 
     def written(self) -> Any:
         """The plain values that it was made of, variables filled in."""
-        return json.loads(json.dumps(self._now.settings.source, default=str))
+        return json.loads(json.dumps(_as_written(self._now.settings.source), default=str))
 
     async def _change(self, read: Callable[[], Settings], origin: str, dry_run: bool = False) -> dict[str, Any]:
         async with self._lock:
@@ -172,3 +174,18 @@ class Configurations:
         catalogue.config_reloads.cell(result).add()
         catalogue.config_reloaded_at.cell().value = self._clock.wall()
         catalogue.config_reload_is_good.cell().value = float(result != "refused")
+
+
+def _as_written(value: Any) -> Any:
+    """What came from the environment, as a file would have it: a number or a boolean where it is the text of one."""
+    if isinstance(value, Mapping):
+        return {key: _as_written(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_written(item) for item in value]
+    if isinstance(value, FromEnvironment):
+        return json.loads(value) if _PLAIN.fullmatch(value) else value
+    return value
+
+
+_PLAIN = re.compile(r"true|false|-?(?:0|[1-9]\d{0,14})(?:\.\d{0,8}[1-9])?")
+"""What is the same text again, should text be wanted: without leading zeros."""

@@ -32,6 +32,9 @@ from proxy.telemetry.settings import Telemetry
 DERIVED = ("scheduling", "pools", "engines", "given", "source")
 """Fields that are no sections of plain values."""
 
+EVERYWHERE = {"0.0.0.0", "::"}
+"""Hosts that are all addresses of the machine."""
+
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
 
@@ -120,6 +123,7 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
     problems.extend(pool_settings.taken(settings.all_pools))
     problems.extend(settings.models.astray(settings.all_pools))
     problems.extend(_unscaled(settings))
+    problems.extend(_taken_twice(settings))
     if problems:
         raise ConfigError(problems)
     return settings
@@ -138,7 +142,9 @@ def _read(path: Path, environ: Mapping[str, str]) -> Any:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
+    except UnicodeDecodeError as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
 
 
@@ -187,6 +193,14 @@ def _unscaled(settings: Settings) -> list[Problem]:
         for name in settings.autoscale.pools
         if name not in pools
     ]
+
+
+def _taken_twice(settings: Settings) -> list[Problem]:
+    listen, admin = settings.listen, settings.admin
+    hosts = {listen.host, admin.host}
+    if not admin.port or admin.port != listen.port or (len(hosts) > 1 and not hosts & EVERYWHERE):
+        return []
+    return [Problem("admin.port", f"{admin.port} is the port of listen, too")]
 
 
 def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from functools import cached_property
 
 from proxy.app import App
 from proxy.composition.indexes import prefix_producers
-from proxy.core.endpoint import Endpoint
 from proxy.fleet.bindings import SharedBindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import SharedLedger
+from proxy.flowcontrol.controller import FlowControl
+from proxy.flowcontrol.siblings import Lent, Siblings
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.session_affinity import SessionAffinity
 from proxy.prefix.index import PrefixIndex
-from proxy.reliability.breaker import OPEN
+from proxy.reliability.breaker import OPEN, Company
 from proxy.replicas.limits import SharedLimits
 from proxy.replicas.prefixes import SharedIndex, index_tag
+from proxy.replicas.queues import SharedQueue, said
 from proxy.replicas.replica import Doubts, Replica
 from proxy.replicas.sessions import SharedSessions, table_tag
 from proxy.replicas.wire import Kind
@@ -30,6 +33,13 @@ class SharingApp(App):
 
     ledger: SharedLedger
     _bindings: SharedBindings
+    _seat = 0
+    """Which of the workers of its host this one is."""
+
+    @cached_property
+    def _name(self) -> str:
+        """That no other process has, or will have."""
+        return secrets.token_hex(6)
 
     @cached_property
     def _replica(self) -> Replica:
@@ -42,6 +52,7 @@ class SharingApp(App):
             doubts=lambda: shared_doubts(self.fleet),
             doubted=lambda peer, doubts: self.fleet.doubted_by(peer, doubts),
             broke=self._broke_elsewhere,
+            tried=self._tried_elsewhere,
             lost=self._lost,
             dropped=self._catalogue.bus_dropped.cell(),
             garbled=self._catalogue.bus_garbled.cell(),
@@ -85,6 +96,7 @@ class SharingApp(App):
     def _share(self) -> None:
         self._share_sessions()
         self._share_limits()
+        self._share_queues()
 
     def _share_sessions(self) -> None:
         """Nothing is told of tables whose sessions are kept by the clients: nothing is bound in them."""
@@ -103,6 +115,21 @@ class SharingApp(App):
         if limits is not None and limits.on_spent is None:
             self._replica.limits = [SharedLimits(limits, self._replica.tell)]
 
+    def _share_queues(self) -> None:
+        """Those that are shared stay: siblings have said who waits."""
+        flow_controls, known = self._gates.flow_controls, {queue.pool: queue for queue in self._replica.queues}
+        self._replica.queues = [
+            known.get(pool) or self._shared_queue(pool, control) for pool, control in flow_controls.items()
+        ]
+
+    def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
+        def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+            self._replica.tell(Kind.WAITING, said(pool, self._name, highest, given, wants))
+
+        siblings = flow_control.siblings = Siblings(self._workers, tell, self._seat, self._name)
+        siblings.among(*self._replica.place)
+        return SharedQueue(pool, siblings, flow_control.look)
+
     def _used_elsewhere(self, name: str, requests: int, tokens: int, work: int) -> None:
         if endpoint := self.fleet.get(name):
             self.ledger.elsewhere(endpoint, requests, tokens, work)
@@ -112,12 +139,16 @@ class SharingApp(App):
         if endpoint := self.fleet.get(name):
             self._bindings.bound_elsewhere(response_id, endpoint)
 
-    def _breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self._replica.breaker_turned(endpoint, is_open)
+    def _make_company(self) -> Company:
+        return self._replica
 
     def _broke_elsewhere(self, name: str, is_open: bool) -> None:
         if endpoint := self.fleet.get(name):
             self.reliability.breakers.hear(endpoint, is_open)
+
+    def _tried_elsewhere(self, name: str) -> None:
+        if endpoint := self.fleet.get(name):
+            self.reliability.breakers.hold_off(endpoint)
 
 
 def shared_doubts(fleet: Fleet) -> Doubts:

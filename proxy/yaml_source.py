@@ -25,11 +25,33 @@ def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
     except RecursionError:
         raise ConfigError([Problem(source, "is nested too deeply, or in itself")]) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        raise ConfigError([Problem(where, str(error.problem or error.context or error))]) from None
+        raise ConfigError([_described(error, source)]) from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([Problem(source, str(error))]) from None
+
+
+_ADVICE = (
+    ("found character '\\t'", "a tab: YAML is indented with spaces"),
+    ("that cannot start any token", "a text that begins so needs quotes"),
+    (
+        "mapping values are not allowed here",
+        "no key can be here: a line above may lack its colon, or a text its quotes",
+    ),
+    ("could not find expected ':'", "no colon with a space after it"),
+    ("expected <block end>", "not indented as what it belongs to"),
+    ("<stream end>", "the file ends before this does"),
+)
+"""What it mostly means, for what PyYAML says."""
+
+
+def _described(error: yaml.MarkedYAMLError, source: str) -> Problem:
+    said = str(error.problem or error.context or error)
+    advice = next((advice for part, advice in _ADVICE if part in said), "")
+    mark, began = error.problem_mark, error.context_mark
+    if began is not None and mark is not None and began.line < mark.line:
+        said += f", in what begins at {began.line + 1}:{began.column + 1}"
+    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+    return Problem(where, f"{advice} ({said})" if advice else said)
 
 
 def _expanded(values: Any, environ: Mapping[str, str]) -> Any:

@@ -1,5 +1,11 @@
-"""The same examples everywhere, and as long as they take: what Hypothesis does by itself only where CI is set."""
+"""What holds for all tests."""
+
+import os
 
 from hypothesis import settings
 
+# The same examples everywhere, and as long as they take: what Hypothesis does by itself only where CI is set.
 settings.load_profile("ci")
+
+# Some two hundred programs are started here: with it each compiles all that it imports, for a third of its CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

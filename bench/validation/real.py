@@ -16,10 +16,11 @@ from pathlib import Path
 import aiohttp
 
 from bench.validation.script import Answer, Session
+from tests.ports import free_port
 from tests.vllm import tiny_model
 from tests.vllm.client import Client
 from tests.vllm.fleet import ENVIRON, FLAGS, MODEL, START_UP
-from tests.vllm.program import Program, free_port
+from tests.vllm.program import Program
 
 KV_BYTES = 64 << 20
 """512 blocks of 32 tokens: so few that the documents push conversations out."""

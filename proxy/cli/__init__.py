@@ -7,6 +7,7 @@ import importlib
 import click
 
 from proxy import __version__
+from proxy.core.params import suggestion
 
 COMMANDS = {
     "serve": "Run the proxy.",
@@ -42,6 +43,13 @@ class Commands(click.Group):
         spelt = NAMES.get(name, name)
         command: click.Command = getattr(importlib.import_module(f"proxy.cli.{spelt}"), spelt)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"there is no command '{args[0]}'{suggestion(args[0], list(COMMANDS))}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

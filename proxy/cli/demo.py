@@ -103,10 +103,10 @@ async def _compare(seconds: float, console: Console) -> dict[str, dict[str, Any]
 
 
 @contextlib.asynccontextmanager
-async def _pods() -> AsyncIterator[list[str]]:
+async def _pods(*options: str) -> AsyncIterator[list[str]]:
     """In a process of their own, so that they do not compete with the proxy for the event loop."""
     port = _free_ports(PODS)
-    arguments = ["--port", str(port), "--pods", str(PODS), "--gpu-blocks", str(KV_BLOCKS)]
+    arguments = ["--port", str(port), "--pods", str(PODS), "--gpu-blocks", str(KV_BLOCKS), *options]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "proxy", "sim", *arguments, stdout=asyncio.subprocess.DEVNULL
     )
@@ -227,6 +227,7 @@ def _show(console: Console, results: dict[str, dict[str, Any]]) -> None:
     pods = " ".join(f"--pod http://127.0.0.1:{8101 + index}" for index in range(PODS))
     kvlane = _kvlane()
     console.print(f"  {kvlane} sim --port 8101 --pods {PODS}\n  {kvlane} serve {pods}", highlight=False, soft_wrap=True)
+    console.print("  # in a browser: http://localhost:9190/dashboard", highlight=False, markup=False)
     console.print(
         "  curl -N http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d "
         '\'{"model": "sim", "stream": true, "messages": [{"role": "user", "content": "Hello!"}]}\'',

@@ -18,7 +18,7 @@ MOST_PODS = 20
 Json = Mapping[str, Any]
 
 _COLUMNS = ("id", "time", "request", "pod", "margin", "first byte", "cached", "prompt", "waited", "outcome")
-"""In parentheses, in two of them, what was expected."""
+"""In parentheses, in two of them, what was expected. What is not streamed has its first byte with all others."""
 
 
 def console() -> Console:
@@ -54,10 +54,10 @@ def _row(one: Json) -> list[str]:
     return [
         one["id"],
         _time(one["at"]),
-        one["request"][:18],
+        _shortened(one["request"]),
         _arrow(one["pod"], one["answeredBy"]),
         _score(one["margin"]),
-        f"{_seconds(one['ttft'])} ({_seconds(one['predicted']['ttft'])})",
+        _seconds(one["ttft"]) + (f" ({_seconds(one['predicted']['ttft'])})" if one["stream"] else " whole"),
         f"{_plain(one['cachedTokens'])} ({_plain(one['predicted']['cachedTokens'])})",
         str(one["promptTokens"]),
         _seconds(one["waited"]),
@@ -105,7 +105,7 @@ def _ahead(margin: float, other: str) -> str:
 
 def _expected(predicted: Json) -> str:
     cached, ttft = predicted["cachedTokens"], predicted["ttft"]
-    first = f"first byte after {_seconds(ttft)}" if ttft is not None else "the first byte is predicted by nobody"
+    first = f"first token after {_seconds(ttft)}" if ttft is not None else "the first token is predicted by nobody"
     return f"{first}, {cached} tokens cached" if cached is not None else first
 
 
@@ -113,7 +113,8 @@ def _outcome(one: Json) -> str:
     cached = f", {one['cachedTokens']} tokens cached" if one["cachedTokens"] is not None else ""
     tries = f", {one['tries']} tries" if one["tries"] != 1 else ""
     where = f" from {one['answeredBy']}" if one["answeredBy"] not in (None, one["pod"]) else ""
-    began = f"first byte after {_seconds(one['ttft'])}{where}" if one["ttft"] is not None else "no first byte"
+    first = "first byte" if one["stream"] else "not streamed, so its first byte"
+    began = f"{first} after {_seconds(one['ttft'])}{where}" if one["ttft"] is not None else "no first byte"
     took = f", all of it {_seconds(one['e2e'])}" if one["e2e"] is not None else ""
     return f"was: {began}{cached}{took}; {one['outcome']} {one['status'] or ''}{tries}".rstrip()
 
@@ -198,6 +199,11 @@ def _legs(legs: Sequence[Json]) -> Table:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - MOST_PODS
     return ", ".join(names[:MOST_PODS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shortened(request: str) -> str:
+    """Ids that begin alike are told apart by their ends."""
+    return request if len(request) <= 18 else f"{request[:8]}…{request[-9:]}"
 
 
 def _arrow(pod: str | None, answered_by: str | None) -> str:

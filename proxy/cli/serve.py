@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -86,11 +87,12 @@ async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
         idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
         async with idle, app, _reloading(app.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d, admin on %s:%d (/dashboard)",
+                "serving on %s:%d, admin on %s:%d (/dashboard)%s",
                 settings.listen.host,
                 app.port,
                 settings.admin.host,
                 app.admin_port,
+                _for_gateways(settings, app.picker_port),
             )
             await signals.stop(app.settle)
     except OSError as error:
@@ -104,12 +106,13 @@ async def _supervise(settings: Settings, source: Reader, watched: Watched, worke
         supervisor.autoscaling.on_first_pool = lambda: signals.on_halt(supervisor.autoscaling.pause_all)
         async with Collector(), supervisor, _reloading(supervisor.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d with %d workers, admin on %s:%d (/dashboard)",
+                "serving on %s:%d with %d workers, admin on %s:%d (/dashboard)%s",
                 settings.listen.host,
                 supervisor.port,
                 workers,
                 settings.admin.host,
                 supervisor.admin_port,
+                _for_gateways(settings, supervisor.picker_port),
             )
             await signals.stop(supervisor.settle, supervisor.kill)
     except OSError as error:
@@ -173,5 +176,10 @@ class _Signals:
         self._told.set()
 
 
+def _for_gateways(settings: Settings, port: int | None) -> str:
+    return "" if port is None else f", for gateways on {settings.extproc.host}:{port}"
+
+
 def _cannot_listen(error: OSError) -> click.ClickException:
-    return click.ClickException(f"cannot listen: {error.strerror or error}")
+    hint = "; --port, --admin-port and --extproc-port take others" if error.errno == errno.EADDRINUSE else ""
+    return click.ClickException(f"cannot listen: {error.strerror or error}{hint}")

@@ -14,16 +14,16 @@ from proxy.core.tasks import Tasks
 from proxy.dashboard.feed import INTERVAL, Feed, Panel
 from proxy.dashboard.heat import Heat
 from proxy.dashboard.panels import Scaled, queues, scaling, shadows
-from proxy.dashboard.pods import Paces, PodRows
+from proxy.dashboard.pods import Counts, Paces, PodRows
 from proxy.dashboard.routes import DashboardRoutes
 from proxy.dashboard.samples import NAMES, Sampling
 from proxy.dashboard.series import CatalogueSeries, Series, TextSeries
+from proxy.dashboard.summed import SummedCounts
 from proxy.fleet.datastore import Fleet
 from proxy.flowcontrol.controller import FlowControl
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.endpoints import EndpointSeries
 
 HEAT_EVERY = 5
 """Pictures."""
@@ -55,7 +55,7 @@ class Dashboard:
         self,
         fleet: Fleet,
         clock: Clock,
-        endpoints: EndpointSeries,
+        counts: Callable[[Endpoint], Counts] | None,
         breaker: Callable[[Endpoint], str],
         series: Read,
         scaled: Callable[[], Mapping[str, Scaled]],
@@ -64,12 +64,14 @@ class Dashboard:
         flow_controls: Callable[[], Mapping[str, FlowControl]] | None = None,
         interval: float = INTERVAL,
     ) -> None:
-        """`about` says what is to be known of the process itself, `interval` is that of the pictures, in seconds."""
+        """`counts` is what pods were sent; where it is None, `series` knows. `about` says what is to be known of the
+        process itself, `interval` is that of the pictures, in seconds."""
         self._sampling = sampling = Sampling(series, clock)
         self._heat = Heat(self._indexes, clock)
         self._fleet, self._clock, self._about = fleet, clock, about
         self._flow_controls, self._scaled, self._schedulings = flow_controls, scaled, schedulings
-        pods = PodRows(fleet, clock, breaker, endpoints.of, self._paces)
+        summed = SummedCounts(lambda: sampling.series)
+        pods = PodRows(fleet, clock, breaker, counts or summed.of, self._paces)
         panels = (
             Panel("about", self._read_about),
             Panel("queues", self._read_queues),

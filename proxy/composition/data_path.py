@@ -71,7 +71,8 @@ class DataPath:
     _tasks: Tasks = field(init=False)
     _on_end: OnEnd = field(init=False)
 
-    async def begin(self, stack: AsyncExitStack, settings: Settings, names: Names | None) -> None:
+    async def begin(self, stack: AsyncExitStack, settings: Settings, names: Names | None, shares_port: bool) -> None:
+        """`shares_port`: see Picker."""
         self.observer = self.observation.observer
         self.observer.stage_watcher = self.senses.stage_watcher
         self._tasks = await stack.enter_async_context(Tasks())
@@ -80,7 +81,7 @@ class DataPath:
         await self.warming.begin(stack, self.gateway, self.trust)
         self.server = await self._make_server(settings, stack)
         addresses, door = self.gates.addresses, self.doors.door
-        self.picker = picker_of(settings, self.server, self.gateway, door, addresses, self.clock)
+        self.picker = picker_of(settings, self.server, self.gateway, door, addresses, self.clock, shares_port)
 
     def change(self, settings: Settings, names: Names | None) -> None:
         """After all rooms have changed."""

@@ -28,7 +28,13 @@ def check(settings: ExtProcSettings) -> None:
 
 
 def picker_of(
-    settings: Settings, server: DataServer, gateway: Gateway, door: Door | None, addresses: Addresses, clock: Clock
+    settings: Settings,
+    server: DataServer,
+    gateway: Gateway,
+    door: Door | None,
+    addresses: Addresses,
+    clock: Clock,
+    shares_port: bool,
 ) -> Picker | None:
     """None where no port is configured. What both ports have in common is the server's: the budget of bodies, who is
     told of first bytes and ends, the connections to pods."""
@@ -41,4 +47,4 @@ def picker_of(
 
     bodies = StreamedBodies(settings.listen, server.budget)
     service: Service[EnvoyCall] = Service(gateway, settings.security, door, bodies, server.service.on_end)
-    return Picker(settings.extproc, service, addresses, lambda: server.rim, clock)
+    return Picker(settings.extproc, service, addresses, lambda: server.rim, clock, shares_port)

@@ -15,7 +15,7 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.trust import Trust
-from proxy.reliability.breaker import Breakers, Tell
+from proxy.reliability.breaker import Breakers, Company
 from proxy.reliability.budget import RetryBudget
 from proxy.reliability.failover import Alive, Failover, Narrow
 from proxy.reliability.liveness import Liveness
@@ -30,17 +30,17 @@ Candidates = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]
 
 
 class Reliability:
-    """`tell`: see Breakers."""
+    """`company`: see Breakers."""
 
     def __init__(
-        self, settings: ReliabilitySettings, fleet: Fleet, trust: Trust, clock: Clock, rng: Random, tell: Tell
+        self, settings: ReliabilitySettings, fleet: Fleet, trust: Trust, clock: Clock, rng: Random, company: Company
     ) -> None:
         self._settings = settings
         self._fleet = fleet
         self._trust = trust
         self._clock = clock
         self._random = rng
-        self.breakers = Breakers(settings.breaker, clock, fleet, call_later, tell)
+        self.breakers = Breakers(settings.breaker, clock, fleet, call_later, company)
         self.liveness = Liveness(settings.health.stall, clock, fleet, self._works)
 
     async def begin(self, stack: AsyncExitStack) -> None:

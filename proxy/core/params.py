@@ -18,6 +18,10 @@ from proxy.core.units import Duration, Moment, Size, moment, parse_duration, par
 T = TypeVar("T")
 
 
+SOME = 4
+"""Keys that are named to somebody who wrote none."""
+
+
 class Invalid(Exception):
     """Faults found below one path."""
 
@@ -95,7 +99,7 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
     """As `load`, but raises Invalid; `injected` are the values of fields that are not for the YAML to set."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
-        raise Invalid(Problem(path, f"must be a mapping, not {_spell(data)}"))
+        raise Invalid(Problem(path, f"must be a mapping, not {_spell(data)}{_as_mapping(cls, data)}"))
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in injected}  # type: ignore[arg-type]
     values, problems = dict(injected), _unknown_keys(fields.values(), data, path)
     for field in fields.values():
@@ -212,6 +216,18 @@ def _unknown_keys(fields: Any, data: Mapping[Any, Any], path: str) -> list[Probl
     return [
         Problem(path, f"unknown field '{key}'{suggestion(str(key), known)}") for key in data if str(key) not in known
     ]
+
+
+def _as_mapping(cls: type[Any], data: Any) -> str:
+    """How it is to be written."""
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    first = yaml_key(fields[0]) if fields else ""
+    if isinstance(data, str) and data.startswith(f"{first}:"):
+        return f"; a space is missing after '{first}:'"
+    if isinstance(data, str) and "://" in data and hints(cls).get(first) is str:
+        return f"; write {{{first}: {data}}}"
+    keys = [yaml_key(field) for field in fields[:SOME]]
+    return f"; its keys are {', '.join(keys)}{', …' if len(fields) > SOME else ''}" if isinstance(data, list) else ""
 
 
 def _given_key(field: dataclasses.Field[Any], data: Mapping[Any, Any]) -> str | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
 from collections.abc import Iterable, Iterator
-from importlib.metadata import entry_points
-from types import ModuleType
 
+from proxy.core.discovery import in_package, installed
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import suggestion
 from proxy.core.plugin import Plugin
 
 ENTRY_POINT_GROUP = "kvlane.plugins"
+NAMED_BY = "plugin_type"
 
 
 class Registry:
@@ -30,8 +27,8 @@ class Registry:
 
     @classmethod
     def discover(cls, package: str = "proxy.plugins") -> Registry:
-        """Everything there is. An entry point names a module full of plugins, or one class."""
-        return cls([*_in_package(package), *_installed()])
+        """Everything there is."""
+        return cls([*in_package(package, NAMED_BY), *installed(ENTRY_POINT_GROUP, NAMED_BY)])
 
     def get(self, type_name: str) -> type[Plugin] | None:
         return self._classes.get(type_name)
@@ -41,31 +38,6 @@ class Registry:
 
     def __iter__(self) -> Iterator[type[Plugin]]:
         return iter(sorted(self._classes.values(), key=lambda cls: cls.plugin_type))
-
-
-def _in_package(package: str) -> Iterator[type[Plugin]]:
-    root = importlib.import_module(package)
-    for info in pkgutil.walk_packages(root.__path__, package + "."):
-        yield from _in_module(importlib.import_module(info.name))
-
-
-def _installed() -> Iterator[type[Plugin]]:
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            found = entry.load()
-        except Exception as error:
-            where = f"entry point {entry.name} = {entry.value}"
-            raise ConfigError([Problem(where, f"cannot be loaded: {error!r}; repair or uninstall it")]) from error
-        if inspect.ismodule(found):
-            yield from _in_module(found)
-        else:
-            yield found
-
-
-def _in_module(module: ModuleType) -> Iterator[type[Plugin]]:
-    for member in vars(module).values():
-        if isinstance(member, type) and member.__module__ == module.__name__ and vars(member).get("plugin_type"):
-            yield member
 
 
 def _where(cls: type) -> str:

@@ -148,13 +148,13 @@ class Feed:
     async def _build(self, number: int) -> bytes:
         """An event with all that is not as it was; everything is looked at for the first of those who look."""
         parts = {}
+        await self._sample()
         pods = await self._pods.changes()
         if pods:
             parts["pods"] = _object({name: row or b"null" for name, row in pods.items()})
         for panel in self._panels:
             if number % panel.every == 0 and await self._read(panel):
                 parts[panel.name] = panel.last
-        await self._sample()
         if (points := self._samples.points) and points[-1] is not self._told:
             self._told = points[-1]
             parts["point"] = orjson.dumps(self._told)

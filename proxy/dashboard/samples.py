@@ -38,7 +38,11 @@ COUNTERS = {
     "actualPrompt": "prefix_actual_prompt_tokens",
     "actualHits": "prefix_actual_hit_tokens",
 }
-NAMES = ("requests", "refused", "shadow_decisions", "shadow_regret_seconds", *HISTOGRAMS.values(), *COUNTERS.values())
+NAMES = (
+    *("requests", "refused", "shadow_decisions", "shadow_regret_seconds", "attempts"),
+    *HISTOGRAMS.values(),
+    *COUNTERS.values(),
+)
 """The families that anything here is made of."""
 
 ENDINGS = {"complete": "good", "client-gone": "gone", "refused": "refused"}

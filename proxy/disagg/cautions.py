@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import connector_named
 
 HANDLERS = frozenset({"disagg-profile-handler", "pd-profile-handler"})
 FILTERS = {"prefill-filter": "prefill", "encode-filter": "encode"}
@@ -23,7 +23,7 @@ def cautions(connector: str, pool: str, types: Collection[str], roles: Collectio
                 " prompts over; see disagg-profile-handler."
             )
         return
-    if CONNECTORS[connector].needs_pair and (some := [kind for kind in DECIDERS if kind in types]):
+    if connector_named(connector).needs_pair and (some := [kind for kind in DECIDERS if kind in types]):
         yield (
             f"{path}scheduling: with the connector {connector} no pod serves a request alone, so what {some[0]}"
             f" decides against is refused; take {ALWAYS}."

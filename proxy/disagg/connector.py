@@ -19,7 +19,7 @@ class Split(NamedTuple):
 
 
 class Connector(Protocol):
-    """One per kind of engine configuration; stateless. A new one is a file here and a line in `connectors`."""
+    """One per kind of engine configuration; stateless. A new one is a file in `connectors`."""
 
     name: ClassVar[str]
     at_once: ClassVar[bool] = False
@@ -33,6 +33,13 @@ class Connector(Protocol):
     def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
         """What the prefill pod's answer, a JSON object, has for the decode pod; None: nothing was kept, and the decode
         pod will compute the prompt again. Not asked if both are sent at once."""
+
+
+def only_once(request_id: str, random: Random) -> str:
+    """A name for what is handed over, which no other attempt has: a client may send one id twice, and a pod that failed
+    lets go of its transfer when another one fetches already. Engines take what follows a colon for a port, and find
+    their addresses by the last one."""
+    return f"{int(random.random() * 2**53):014x}-{request_id.replace(':', '.')}"
 
 
 def host_of(endpoint: Endpoint) -> str:

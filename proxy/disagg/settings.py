@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.params import param, suggestion
+from proxy.core.params import param
 from proxy.core.units import Duration
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import CONNECTORS, connector_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,4 @@ class DisaggregationSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a connector that is not known."""
-        if self.connector not in CONNECTORS:
-            near = suggestion(self.connector, list(CONNECTORS)) or f"; known are {', '.join(CONNECTORS)}"
-            raise ValueError(f"there is no connector '{self.connector}'{near}")
+        connector_named(self.connector)

@@ -24,12 +24,14 @@ async def keep_alive(url: str, patience: float, clock: Clock) -> float | None:
     try:
         async with _connected(parts.hostname or "", port, patience, is_tls) as (reader, writer):
             writer.write(ask)
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), patience)
+            async with asyncio.timeout(patience):
+                head = await reader.readuntil(b"\r\n\r\n")
             if b"connection: close" in head.lower():
                 return 0.0
             begun = clock.now()
             with suppress(TimeoutError):
-                await asyncio.wait_for(reader.read(), patience)
+                async with asyncio.timeout(patience):
+                    await reader.read()
                 return clock.now() - begun
             return math.inf
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -41,7 +43,8 @@ async def speaks_zmtp(host: str, port: int, patience: float) -> bool:
     try:
         async with _connected(host, port, patience) as (reader, writer):
             writer.write(ZMTP[0] + bytes(8) + ZMTP[1])
-            greeting = await asyncio.wait_for(reader.readexactly(10), patience)
+            async with asyncio.timeout(patience):
+                greeting = await reader.readexactly(10)
             return (greeting[:1], greeting[-1:]) == ZMTP
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
@@ -51,7 +54,8 @@ async def speaks_zmtp(host: str, port: int, patience: float) -> bool:
 async def _connected(
     host: str, port: int, patience: float, is_tls: bool = False
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=is_tls or None), patience)
+    async with asyncio.timeout(patience):
+        reader, writer = await asyncio.open_connection(host, port, ssl=is_tls or None)
     try:
         yield reader, writer
     finally:

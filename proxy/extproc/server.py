@@ -47,8 +47,10 @@ class Picker:
         addresses: Addresses,
         rim: Callable[[], Rim],
         clock: Clock,
+        shares_port: bool = False,
     ) -> None:
-        """`rim` is asked for with each request."""
+        """`rim` is asked for with each request. `shares_port`: other processes may listen there too, and the kernel
+        deals connections; else it is an error."""
         self.service = service
         self.port = 0
         """From `start` on."""
@@ -56,6 +58,7 @@ class Picker:
         self._addresses = addresses
         self._rim = rim
         self._clock = clock
+        self._shares_port = shares_port
         self._tasks = Tasks()
         self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
         self._server: Any = None
@@ -64,7 +67,7 @@ class Picker:
         """Raises OSError if the port cannot be had, or the certificate cannot."""
         settings = self._settings
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._server = grpc.aio.server(options=[*unlimited, ("grpc.so_reuseport", 1)])
+        self._server = grpc.aio.server(options=[*unlimited, ("grpc.so_reuseport", int(self._shares_port))])
         self._server.add_generic_rpc_handlers(self._handlers())
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         try:

@@ -171,6 +171,8 @@ def _check_url(url: str) -> tuple[str, int]:
         raise ValueError(f"url: {url!r} is no URL of a pod: {error}") from None
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise ValueError(f"url: {url!r} is no URL of a pod; write http://host:port")
+    if parts.path.rstrip("/") == "/v1":
+        raise ValueError(f"url: {url!r} ends in /v1, with which the paths of requests begin; leave it out")
     if "?" in url or "#" in url:
         raise ValueError(f"url: {url!r} has a query or a fragment; leave it out")
     if "@" in parts.netloc:

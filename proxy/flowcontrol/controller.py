@@ -104,7 +104,7 @@ class FlowControl:
         self._look()
         if siblings.wait:
             self._lend(siblings, all_of_it=False)
-        siblings.say(self._highest())
+        siblings.say(self._highest(), self._wants(siblings))
 
     def _look(self) -> None:
         full: set[str] = set()
@@ -186,9 +186,15 @@ class FlowControl:
 
     def _lend(self, siblings: Siblings, all_of_it: bool) -> None:
         """What is not in use; or half of it, where somebody waits here too, for more than there is."""
-        for cap, idle in list(self.room.idle(siblings.part)):
+        for cap, idle, wants in list(self.room.idle(siblings.part, siblings.wanted)):
             if idle > 0:
-                siblings.lend(cap, idle if all_of_it else -(-idle // 2))
+                siblings.lend(cap, idle if all_of_it else -(-idle // 2), wants)
+
+    def _wants(self, siblings: Siblings) -> Sequence[str]:
+        """Of what others have: only what is asked for is given, or two that wait for other pods would give each other
+        the same again and again."""
+        models = {model for band in self.queue.bands for model in band.models}
+        return (*sorted(models), *self.room.short(siblings.part)) if models else ()
 
     def _highest(self) -> int | None:
         """Of the priorities that wait."""

@@ -89,21 +89,30 @@ class Room:
         """Those with room in what is this worker's; all of them, if none has."""
         return self._with_part(endpoints, cost, part) or endpoints
 
-    def idle(self, part: Part) -> Iterator[tuple[str, int]]:
-        """What of this worker's is not in use, by cap."""
-        settings, ready, unsent = self._settings, self._fleet.ready, len(self._unsent)
-        if settings.max_concurrent is not None:
-            yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self._inside)
+    def short(self, part: Part) -> Iterator[str]:
+        """Caps of the whole pool of which this worker may need more."""
+        settings = self._settings
+        if settings.max_concurrent is not None and len(self._inside) >= part(REQUESTS, settings.max_concurrent):
+            yield REQUESTS
         if settings.max_tokens is not None:
-            yield TOKENS, part(TOKENS, settings.max_tokens) - self._own_tokens()
+            yield TOKENS
+
+    def idle(self, part: Part, wanted: Collection[str]) -> Iterator[tuple[str, int, str]]:
+        """What of this worker's is not in use, of what is wanted: the cap, how much, and what it is wanted as."""
+        settings, unsent = self._settings, len(self._unsent)
+        if settings.max_concurrent is not None and REQUESTS in wanted:
+            yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self._inside), REQUESTS
+        if settings.max_tokens is not None and TOKENS in wanted:
+            yield TOKENS, part(TOKENS, settings.max_tokens) - self._own_tokens(), TOKENS
         tokens = settings.max_tokens_per_pod and sum(other.cost for other in self._unsent)
-        for pod in ready:
+        models = [name for name in wanted if name not in (REQUESTS, TOKENS)]
+        for pod, model in {pod: each for each in models for pod in self._fleet.serving(each)}.items():
             if settings.max_concurrent_per_pod is not None:
                 name = REQUESTS + pod.name
-                yield name, part(name, settings.max_concurrent_per_pod) - _own_requests(pod) - unsent
+                yield name, part(name, settings.max_concurrent_per_pod) - _own_requests(pod) - unsent, model
             if settings.max_tokens_per_pod is not None:
                 name = TOKENS + pod.name
-                yield name, part(name, settings.max_tokens_per_pod) - _own_tokens(pod) - (tokens or 0)
+                yield name, part(name, settings.max_tokens_per_pod) - _own_tokens(pod) - (tokens or 0), model
 
     def _own_tokens(self) -> int:
         return sum(map(_own_tokens, self._fleet.ready)) + sum(other.cost for other in self._unsent)

@@ -206,7 +206,8 @@ class HandOff:
             raise  # It was not asked, so whatever the decode pod begins with is no answer.
         except UpstreamFailed as error:
             with suppress(TimeoutError):
-                await asyncio.wait_for(begun.wait(), GRACE)
+                async with asyncio.timeout(GRACE):
+                    await begun.wait()
             if not begun.is_set():
                 raise
             log.warning("request %s: pod %s: %s", exchange.request.id, prefill.endpoint.name, error)

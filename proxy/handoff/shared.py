@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxy.core.ports import Clock, Random, Tally
 from proxy.core.tasks import Tasks
 from proxy.disagg.connector import Connector
-from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.connectors import connector_named
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.reliability.failover import Failover
@@ -41,5 +41,5 @@ class Shared:
 
     def change(self, settings: DisaggregationSettings, expose_endpoint: bool) -> None:
         self.expose_endpoint = expose_endpoint
-        self.connector: Connector = CONNECTORS[settings.connector]()
+        self.connector: Connector = connector_named(settings.connector)()
         self.prefill_timeout = settings.prefill_timeout

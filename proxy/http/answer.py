@@ -24,6 +24,7 @@ from proxy.http.upstream.pool import UpstreamPool
 from proxy.http.without_usage import ENDS, WithoutUsage
 from proxy.openai.asked_usage import IN_QUESTION
 from proxy.openai.first_event import ABORTED, aborted
+from proxy.openai.observe import ends_whole, usage_from
 from proxy.openai.render import stream_error
 from proxy.reliability.settings import Timeouts
 
@@ -236,9 +237,13 @@ class Answer:
         self._connection.resume_reading()
 
     def gone(self) -> None:
+        """Who closes after the last event, as official clients do before there is a last chunk, has all of it."""
         if self._exchange.ending is None:
             self._connection.abort()
             self._end(Ending.CLIENT_GONE)
+            if self._events and ends_whole(tail := self._connection.meter.tail):
+                self._exchange.ending = Ending.COMPLETE
+                self._exchange.usage = usage_from(tail)
 
     def check(self, now: float) -> None:
         """For the sweep: ends what has stalled. `now` is monotonic seconds."""

@@ -190,6 +190,9 @@ class Service(Generic[C]):
     def _cancelled(self, call: C, relay: Journey) -> Ending | Reason:
         """Its client left, or the proxy stops: who has got nothing is told to come again."""
         outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
+        exchange = relay.exchange
+        if call.has_left and call.answered and exchange is not None and exchange.ending is Ending.COMPLETE:
+            outcome = Ending.COMPLETE
         relay.end()
         call.closing = True
         if outcome is Ending.EVICTED and not call.answered:

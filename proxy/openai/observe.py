@@ -14,6 +14,8 @@ from proxy.openai.events import FLAT_OBJECT
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(' + FLAT_OBJECT + rb")")
 """With objects of details in it, which have none in them."""
 
+_LAST = (b"data: [DONE]", b"event: message_stop", b"event: response.completed")
+
 _COUNTS = (
     *("prompt_tokens", "completion_tokens"),
     *("prompt_tokens_details", "input_tokens_details", "cached_tokens", "cache_read_input_tokens"),
@@ -34,6 +36,12 @@ def usage_from(tail: bytes) -> Usage | None:
             return usage
         at = tail.rfind(b'"usage"', 0, at)
     return None
+
+
+def ends_whole(tail: bytes) -> bool:
+    """Whether the end of an event stream is the event after which there are no more."""
+    last = tail.rstrip(b"\r\n")
+    return len(tail) - len(last) > 1 and last[last.rfind(b"\n\n") + 1 :].lstrip().startswith(_LAST)
 
 
 def response_id_from(head: bytes) -> str | None:

@@ -29,12 +29,31 @@ Later = Callable[[float, Callable[[], None]], object]
 """Calls a function so many seconds from now, on the event loop."""
 
 
-Tell = Callable[[Endpoint, bool], None]
-"""The pod, and whether its breaker is open."""
+class Company(Protocol):
+    """Others who have breakers for the same pods; `replicas.replica.Replica` speaks to them."""
+
+    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+        """One opened here, or closed again: siblings `hear` it."""
+
+    def breaker_tried(self, endpoint: Endpoint) -> None:
+        """It gets as many probes as it may, from here: siblings `hold_off`."""
+
+    def pause(self, endpoint: Endpoint) -> float:
+        """Seconds in which it is for others to try it."""
 
 
-def _nobody(endpoint: Endpoint, is_open: bool) -> None:
-    pass
+class Nobody(Company):
+    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+        pass
+
+    def breaker_tried(self, endpoint: Endpoint) -> None:
+        pass
+
+    def pause(self, endpoint: Endpoint) -> float:
+        return 0.0
+
+
+NOBODY = Nobody()
 
 
 class Doubts(Protocol):
@@ -47,7 +66,7 @@ class Doubts(Protocol):
 class Circuit:
     """One pod's: closed -> open -> half-open -> closed, or open again. Exists while there is something to remember."""
 
-    __slots__ = ("failures", "is_open", "probes", "successes", "tries")
+    __slots__ = ("failures", "is_open", "probes", "successes", "times", "tries")
 
     def __init__(self) -> None:
         self.failures: deque[float] = deque()
@@ -58,20 +77,21 @@ class Circuit:
         self.tries = False
         """Half-open: it gets probes."""
         self.probes: set[Exchange] = set()
+        self.times = 0
+        """That it opened; the timer of the last one counts."""
 
 
 class Breakers:
     """Told of legs on pods that are watched, and of those that did not end well anywhere."""
 
     def __init__(
-        self, settings: BreakerSettings, clock: Clock, fleet: Doubts, later: Later, tell: Tell = _nobody
+        self, settings: BreakerSettings, clock: Clock, fleet: Doubts, later: Later, company: Company = NOBODY
     ) -> None:
-        """`tell` is called when a breaker opens here, and when one closes again: siblings `hear` it."""
         self._settings = settings
         self._clock = clock
         self._fleet = fleet
         self._later = later
-        self._tell = tell
+        self._company = company
         self._circuits: dict[Endpoint, Circuit] = {}
         self._out: dict[tuple[Endpoint, str], float] = {}
         """Until when a pod is to be left alone, by the reason."""
@@ -94,6 +114,7 @@ class Breakers:
             circuit.probes.add(exchange)
             if len(circuit.probes) >= self._settings.probes:
                 self._fleet.doubt(exchange.endpoint, PROBED)
+                self._company.breaker_tried(exchange.endpoint)
 
     def first_byte(self, exchange: Exchange) -> None:
         """Of a leg on a pod that is watched: it need not end to show that the pod is well."""
@@ -127,6 +148,12 @@ class Breakers:
             return
         circuit = self._circuit_of(endpoint)
         if circuit.tries or not circuit.is_open:
+            self._open(endpoint, circuit)
+
+    def hold_off(self, endpoint: Endpoint) -> None:
+        """A sibling tries it, and says what comes of it; if nothing does, it is to be tried here, some time later."""
+        circuit = self._circuits.get(endpoint)
+        if circuit is not None and circuit.is_open and not circuit.probes:
             self._open(endpoint, circuit)
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -172,19 +199,21 @@ class Breakers:
 
     def _trip(self, endpoint: Endpoint, circuit: Circuit) -> None:
         self._open(endpoint, circuit)
-        self._tell(endpoint, True)
+        self._company.breaker_turned(endpoint, True)
 
     def _recover(self, endpoint: Endpoint) -> None:
         self._close(endpoint)
-        self._tell(endpoint, False)
+        self._company.breaker_turned(endpoint, False)
 
     def _open(self, endpoint: Endpoint, circuit: Circuit) -> None:
         circuit.is_open, circuit.tries = True, False
         self._fleet.doubt(endpoint, OPEN)
-        self._later(self._settings.open, lambda: self._try(endpoint, circuit))
+        circuit.times = times = circuit.times + 1
+        seconds = self._settings.open + self._company.pause(endpoint)
+        self._later(seconds, lambda: self._try(endpoint, circuit, times))
 
-    def _try(self, endpoint: Endpoint, circuit: Circuit) -> None:
-        if self._circuits.get(endpoint) is circuit:
+    def _try(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:
+        if self._circuits.get(endpoint) is circuit and circuit.times == times:
             circuit.tries = True
             self._fleet.trust(endpoint, OPEN)
 

@@ -74,7 +74,7 @@ def figures(found: Sequence[Fared], gauges: Gauges | None = None, preemptions: f
         "e2e_p90": percentile(whole, 0.9),
         "goodput": sum(one.is_good for one in found) / len(found) if found else math.nan,
         "hit": sum(one.cached_tokens for one in done) / prompts if prompts else math.nan,
-        "imbalance": gauges.imbalance if gauges else math.nan,
+        "imbalance": gauges.imbalance if gauges and gauges.balanced_samples else math.nan,
         "kv_mean": gauges.kv_mean if gauges else math.nan,
         "preemptions": preemptions,
         "failed": len(found) - len(done),

@@ -22,8 +22,9 @@ from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
 from proxy.replicas.redis_line import RedisLine, StoreLost
 from proxy.replicas.series import ReplicaSeries
 from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.shares import Shares
 from proxy.replicas.way import Local
-from proxy.replicas.wire import EVERYBODY, OTHER_HOSTS, Garbled, Kind, frame, record
+from proxy.replicas.wire import EVERYBODY, HUB, OTHER_HOSTS, Garbled, Kind, frame, record
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Deployment:
         self._everybody = f"{settings.prefix}:all"
         self._peers = Peers(clock, settings.lease * (1 - 2 / LOOKS), local.gone)
         self._absence = Absence(lambda batch: local.heard(_ABSENT, batch))
+        self.shares = Shares(self._id, settings.limits, settings.lease, clock, lambda batch: local.heard(HUB, batch))
         self._tasks = Tasks()
         self._tells = False
         """Whether what is said goes out."""
@@ -236,6 +238,7 @@ class Deployment:
     def _lost(self, error: StoreLost) -> None:
         if self._is_up:
             self._series.losses.add()
+            self.shares.lost()
             if self._settings.limits == "localShare":
                 self._absence.begin(len(self._peers))
         if self._is_up or self._why != str(error):
@@ -255,6 +258,7 @@ class Deployment:
         if not self._is_up:
             self._is_up = True
             self._absence.end()
+            self.shares.found()
             self._local.gone(_ABSENT)
             log.info("the store of the replicas is there")
         self._show()
@@ -329,6 +333,8 @@ class Deployment:
                 self._local.heard(self._peers.number(host, member), shared(batch))
         elif packet.say is Say.BYE:
             self._peers.forget(host)
+            self.shares.left(host.id)
+            self._show()
             return
         elif packet.say is Say.ASK:
             self._tell(self._peers.number(host, 0), 1.0 if orjson.loads(packet.body) else 0.0)
@@ -337,6 +343,8 @@ class Deployment:
             if packet.say is Say.HELLO:
                 self._tell(self._peers.number(host, 0), 0.0)
         self._ask(host, packet)
+        if packet.say is not Say.NEWS:
+            self._divide()
 
     def _take_facts(self, host: Host, facts: dict[str, Any]) -> None:
         name, config, there = str(facts["name"]), str(facts["config"]), [int(member) for member in facts["members"]]
@@ -361,7 +369,11 @@ class Deployment:
         silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS
         return max(float(self._series.staleness.value), silence)
 
+    def _divide(self) -> None:
+        self.shares.look([host.id for host in self._peers.hosts])
+
     def _show(self) -> None:
+        self._divide()
         series, own = self._series, self._config()
         series.known.value = len(self._peers)
         series.disagreeing.value = sum(bool(host.config) and host.config != own for host in self._peers.hosts)

@@ -70,7 +70,7 @@ def members(body: bytes) -> Iterator[tuple[int, bytes]]:
 def shared(batch: bytes) -> bytes:
     """The records of it that other hosts are told, and that are believed if another host says them: never what a
     supervisor tells its workers. Raises Garbled."""
-    if all(map(SHARED.__contains__, kinds(batch))):
+    if SHARED.issuperset(kinds(batch)):
         return batch
     return b"".join(record(kind, body) for kind, body in records(batch) if kind in SHARED)
 
@@ -89,9 +89,11 @@ SHARED = frozenset(
         Kind.SPENT,
         Kind.USED,
         Kind.BREAKER,
+        Kind.TRIED,
         Kind.DRAINS,
+        Kind.WAITING,
     }
 )
-"""Doubts are not: that a pod cannot be reached from one host says little of the others. Nor is who waits for room."""
+"""Doubts are not: that a pod cannot be reached from one host says little of the others."""
 
 _SAYS = {int(say): say for say in Say}

@@ -74,9 +74,9 @@ class SharedIndex(PrefixIndex):
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
         reservation = super().reserve(chains, endpoint, capacity)
-        if packed := self._pack(reservation):
+        packed, known = self._going_on(reservation) or (self._pack(reservation), 0)
+        if packed:
             self._own[reservation] = next(self._numbers) & 0xFFFFFFFF, packed
-            known = self._known_part(endpoint.name, packed) if len(reservation.spans) == 1 else 0
             if known:
                 self._tell(Kind.RESERVE_ON, self._reserve_body(reservation, packed[known - 8 :]))
             else:
@@ -186,28 +186,41 @@ class SharedIndex(PrefixIndex):
             if len(reservation.spans) == 1:
                 self._ends.setdefault(reservation.pod.endpoint.name, {})[packed[-8:]] = len(packed)
 
-    def _known_part(self, pod: str, packed: bytes) -> int:
-        """Up to where all others know a prompt of one chain, in bytes; 0 if they do not."""
+    def _going_on(self, reservation: Reservation) -> tuple[bytes, int] | None:
+        """Packed, and up to which byte all others know it: of a prompt that goes on where one of its segments ends, so
+        that only what is behind that is packed anew. None of any other, and of several chains."""
         if self._now() >= self._anew_at:
             self.begin_anew()
+        pod, spans = reservation.pod.endpoint.name, reservation.spans
         ends = self._ends.get(pod)
-        if ends is None:
-            return 0
-        for at in range(len(packed) - 8, max(_LENGTH.size, len(packed) - 8 * NEAR), -8):
-            if ends.get(packed[at - 8 : at]) == at:
-                return at
-        return 0
+        if ends is None or len(spans) != 1:
+            return None
+        ((_, length, _, way),) = spans
+        end, rest = _LENGTH.size + 8 * length, b""
+        for at in range(len(way) - 1, 0, -1):
+            rest = way[at].segment.hashes.tobytes() + rest
+            if len(rest) > 8 * NEAR:
+                return None
+            last = way[at - 1].segment.hashes[-1:].tobytes()
+            if ends.get(last) == end - len(rest):
+                known = self._journal.get(pod, last) or b""
+                is_it = len(known) == end - len(rest) and _is_one(known)
+                return (_longer(known, rest), len(known)) if is_it else None
+        return None
 
     def _keep(self, reservation: Reservation, packed: bytes) -> None:
         if packed and not reservation.pod.retired:
             self._journal.add(reservation.pod.endpoint.name, packed)
 
     def _pack(self, reservation: Reservation) -> bytes:
-        """Copied from the segments, which are packed already: a list of 512 integers would take 10 us."""
+        """Copied from the segments, which are packed already: a list of 512 integers would take 10 us. The way of a
+        reservation that was just made is whole, unless a second chain has cut it."""
         parts: list[bytes] = []
-        for hashes, length, _, _ in reservation.spans:
+        for hashes, length, _, way in reservation.spans:
+            if len(reservation.spans) > 1:
+                way = self._forest.way(reservation.pod, hashes, length)
             parts.append(_LENGTH.pack(length))
-            parts.extend([each.segment.hashes.tobytes() for each in self._forest.way(reservation.pod, hashes, length)])
+            parts.extend([holding.segment.hashes.tobytes() for holding in way])
         return b"".join(parts)
 
     def _reserve_body(self, reservation: Reservation, packed: bytes) -> bytes:

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import error as StructError
+from zlib import crc32
 
 import orjson
 
@@ -33,6 +34,9 @@ ALL = 1.0
 PATIENCE = 5.0
 """At 100 requests a second, where the interval is 10 ms: packets of four requests."""
 
+TURN = 0.2
+"""Seconds that a host has to be the one who tries a pod: news take a tenth of it."""
+
 Told = Callable[[Kind, bytes], None]
 Bound = Callable[[str, str], None]
 Doubts = Mapping[str, Sequence[str]]
@@ -43,8 +47,10 @@ Bindings = Callable[[], Sequence[tuple[str, Endpoint]]]
 class Replica:
     """`apply` is what peers have in flight on a pod; `told` gets what the hub says of the pods; `bound` the
     (response id, pod) of peers, of which `bindings` gives those of this process; `doubted` gets the doubts of a peer,
-    of which `doubts` gives those of this process; `broke` the breakers that turned at peers; `lost` is called when the
-    hub is gone.
+    of which `doubts` gives those of this process; `broke` the breakers that turned at peers, and `tried` the pods that
+    peers try, whose breakers are open; `lost` is called when the hub is gone.
+
+    A `reliability.breaker.Company`.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Replica:
         doubts: Callable[[], Doubts],
         doubted: Callable[[int, Doubts], None],
         broke: Callable[[str, bool], None],
+        tried: Callable[[str], None],
         lost: Callable[[], None],
         dropped: Tally,
         garbled: Tally,
@@ -69,12 +76,15 @@ class Replica:
         self._doubts = doubts
         self._doubted = doubted
         self._broke = broke
+        self._tried = tried
         self._lost = lost
         self._dropped = dropped
         self._garbled = garbled
         self._outbox = Outbox(self._send, self._loads)
         self._tasks = Tasks()
         self._link: Way
+        self.place = (1, 0)
+        """Of how many hosts this is which."""
         self.indexes: list[SharedIndex] = []
         self.sessions: list[SharedSessions] = []
         self.limits: list[SharedLimits] = []
@@ -124,9 +134,19 @@ class Replica:
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
         self.tell(Kind.BREAKER, orjson.dumps((endpoint.name, is_open)))
 
+    def breaker_tried(self, endpoint: Endpoint) -> None:
+        self.tell(Kind.TRIED, endpoint.name.encode())
+
+    def pause(self, endpoint: Endpoint) -> float:
+        """Each pod has another host that may try it first."""
+        hosts, rank = self.place
+        return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
+
     def gone(self, peer: int) -> None:
         """It is no more, and with it all that it had in flight."""
         self._forget(peer)
+        for queue in self.queues:
+            queue.vanished(peer)
         self._doubted(peer, {})
 
     def ask(self, to: int, memory: float) -> None:
@@ -175,8 +195,14 @@ class Replica:
             self._doubted(peer, orjson.loads(body))
         elif kind is Kind.BREAKER:
             self._broke(*orjson.loads(body))
+        elif kind is Kind.TRIED:
+            self._tried(body.decode())
         elif kind is Kind.RESET:
             self._forget(peer)
+            for queue in self.queues:
+                queue.reset(peer)
+        elif kind is Kind.HOSTS:
+            self._be_among(*orjson.loads(body))
         elif kind is Kind.VANISHED:
             self.gone(int.from_bytes(body, "little"))
         elif kind is Kind.SNAPSHOT:
@@ -191,8 +217,11 @@ class Replica:
             index.vanished(peer)
         for limits in self.limits:
             limits.vanished(peer)
+
+    def _be_among(self, hosts: int, rank: int, are_heard: bool) -> None:
+        self.place = (hosts, rank)
         for queue in self.queues:
-            queue.vanished(peer)
+            queue.among(hosts, rank, are_heard)
 
     def _resync(self) -> None:
         """Something of what this process said was lost on the way to everybody."""

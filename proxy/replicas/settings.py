@@ -37,7 +37,8 @@ class ReplicaSettings:
     )
     limits: Literal["localShare", "open"] = param(
         "localShare",
-        "without the store: localShare takes the others to spend what this one does, open takes them to spend nothing",
+        "without the store: localShare takes the others to spend what this one does, and keeps to this one's part of"
+        " caps; open takes them to do nothing",
     )
 
     def __post_init__(self) -> None:

@@ -41,6 +41,8 @@ class Kind(IntEnum):
     """Serve with these: their number, and what they are made of."""
     LEVELS = 8
     """How much each room is to say in the log."""
+    HOSTS = 9
+    """Between how many hosts caps are divided, which of them this one is, and whether it hears of the others."""
 
     # a worker says
     RESET = 16
@@ -75,6 +77,8 @@ class Kind(IntEnum):
     """All that I have against pods."""
     BREAKER = 33
     """A breaker opened here, or closed again."""
+    TRIED = 35
+    """A pod whose breaker is open is being tried here."""
     DRAINS = 34
     """Pods that an operator drains, or takes back."""
 
@@ -109,11 +113,12 @@ def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
 def kinds(data: bytes) -> list[int]:
     """Those of the records, known or not. Raises Garbled."""
     found, at, end = [], 0, len(data)
+    head, unpack = _RECORD.size, _RECORD.unpack_from
     try:
         while at < end:
-            kind, size = _RECORD.unpack_from(data, at)
+            kind, size = unpack(data, at)
             found.append(kind)
-            at += _RECORD.size + size
+            at += head + size
     except StructError:
         raise Garbled("a record's head is cut off") from None
     if at > end:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
 from proxy.core.cycle_state import DataKey
-from proxy.core.params import suggestion, yaml_key
+from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, Plugin
 from proxy.scheduling.layout import Layout
 
@@ -39,7 +38,8 @@ def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -
 
 def in_order(layout: Layout, instances: Instances) -> list[str]:
     """The names of the producers, each after those whose data it requires; as far as that allows, those that may wait
-    come last, since they may use up the time of all, and otherwise as in the file."""
+    come last, since they may use up the time of all, and otherwise as in the file. Who says not whose data it reads
+    gets what was written first: so those that bear the name of their type, which is what it means, come before."""
     graph: dict[str, list[str]] = {name: [] for name, made in instances.items() if declares(made, DataProducer)}
     for name, providers in graph.items():
         for key in instances[name].requires:
@@ -51,7 +51,10 @@ def in_order(layout: Layout, instances: Instances) -> list[str]:
         path = " needs ".join(f"'{name}'" for name in reversed(cycle.args[1]))
         layout.complain("plugins", f"producers need each other's data: {path}")
         return list(graph)
-    rank = {name: (cast(DataProducer, instances[name]).waits, at) for at, name in enumerate(graph)}
+    rank = {
+        name: (cast(DataProducer, instances[name]).waits, name not in DEFAULT_PRODUCERS.values(), at)
+        for at, name in enumerate(graph)
+    }
     ordered: list[str] = []
     startable: list[str] = []
     while sorter.is_active():
@@ -77,11 +80,7 @@ def _missing_default(layout: Layout, instances: Instances, name: str, key: DataK
     providers = _providers(instances, key)
     default = DEFAULT_PRODUCERS.get(key.kind)
     path = f"plugins.{name}"
-    if len(providers) == 1:
-        return None
     if providers:
-        names = ", ".join(providers)
-        layout.complain(path, f"{key.kind} comes from several producers ({names}); {_advice(instances[name])}")
         return None
     if default and (not key.producer or key.producer == default) and default not in layout.entries:
         return default
@@ -100,9 +99,3 @@ def _providers(instances: Instances, key: DataKey[Any]) -> list[str]:
         return [name for name, made in instances.items() if key in made.provides]
     found = [name for name, made in instances.items() if any(has.kind == key.kind for has in made.provides)]
     return [name for name in found if not any(key.of(name) in instances[other].requires for other in found)]
-
-
-def _advice(reader: Plugin) -> str:
-    fields = dataclasses.fields(reader)  # type: ignore[arg-type]  # every plugin is a dataclass
-    binders = [key for field in fields if (key := yaml_key(field)).endswith("ProducerName")]
-    return f"set {' or '.join(binders)}" if binders else "keep one of them"

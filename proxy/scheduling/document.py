@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion
+from proxy.scheduling.accepted import accepted
 from proxy.scheduling.data_layer import (
     NOTIFIED,
     SETTINGS_TYPES,
@@ -89,6 +90,8 @@ class Document:
     gates: Mapping[str, bool] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    remarks: tuple[Problem, ...] = ()
+    """What is said in older words, or to no effect; it does not hinder."""
     path: str = ""
     given: bool = True
 
@@ -112,6 +115,7 @@ class _Reader:
             if data is not None:
                 self._complain("", f"must be a mapping, not {type(data).__name__}")
             return Document(problems=tuple(self._problems), path=self._path, given=False)
+        data, remarks = accepted(data)
         self._check_top_level(data)
         gates = self._gates(data.get("featureGates"))
         entries = [entry for index, item in self._items(data, "plugins") if (entry := self._plugin(index, item))]
@@ -124,6 +128,7 @@ class _Reader:
             gates=gates,
             names=self._names,
             problems=tuple(self._problems),
+            remarks=tuple(Problem(join(self._path, remark.path), remark.message) for remark in remarks),
             path=self._path,
         )
 
@@ -173,15 +178,14 @@ class _Reader:
         return ProfileEntry(shell.name, refs, shell.shadow, join(self._path, path)) if shell else None
 
     def _refs(self, profile: Any, path: str) -> tuple[PluginRef, ...]:
+        """Those to plugins; a setting has no part in a profile, and does no harm there."""
         refs = []
         for at, item in enumerate(_sequence(profile, "plugins")):
             ref = self._load(PluginRef, item, f"{path}.plugins[{at}]")
             where = f"{path}.plugins[{at}].pluginRef"
             if ref is None or not self._check_ref(ref.plugin_ref, where):
                 continue
-            if self._names[ref.plugin_ref] in (*SETTINGS_TYPES, *FLOW_TYPES):
-                self._complain(where, f"'{ref.plugin_ref}' is no filter, scorer or picker")
-            else:
+            if self._names[ref.plugin_ref] not in (*SETTINGS_TYPES, *FLOW_TYPES):
                 refs.append(ref)
         return tuple(refs)
 
@@ -218,8 +222,6 @@ class _Reader:
             data.get("saturationDetector"),
             gates.get(FLOW_CONTROL, False),
         )
-        if isinstance(given, Mapping) and not is_on and any(key != "saturationDetector" for key in given):
-            self._complain("flowControl", f"needs the feature gate '{FLOW_CONTROL}'")
         if old and isinstance(given, Mapping):
             given = {"saturationDetector": old, **given}
         section = self._load(FlowControlSection, given, "flowControl")

@@ -133,7 +133,7 @@ def _declared_profile(layout: Layout, profile: ProfileEntry) -> ProfileLayout:
     for ref in profile.plugins:
         entry = layout.entries.get(ref.plugin_ref)
         if entry is not None and not entry.is_a(Filter, Scorer, Picker):
-            layout.problems.append(Problem(profile.path, f"'{ref.plugin_ref}' is no filter, scorer or picker"))
+            continue  # guides of llm-d name producers too: these run for every request anyway
         if any(use.ref == ref.plugin_ref for use in uses):
             layout.problems.append(Problem(profile.path, f"refers to '{ref.plugin_ref}' twice"))
         given = ref.weight is not None

@@ -17,6 +17,7 @@ from proxy.sim.config import SimConfig
 from proxy.sim.driver import EngineDriver
 from proxy.sim.engine import Engine
 from proxy.sim.faults import Condition, Fault, Faults, Kind
+from proxy.sim.port import Port
 from proxy.sim.requests import REMEMBERED, RequestLog
 from proxy.sim.transfer.connector import Connector
 from proxy.sim.transfer.connectors import CONNECTORS
@@ -51,6 +52,7 @@ class SimPod:
         self.engine = Engine(self.config, self.fabric.embeddings)
         self.host = ""
         self.port = 0
+        self._port = Port()
         self._wall = wall
         self._runner: web.AppRunner | None = None
         self._driving: asyncio.Task[None] | None = None
@@ -97,11 +99,11 @@ class SimPod:
         )
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
+            self.port = await self._port.listen(runner, host, port)
         except OSError:
             await runner.cleanup()
             raise
-        self.host, self.port = host, runner.addresses[0][1]
+        self.host = host
         self._runner, self._driver, self._connector, self._embeddings = runner, driver, connector, embeddings
         self._driving = loop.create_task(driver.run(), name=f"engine of {self.url}")
 
@@ -109,8 +111,10 @@ class SimPod:
         """Accept nobody, let open calls end for `grace` seconds, then cut what is left."""
         await self._end_outage()
         if self._runner is None:
+            self._port.give_up()
             return
         await self._stop_listening(self._runner)
+        self._port.give_up()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self.requests.idle.wait()
@@ -119,7 +123,7 @@ class SimPod:
         await self._close(self._runner)
 
     async def kill(self) -> None:
-        """Crash: nobody is answered any more, every connection is reset."""
+        """Crash: nobody is answered any more, every connection is reset. The port is kept until the pod is stopped."""
         await self._end_outage()
         await self._crash()
 
@@ -152,7 +156,7 @@ class SimPod:
             await self._stop_driving()
         await asyncio.sleep(fault.seconds)
         if fault.kind is Kind.REFUSE:
-            await web.TCPSite(runner, self.host, self.port, backlog=1024).start()
+            await self._port.listen(runner, self.host, self.port)
         else:
             await self.start(self.host, self.port)
 
@@ -175,8 +179,7 @@ class SimPod:
         await self._close(self._runner)
 
     async def _stop_listening(self, runner: web.AppRunner) -> None:
-        for site in list(runner.sites):
-            await site.stop()
+        await self._port.close(runner)
 
     def _cut_connections(self, runner: web.AppRunner) -> None:
         for record in self.requests.open:

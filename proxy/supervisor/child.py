@@ -67,7 +67,8 @@ class Child:
             self._asked = True
             self._signal(15)
         try:
-            await asyncio.wait_for(self._process.wait(), grace)
+            async with asyncio.timeout(grace):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()

@@ -46,6 +46,7 @@ class Crew:
         clock: Clock,
         left: Callable[[Child], None],
         restarts: Tally,
+        picker_port: int | None = None,
     ) -> None:
         self._sockets = sockets
         self._directory = directory
@@ -53,6 +54,7 @@ class Crew:
         self._clock = clock
         self._left = left
         self._restarts = restarts
+        self._picker_port = picker_port
         self._numbers = count(1)
         self._tasks = Tasks()
         self._seated: dict[int, Child] = {}
@@ -151,7 +153,16 @@ class Crew:
         ours, theirs = socket.socketpair()
         sockets = self._sockets[seat]
         listeners = tuple(sock.fileno() for sock in sockets)
-        setup = Setup(given, next(self._numbers), theirs.fileno(), listeners, self._directory, len(self._sockets), seat)
+        setup = Setup(
+            given,
+            next(self._numbers),
+            theirs.fileno(),
+            listeners,
+            self._directory,
+            len(self._sockets),
+            seat,
+            self._picker_port,
+        )
         with theirs:
             child = await Child.start(seat, setup, sockets, theirs, self._clock.now())
         self.children[child.number] = child

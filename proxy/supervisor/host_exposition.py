@@ -58,6 +58,11 @@ class HostExposition(Exposition):
             await asyncio.gather(*map(_ask, self._children()))
             return [child.exposition for child in self._children()]
 
+    async def counted(self) -> list[bytes]:
+        """As `of_workers`, and what those had counted that are gone."""
+        gone = "\n".join(f"{series} {value!r}" for series, value in self._gone.items())
+        return [*await self.of_workers(), gone.encode()]
+
     def retire(self, child: Child) -> None:
         """A worker is gone; what it counted is not."""
         add_up(self._gone, sums_of(child.exposition))

@@ -37,7 +37,7 @@ from proxy.http.upstream.trust import Trust
 from proxy.reliability.breaker import Breakers
 from proxy.replicas.hub import Hub
 from proxy.replicas.loads import PeerLoads
-from proxy.replicas.wire import Kind
+from proxy.replicas.wire import Kind, records
 from proxy.replicated import Others
 from proxy.settings import Settings
 from proxy.sharing import shared_doubts
@@ -46,7 +46,7 @@ from proxy.supervisor.crew import Crew
 from proxy.supervisor.explained import WorkersDecisions
 from proxy.supervisor.host_exposition import HostExposition
 from proxy.supervisor.senses import WorkersSenses
-from proxy.supervisor.sockets import bound
+from proxy.supervisor.sockets import bound, reserved
 from proxy.telemetry import loop_lag
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
@@ -133,6 +133,8 @@ class Supervisor:
             )
             self._hub.uplink = self._others.deployment
         self._stopping = False
+        self.picker_port: int | None = None
+        """Where gateways ask; None if they may not."""
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._asking = Asking(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         self._doors = Doors(settings.security, self._clock)
@@ -147,6 +149,8 @@ class Supervisor:
             for sock in (sock for seat in sockets for sock in seat):
                 stack.callback(sock.close)
             self.port: int = sockets[0][0].getsockname()[1]
+            if settings.extproc.port is not None:
+                self.picker_port = stack.enter_context(reserved(settings.extproc.host, settings.extproc.port))
             tasks = await stack.enter_async_context(Tasks())
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
             self._session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
@@ -157,7 +161,7 @@ class Supervisor:
             for sock in (sock for seat in sockets for sock in seat):
                 sock.listen(BACKLOG)
             restarts = self._catalogue.worker_restarts.cell()
-            self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts)
+            self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts, self.picker_port)
             stack.callback(self._hub.close)
             stack.push_async_callback(self._crew.stop)
             await self._crew.start(settings.source, settings.reliability.drain.grace)
@@ -267,9 +271,9 @@ class Supervisor:
         return Dashboard(
             self.fleet,
             self._clock,
-            self._series,
+            None,
             self._breakers.state,
-            of_workers(self._exposition.of_workers),
+            of_workers(self._exposition.counted),
             lambda: self.autoscaling.pools,
             lambda: {
                 "config": self.configurations.described(),
@@ -289,7 +293,8 @@ class Supervisor:
         broken = [(Kind.BREAKER, orjson.dumps((name, True))) for name in open_breakers]
         stopping = [(Kind.STOPPING, b"")] if self._stopping else []
         levels = [(Kind.LEVELS, self._levels.record)] if self._levels.is_changed else []
-        return [*known, (Kind.DOUBTS, self._doubts()), *broken, *stopping, *levels]
+        hosts = [] if self._others is None else records(self._others.deployment.shares.record)
+        return [*known, (Kind.DOUBTS, self._doubts()), *broken, *stopping, *levels, *hosts]
 
     def _doubts(self) -> bytes:
         return orjson.dumps(shared_doubts(self.fleet))
@@ -304,6 +309,8 @@ class Supervisor:
             self.fleet.doubted_by(worker, orjson.loads(body))
         elif kind is Kind.BREAKER:
             self._broke(*orjson.loads(body))
+        elif kind is Kind.TRIED and (endpoint := self.fleet.get(body.decode())):
+            self._breakers.hold_off(endpoint)
         elif kind is Kind.DRAINS and self._others is not None:
             self._others.drains.take(body)
         elif kind is Kind.RELOADED:

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -21,11 +22,8 @@ from aiohttp import web
 from proxy.collector import Collector, resident
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
-from proxy.flowcontrol.controller import FlowControl
-from proxy.flowcontrol.siblings import Lent, Siblings
 from proxy.http.admin import LARGEST_BODY, in_json
 from proxy.http.admin_decisions import DecisionRoutes
-from proxy.replicas.queues import SharedQueue, said
 from proxy.replicas.wire import Kind
 from proxy.settings import Settings, from_mapping
 from proxy.sharing import SharingApp
@@ -42,17 +40,18 @@ class Worker(SharingApp):
     """Serves on sockets it was given; `lost` is called when the supervisor is gone."""
 
     fleet: Mirror
+    _shares_port = True
 
     def __init__(self, settings: Settings, setup: Setup, lost: Callable[[], None]) -> None:
         self._setup = setup
-        self._workers = setup.workers
+        self._workers, self._seat = setup.workers, setup.seat
         self._decision_prefix = f"w{setup.worker}-"
         self._on_lost = lost
         self._known = asyncio.Event()
         self._is_up = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._reloads = Tasks()
-        super().__init__(settings)
+        super().__init__(replace(settings, extproc=replace(settings.extproc, port=setup.picker_port)))
         self._share()
 
     async def __aenter__(self) -> Worker:
@@ -80,25 +79,6 @@ class Worker(SharingApp):
         )
         fleet.watch(self._replica.peer_loads.added, lambda endpoint: None)
         return fleet
-
-    def _share(self) -> None:
-        super()._share()
-        self._share_queues()
-
-    def _share_queues(self) -> None:
-        """Those that are shared stay: siblings have said who waits."""
-        flow_controls, known = self._gates.flow_controls, {queue.pool: queue for queue in self._replica.queues}
-        self._replica.queues = [
-            known.get(pool) or self._shared_queue(pool, control) for pool, control in flow_controls.items()
-        ]
-
-    def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
-        def tell(highest: int | None, given: Lent) -> None:
-            self._replica.tell(Kind.WAITING, said(pool, highest, given))
-
-        siblings = Siblings(self._workers, tell, self._setup.seat, self._setup.worker)
-        flow_control.siblings = siblings
-        return SharedQueue(pool, siblings, flow_control.look)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         return partial(self._join, stack)

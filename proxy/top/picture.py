@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 WINDOW = 10.0
 """Seconds over which legs are counted."""
+
+BETWEEN_POINTS = 7.0
+"""Seconds at most; what is older was not followed by another until somebody looked."""
 
 FRESH = 30.0
 """Seconds for which the latest rates and percentiles may be shown."""
@@ -49,7 +52,7 @@ class Pod:
     sent: int = 0
     failed: int = 0
     rate: float | None = None
-    """Legs per second, of late; None where nobody has counted any, as the supervisor of several workers."""
+    """Legs per second, of late; None where they were counted but once."""
     failures: float | None = None
     figures: Figures = UNKNOWN
 
@@ -99,7 +102,7 @@ class Picture:
             self.waits = sum(band["waiting"] for pool in body["queues"] or () for band in pool["bands"])
         self._take_point(body, now)
         self._counts = any(pod.sent for pod in self.pods.values())
-        self._count(now)
+        self._count(body)
 
     def rows(self) -> list[Pod]:
         then, before = self._seen[0] if self._seen else (0.0, {})
@@ -115,15 +118,26 @@ class Picture:
         return Pod(name, **{**given, "doubts": tuple(given.get("doubts", ()))})
 
     def _take_point(self, body: Json, now: float) -> None:
-        points = body.get("points") or ([body["point"]] if "point" in body else [])
-        if points:
+        if points := _points(body):
             age = max(0.0, body.get("at", 0.0) - points[-1].get("t", 0.0))
             self.point, self._point_at = points[-1], now - age
 
-    def _count(self, now: float) -> None:
-        self._seen.append((now, {name: (pod.sent, pod.failed) for name, pod in self.pods.items()}))
-        while len(self._seen) > 2 and now - self._seen[1][0] >= WINDOW:
-            self._seen.popleft()
+    def _count(self, body: Json) -> None:
+        at = self._counted_at(body)
+        if at is not None:
+            self._seen.append((at, {name: (pod.sent, pod.failed) for name, pod in self.pods.items()}))
+            while len(self._seen) > 2 and at - self._seen[1][0] >= WINDOW:
+                self._seen.popleft()
+
+    def _counted_at(self, body: Json) -> float | None:
+        """By the clock of the proxy. Several workers are asked for their counts no more often than for points."""
+        if self.about.get("workers", 1) > 1:
+            points = _points(body)
+            if points and body["at"] - points[-1]["t"] < BETWEEN_POINTS:
+                return float(points[-1]["t"])
+            if "points" not in body:
+                return None
+        return float(body["at"])
 
     def _known(self, pod: Pod, before: tuple[int, int] | None, seconds: float) -> Pod:
         figures = self.figures.get(pod.name, UNKNOWN)
@@ -131,3 +145,7 @@ class Picture:
             return replace(pod, figures=figures)
         sent, failed = max(0, pod.sent - before[0]), max(0, pod.failed - before[1])
         return replace(pod, figures=figures, rate=sent / seconds, failures=failed / seconds)
+
+
+def _points(body: Json) -> Sequence[Json]:
+    return body.get("points") or ([body["point"]] if "point" in body else [])

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from proxy.access.settings import Access, ApiKey, Limits, Tenant
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, Unauthorized
 from proxy.core.params import load
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +40,6 @@ def opens(door: Door, key: str) -> bool:
         return door.find({"x-api-key": key}) is not None
     except Unauthorized:
         return False
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def write(path: Path, text: str) -> None:
@@ -120,7 +114,7 @@ async def test_a_file_that_changes_changes_who_comes_in(tmp_path: Path) -> None:
     async with door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
         assert opens(keys, "old")
         write(file, "- {name: a, key: new, limits: {requestsPerMinute: 5}}")
-        await eventually(lambda: opens(keys, "new"))
+        await until(lambda: opens(keys, "new"))
         assert not opens(keys, "old")
         assert opens(keys, "fixed")
         identity = keys.find({"x-api-key": "new"})
@@ -137,16 +131,16 @@ async def test_a_file_that_breaks_changes_nothing_and_is_logged_once(
     async with door(apiKeys=[{"name": "fixed", "key": "fixed"}], apiKeysFile=str(file)) as keys:
         with caplog.at_level(logging.ERROR):
             write(file, broken)
-            await eventually(lambda: bool(caplog.records))
+            await until(lambda: bool(caplog.records))
             await asyncio.sleep(0.05)
         assert len(caplog.records) == 1
         assert opens(keys, "old")
         assert list(keys.limits.values()) == [Limits(requests_per_minute=5)]
         file.unlink()
-        await eventually(lambda: len(caplog.records) == 2)
+        await until(lambda: len(caplog.records) == 2)
         assert opens(keys, "old")
         write(file, "- {name: a, key: new}")
-        await eventually(lambda: opens(keys, "new"))
+        await until(lambda: opens(keys, "new"))
 
 
 def test_tenants_have_named_limits_or_their_own() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,20 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
-
-
-def free_port(count: int = 1) -> int:
-    """The first of `count` consecutive ports that nobody had a moment ago."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                for other in range(port + 1, port + count):
-                    socket.create_server(("127.0.0.1", other)).close()
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 class Kvlane:
@@ -54,7 +42,7 @@ class Kvlane:
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def ended(self, seconds: float = 20.0) -> int:
+    def ended(self, seconds: float = PATIENCE) -> int:
         """Waits for the end; the exit code."""
         output, errors = self._process.communicate(timeout=seconds)
         self.output += output
@@ -90,7 +78,7 @@ def ask(url: str, body: Any = None) -> tuple[int, bytes]:
         return 0, b""
 
 
-def until_answered(url: str, process: Kvlane, seconds: float = 20.0) -> None:
+def until_answered(url: str, process: Kvlane, seconds: float = PATIENCE) -> None:
     """Until the URL answers 200."""
     end = time.monotonic() + seconds
     while ask(url)[0] != 200:

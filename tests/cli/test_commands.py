@@ -65,6 +65,26 @@ def test_check_warns_of_a_configuration_without_pods(tmp_path: Path) -> None:
     assert "Warning: no pods are configured" in result.stderr
 
 
+def test_check_warns_of_an_open_admin_port_and_of_a_file_of_pods_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("admin: {host: 0.0.0.0}\npods: {file: /none/pods.yaml}\n")
+    result = run("check", "-c", str(file))
+    assert result.exit_code == 0
+    assert "Warning: admin.host: whoever reaches 0.0.0.0 may change everything" in result.stderr
+    assert "Warning: pods.file: /none/pods.yaml is not there" in result.stderr
+    file.write_text("admin: {host: 0.0.0.0, apiKey: k}\npods: {file: kvlane.yaml}\n")
+    assert "admin.host" not in run("check", "-c", str(file)).stderr
+    file.write_text("admin: {host: localhost}\npods: {static: [{url: http://a:1}]}\n")
+    assert run("check", "-c", str(file)).stderr == "The configuration is good.\n"
+
+
+def test_a_command_that_is_mistyped_gets_a_suggestion() -> None:
+    result = run("serv", "--pod", "http://a:1")
+    assert result.exit_code == 2
+    assert "there is no command 'serv'; did you mean 'serve'?" in result.output
+    assert "there is no command 'xyz'\n" in run("xyz").output
+
+
 def test_check_prints_json_for_programs() -> None:
     described = json.loads(run("check", "-c", str(CONFIG / "minimal.yaml"), "--json").stdout)
     assert described["listen"]["port"] == {"value": 8000, "origin": "default"}

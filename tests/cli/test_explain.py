@@ -45,6 +45,20 @@ async def test_a_list_one_of_it_and_the_last_are_shown() -> None:
         assert json.loads((await run(s, "--json", "--limit", "1")).output)["decisions"][0]["request"] == "second"
 
 
+async def test_what_is_not_streamed_is_not_measured_by_its_first_token_and_long_ids_show_their_ends() -> None:
+    async with stack(1, settings=ON) as s:
+        await ask(s, "2464eb75050f8cad000000000001", "2464eb75050f8cad000000000002")
+        async with s.http.post(s.url + CHAT, json={**BODY, "stream": True}, headers={"x-request-id": "s"}) as response:
+            await response.read()
+        streamed, *whole = [line for line in (await run(s)).output.splitlines() if "complete" in line]
+        assert "whole" not in streamed
+        assert all(" ms whole " in line or " s whole " in line for line in whole)
+        assert [line.split()[2] for line in whole] == ["2464eb75…000000002", "2464eb75…000000001"]
+        one = (await run(s, "--last", "--pod", "pod-0")).output
+        assert "was: first byte after" in one
+        assert "not streamed, so its first byte" in (await run(s, "--id", "2464eb75050f8cad000000000001")).output
+
+
 async def test_where_a_request_would_go_with_other_weights(tmp_path: Path) -> None:
     file = tmp_path / "body.json"
     file.write_text(json.dumps(BODY))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.kvlane import ROOT, free_port, kvlane, until_answered
+from tests.cli.kvlane import ROOT, kvlane, until_answered
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 WITNESS = """
 import gc, os, threading, time
@@ -32,9 +33,6 @@ def test_what_exists_after_the_start_is_left_out(workers: int, processes: int, t
         kvlane("serve", "--pod", f"http://127.0.0.1:{pod}", *ports, PYTHONPATH=f"{tmp_path}:{ROOT}") as process,
     ):
         until_answered(f"http://127.0.0.1:{data}/health", process)
-        end = time.monotonic() + 10
-        while len(list(tmp_path.glob("*.frozen"))) < processes:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        process.signal(signal.SIGTERM)
+        wait_until(lambda: len(list(tmp_path.glob("*.frozen"))) >= processes)
+        process.signal(signal.SIGINT)
         assert process.ended() == 0

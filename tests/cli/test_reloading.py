@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.kvlane import Kvlane, ask, free_port, kvlane, until_answered
+from tests.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,6 @@ class Serving:
     def attempts(self) -> int:
         value: int = self.shown()["reliability"]["retries"]["attempts"]["value"]
         return value
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def written(attempts: Any) -> str:
@@ -65,7 +60,7 @@ def test_sighup_takes_the_file_again_and_options_still_win(tmp_path: Path) -> No
     with serving(file) as it:
         file.write_text(written(5) + "admin: {port: 1}\n")
         it.process.signal(signal.SIGHUP)
-        until(lambda: it.attempts() == 5)
+        wait_until(lambda: it.attempts() == 5)
         version = it.shown()["version"]
         assert (version["number"], version["origin"], version["needsRestart"]) == (2, "SIGHUP", [])
 
@@ -77,10 +72,10 @@ def test_a_file_with_faults_or_none_at_all_leaves_everything_as_it_was(tmp_path:
         file.write_text(written(0) + "listn: {}\n")
         it.process.signal(signal.SIGHUP)
         refused = b'kvlane_config_reloads_total{result="refused"} %d.0'
-        until(lambda: refused % 1 in ask(it.admin + "/metrics")[1])
+        wait_until(lambda: refused % 1 in ask(it.admin + "/metrics")[1])
         file.unlink()
         it.process.signal(signal.SIGHUP)
-        until(lambda: refused % 2 in ask(it.admin + "/metrics")[1])
+        wait_until(lambda: refused % 2 in ask(it.admin + "/metrics")[1])
         assert it.attempts() == 2
     assert "reliability.retries.attempts: must be at least 1" in it.process.errors
     assert "unknown field 'listn'; did you mean 'listen'?" in it.process.errors
@@ -99,7 +94,7 @@ def test_a_mounted_config_map_that_changes_is_taken_where_it_is_watched(tmp_path
         assert it.attempts() == 2
         (tmp_path / "..tmp").symlink_to("..v2")
         os.replace(tmp_path / "..tmp", tmp_path / "..data")
-        until(lambda: it.attempts() == 6)
+        wait_until(lambda: it.attempts() == 6)
         assert it.shown()["version"]["origin"] == "watch"
 
 
@@ -129,6 +124,6 @@ def test_sigusr1_pauses_all_scaling(tmp_path: Path, workers: str) -> None:
         def is_paused() -> Any:
             return json.loads(ask(it.admin + "/autoscale/pools/default")[1]).get("paused")
 
-        until(lambda: is_paused() is False, 20.0)
+        wait_until(lambda: is_paused() is False, 20.0)
         it.process.signal(signal.SIGUSR1)
-        until(lambda: is_paused() is True)
+        wait_until(lambda: is_paused() is True)

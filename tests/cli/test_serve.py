@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kvlane import Kvlane, ask, free_port, kvlane, until_answered
+from tests.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.ports import free_port
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
 

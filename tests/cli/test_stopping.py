@@ -15,10 +15,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.kvlane import Kvlane, ask, free_port, kvlane, until_answered
+from tests.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
-SETTLE = 1.0
+SETTLE = 2.0
+"""Seconds in which a test asks as balancers do."""
+BRIEF = 0.2
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
@@ -39,10 +43,7 @@ class Serving:
         return answer
 
     def until_health_is(self, status: int) -> None:
-        end = time.monotonic() + 10
-        while ask(self.url + "/health")[0] != status:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: ask(self.url + "/health")[0] == status)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +55,14 @@ def pod() -> Iterator[str]:
 
 
 @contextmanager
-def serving(pod: str, folder: Path, workers: int) -> Iterator[Serving]:
+def serving(pod: str, folder: Path, workers: int, settle: float = BRIEF) -> Iterator[Serving]:
     data, admin = free_port(), free_port()
     file = folder / "kvlane.yaml"
     given = {
         "listen": {"host": "127.0.0.1", "port": data},
         "admin": {"port": admin},
         "pods": {"static": [{"url": pod}]},
-        "reliability": {"drain": {"settle": SETTLE, "grace": 20}},
+        "reliability": {"drain": {"settle": settle, "grace": 20}},
     }
     file.write_text(yaml.safe_dump(given))
     with kvlane("serve", "-c", str(file), "--workers", str(workers)) as process:
@@ -74,7 +75,7 @@ def serving(pod: str, folder: Path, workers: int) -> Iterator[Serving]:
 def test_balancers_hear_of_a_sigterm_at_once_and_requests_are_served_until_they_have(
     pod: str, tmp_path: Path, workers: int
 ) -> None:
-    with serving(pod, tmp_path, workers) as it:
+    with serving(pod, tmp_path, workers, SETTLE) as it:
         until_answered(it.url + "/health", it.process)
         told = time.monotonic()
         it.process.signal(signal.SIGTERM)
@@ -103,11 +104,9 @@ def test_a_running_stream_is_finished_before_the_end(pod: str, tmp_path: Path, w
 
 
 def test_who_interrupts_it_at_a_terminal_does_not_wait_for_balancers(pod: str, tmp_path: Path) -> None:
-    with serving(pod, tmp_path, 1) as it, it.stream(100_000):
-        told = time.monotonic()
+    with serving(pod, tmp_path, 1, settle=600.0) as it, it.stream(100_000):
         it.process.signal(signal.SIGINT)
         it.until_health_is(0)
-        assert time.monotonic() - told < SETTLE
 
 
 @WORKERS
@@ -122,6 +121,6 @@ def test_the_second_signal_of_a_kind_waits_for_nobody(
         it.process.signal(other)
         assert all(answer.readline() for _ in range(20))
         it.process.signal(number)
-        assert it.process.ended(5) == -number
+        assert it.process.ended() == -number
         with pytest.raises((IncompleteRead, ConnectionError)):
             answer.read()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from proxy.cli.watch import digest, watch
+from tests.waiting import until
 
 TICK = 0.02
 
@@ -26,12 +27,6 @@ async def watched(file: Path) -> AsyncIterator[list[str]]:
     await asyncio.sleep(2 * TICK)
     yield seen
     task.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(TICK / 4)
 
 
 async def test_a_change_is_told_once(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from proxy.sim import SimConfig, StepTiming
 from tests.clients.running import said
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: apt-get install curl")
 

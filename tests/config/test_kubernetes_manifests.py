@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from proxy.app import App
+from proxy.cli.serve import serve
 from proxy.fleet.discovery.kubernetes_objects import PODS, POOLS, SLICES
 from proxy.settings import Settings, from_text
 
@@ -23,7 +25,7 @@ VERSION = "1.34"
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
-each_stack = pytest.mark.parametrize("stack", ["base", "overlays/inferencepool", "overlays/ha"])
+each_stack = pytest.mark.parametrize("stack", ["base", "overlays/inferencepool", "overlays/gateway", "overlays/ha"])
 
 KINDS = {
     "v1/ConfigMap",
@@ -64,8 +66,12 @@ def template(stack: str, called: str = "kvlane") -> Object:
 
 
 def settings(stack: str) -> Settings:
+    """Of the file and the options of the command."""
     (text,) = [item["data"]["kvlane.yaml"] for item in rendered(stack) if item["kind"] == "ConfigMap"]
-    return from_text(text, Path("kvlane.yaml"), {"KVLANE_ADMIN_KEY": "of-a-secret"})
+    given = from_text(text, Path("kvlane.yaml"), {"KVLANE_ADMIN_KEY": "of-a-secret"})
+    (container,) = template(stack)["spec"]["containers"]
+    options = serve.make_context("serve", container["args"][1:], resilient_parsing=True).params
+    return replace(given, extproc=replace(given.extproc, port=options["extproc_port"]))
 
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
@@ -108,7 +114,8 @@ def test_ports_configurations_and_accounts_that_are_named_exist(stack: str) -> N
     pod, config = template(stack)["spec"], settings(stack)
     (container,) = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"http": config.listen.port, "admin": config.admin.port}
+    gateways = {} if config.extproc.port is None else {"extproc": config.extproc.port}
+    assert ports == {"http": config.listen.port, "admin": config.admin.port, **gateways}
     for name in ("kvlane", "kvlane-admin"):
         assert {port["targetPort"] for port in one(stack, "Service", called=name)["spec"]["ports"]} <= ports.keys()
     assert {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("startup", "liveness", "readiness")} == {
@@ -152,8 +159,10 @@ def asked(config: Settings) -> Iterator[tuple[str, str]]:
 @each_stack
 def test_the_network_lets_through_what_kvlane_needs(stack: str) -> None:
     policy = one(stack, "NetworkPolicy")["spec"]
-    assert [rule.get("from") is None for rule in policy["ingress"]] == [True, False]
-    assert policy["ingress"][0]["ports"] == [{"port": settings(stack).listen.port, "protocol": "TCP"}]
+    config = settings(stack)
+    opened = [port for port in (config.listen.port, config.admin.port, config.extproc.port) if port is not None]
+    assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": port, "protocol": "TCP"}] for port in opened]
+    assert [rule.get("from") is None for rule in policy["ingress"]] == [port == config.listen.port for port in opened]
     peers = [to["podSelector"]["matchLabels"] for rule in policy["egress"] for to in rule.get("to", ())]
     assert {"app": "vllm"} in peers
     open_ports = {port["port"] for rule in policy["egress"] if "to" not in rule for port in rule["ports"]}
@@ -181,9 +190,25 @@ def test_with_a_store_there_are_several_who_know_of_each_other_over_it() -> None
     store = one("overlays/ha", "Service", called="kvlane-redis")
     assert config.replicas.store == f"redis://{store['metadata']['name']}:{store['spec']['ports'][0]['port']}/0"
     assert one("overlays/ha", "HorizontalPodAutoscaler")["spec"]["minReplicas"] > 1
-    for stack in ("base", "overlays/inferencepool"):
+    for stack in ("base", "overlays/inferencepool", "overlays/gateway"):
         assert not settings(stack).replicas.is_shared
         assert one(stack, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 1
+
+
+def test_a_gateway_finds_its_picker_and_speaks_what_it_speaks() -> None:
+    config = settings("overlays/gateway")
+    ports = {port["port"]: port for port in one("overlays/gateway", "Service")["spec"]["ports"]}
+    assert config.extproc.port in ports
+    assert ports[config.extproc.port]["appProtocol"] == "kubernetes.io/h2c"
+    assert config.extproc.tls is None
+
+
+@each_stack
+def test_the_image_has_the_extras_that_the_configuration_needs(stack: str) -> None:
+    config = settings(stack)
+    needed = [("extproc", config.extproc.is_on), ("redis", config.replicas.is_shared)]
+    (tag,) = [extra for extra, is_needed in needed if is_needed] or ["latest"]
+    assert template(stack)["spec"]["containers"][0]["image"] == f"kvlane:{tag}"
 
 
 def test_prometheus_finds_the_admin_port() -> None:

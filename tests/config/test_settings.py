@@ -131,6 +131,58 @@ def test_a_syntax_error_has_line_and_column(files: Files) -> None:
     assert fault.startswith("kvlane.yaml:3:1: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("pods:\n\tstatic:", "kvlane.yaml:2:1: a tab: YAML is indented with spaces ("),
+        ("pods:\n  static:\n  - url: a\n   weight: 2", "kvlane.yaml:4:4: not indented as what it belongs to ("),
+        ("pods: {static: [{url: @a}]}", "kvlane.yaml:1:23: a text that begins so needs quotes ("),
+        ("pods:\n  static\n    - url: a", "kvlane.yaml:3:10: no key can be here: a line above may lack its colon"),
+        ("pods:\n  url: a\nlisten\n", "kvlane.yaml:4:1: no colon with a space after it ("),
+    ],
+)
+def test_a_syntax_error_says_what_is_mostly_meant_by_it(files: Files, text: str, advice: str) -> None:
+    (fault,) = files.faults(text)
+    assert fault.startswith(advice)
+
+
+def test_what_is_not_closed_is_named_by_its_place(files: Files) -> None:
+    (fault,) = files.faults("pods: {static: []\nlisten: 1\n")
+    assert fault.endswith("in what begins at 1:7")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "pods: {static: [http://a:8000]}",
+            "pods.static[0]: must be a mapping, not the text 'http://a:8000'; write {url: http://a:8000}",
+        ),
+        (
+            "pods:\n  static:\n  - url:http://a:8000",
+            "pods.static[0]: must be a mapping, not the text 'url:http://a:8000'; a space is missing after 'url:'",
+        ),
+        (
+            "pods:\n  - url: http://a:8000",
+            "pods: must be a mapping, not a list; its keys are static, file, dns, kubernetes, …",
+        ),
+        (
+            "pods: {static: [{url: http://a:8000/v1/}]}",
+            "pods.static[0]: url: 'http://a:8000/v1/' ends in /v1, with which the paths of requests begin; "
+            "leave it out",
+        ),
+        ("listen: {port: 9190}", "admin.port: 9190 is the port of listen, too"),
+    ],
+)
+def test_what_people_write_instead_is_recognised(files: Files, text: str, fault: str) -> None:
+    assert files.faults(text) == [fault]
+
+
+def test_ports_may_be_equal_on_addresses_that_are_not() -> None:
+    assert from_mapping({"listen": {"host": "10.0.0.1", "port": 9190}}).admin.port == 9190
+    assert from_mapping({"listen": {"port": 0}, "admin": {"port": 0}}).admin.port == 0
+
+
 @pytest.mark.parametrize("text", ["", "- a list", "text"])
 def test_a_file_without_a_mapping_says_so(files: Files, text: str) -> None:
     assert files.faults(text) == ["kvlane.yaml: must hold a mapping"]
@@ -260,7 +312,9 @@ def test_the_same_limit_twice_is_an_error(files: Files) -> None:
 def test_a_refresh_section_that_is_none_is_said_even_where_scheduling_has_one(files: Files) -> None:
     files.write(PICKER, "picker.yaml")
     (fault, *_) = files.faults("pods: {refresh: [1]}\nscheduling: {file: picker.yaml}")
-    assert fault == "pods.refresh: must be a mapping, not a list"
+    assert (
+        fault == "pods.refresh: must be a mapping, not a list; its keys are interval, timeout, maxCore, attributes, …"
+    )
 
 
 def test_an_admin_key_that_an_environment_left_empty_does_not_open_the_port(files: Files) -> None:

@@ -111,11 +111,11 @@ def test_values_become_what_the_annotation_says(key: str, value: Any, name: str,
         ({"colour": "redd"}, "top.colour: 'redd' is none of red, blue; did you mean 'red'?"),
         ({"inner": {"depth": 11, "required": "x"}}, "top.inner.depth: must be at most 10, not 11"),
         ({"inner": {}}, "top.inner.required: is required"),
-        ({"inner": []}, "top.inner: must be a mapping, not a list"),
+        ({"inner": []}, "top.inner: must be a mapping, not a list; its keys are required, depth"),
         ({"many": {}}, "top.many: must be a list, not a mapping"),
         ({"many": "abc"}, "top.many: must be a list, not the text 'abc'"),
         ({"labels": {"a": "x"}}, "top.labels.a: must be a whole number, not the text 'x'"),
-        ([], "top: must be a mapping, not a list"),
+        ([], "top: must be a mapping, not a list; its keys are flag, wholeNumber, share, name, …"),
     ],
 )
 def test_a_fault_has_its_path_and_says_what_would_do(data: Any, fault: str) -> None:

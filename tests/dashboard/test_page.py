@@ -8,7 +8,8 @@ from proxy.core.endpoint import EndpointState
 from proxy.sim import SimConfig
 from tests.dashboard.browser import ENTER, ESCAPE, TAB, Page, chromium, needs_axe, needs_chromium
 from tests.dashboard.scene import Scene, scene
-from tests.scenarios.stack import stack, until
+from tests.scenarios.stack import stack
+from tests.waiting import until
 
 pytestmark = needs_chromium
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import orjson
@@ -111,13 +112,35 @@ def test_mooncake_s_pods_have_one_transfer() -> None:
     split = CONNECTORS["mooncake"]().split("r", PREFILL, DECODE, random.Random(1))
     assert split.decode is not None
     here, away = split.prefill["kv_transfer_params"], split.decode["kv_transfer_params"]
-    assert here["transfer_id"] == away["transfer_id"] == "xfer-r"
+    assert here["transfer_id"] == away["transfer_id"]
+    assert here["transfer_id"].endswith("-r")
     assert (away["remote_bootstrap_addr"], away["remote_engine_id"]) == ("http://10.0.0.1:9000", "e1")
 
 
 def test_p2p_nccl_s_addresses_stand_in_the_id() -> None:
     split = CONNECTORS["p2p-nccl"]().split("r", PREFILL, DECODE, random.Random(1))
-    assert split.request_id == "___prefill_addr_10.0.0.1:9000___decode_addr_fast.local:14579_r"
+    assert split.request_id is not None
+    addresses, _, name = split.request_id.rpartition("_")
+    assert addresses == "___prefill_addr_10.0.0.1:9000___decode_addr_fast.local:14579"
+    assert name.endswith("-r")
+
+
+@pytest.mark.parametrize("client_s", ["r", "team:12", "__x", "a___decode_addr_evil:1_", "9", ""])
+def test_engines_find_their_addresses_whatever_the_client_s_id_is(client_s: str) -> None:
+    """By the patterns of vLLM's connector, which are greedy."""
+    split = CONNECTORS["p2p-nccl"]().split(client_s, PREFILL, DECODE, random.Random(1))
+    engine_s = f"chatcmpl-{split.request_id}-0"
+    [to_decode] = re.findall(r"___decode_addr_(.*):(\d+)", engine_s)
+    [to_prefill] = re.findall(r"___prefill_addr_(.*):(\d+)___", engine_s)
+    assert (to_decode, to_prefill) == (("fast.local", "14579"), ("10.0.0.1", "9000"))
+
+
+@pytest.mark.parametrize("name", ["mooncake", "sglang", "p2p-nccl"])
+def test_no_two_transfers_have_one_name(name: str) -> None:
+    """Those of nixl are named by the engine, those of shared storage by their content."""
+    draw = random.Random(1)
+    splits = [CONNECTORS[name]().split("r", PREFILL, DECODE, draw) for _ in range(20)]
+    assert len({(repr(split.prefill), split.request_id) for split in splits}) == 20
 
 
 def test_a_budget_for_thinking_does_not_fit_into_one_token() -> None:

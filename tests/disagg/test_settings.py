@@ -15,7 +15,9 @@ def test_every_connector_can_be_configured(name: str) -> None:
     assert params.load(DisaggregationSettings, {"connector": name}).connector == name
 
 
-@pytest.mark.parametrize(("name", "said"), [("nixel", "did you mean 'nixl'"), ("telepathy", "known are nixl,")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("nixel", "did you mean 'nixl'"), ("telepathy", "known are mooncake, nixl,")]
+)
 def test_what_is_none_is_said_with_what_there_is(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         params.load(DisaggregationSettings, {"connector": name})

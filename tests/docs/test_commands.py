@@ -72,9 +72,10 @@ def test_every_script_of_the_benchmarks_exists() -> None:
 
 async def test_the_curl_lines_of_the_admin_port_work_in_their_order() -> None:
     assert CURL
+    written: dict[str, str] = {}
     async with stack(2) as s:
         for words in CURL:
-            status = await curl(s, words)
+            status = await curl(s, words, written)
             assert status < 400, f"{shlex.join(words)}: {status}"
 
 
@@ -96,15 +97,19 @@ def test_what_steers_an_engine_is_not_relayed_as_the_page_says(path: str) -> Non
     assert refused.value.status == 404
 
 
-async def curl(s: Stack, words: list[str]) -> int:
-    """What `curl` would be told, for the few options the pages use."""
+async def curl(s: Stack, words: list[str], written: dict[str, str]) -> int:
+    """What `curl` would be told, for the few options the pages use; `written` are the files that lines lead to."""
     method, body, url, headers = "GET", None, "", {}
-    rest = iter(words[1:])
+    rest = iter(until_shell(words)[1:])
     for word in rest:
         if word == "-X":
             method = next(rest)
         elif word == "-d":
             method, body = "POST", next(rest)
+        elif word == "--data-binary":
+            method, body = "POST", written.get(next(rest).removeprefix("@"), "{}")
+        elif word in ("-o", "-w"):
+            next(rest)
         elif word == "-H":
             name, _, value = next(rest).partition(": ")
             headers[name] = value
@@ -112,4 +117,6 @@ async def curl(s: Stack, words: list[str]) -> int:
             url = word
     target = url.replace("localhost:9190", s.admin).replace("localhost:8000", s.url)
     async with s.http.request(method, target, data=body, headers=headers) as response:
+        if ">" in words:
+            written[words[-1]] = await response.text()
         return response.status

@@ -13,7 +13,8 @@ import yaml
 from proxy.production import PRODUCE_DEADLINE
 from tests.docs.greenest import Forecast, forecast, installed
 from tests.docs.pages import ROOT, yaml_blocks
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 PATIENCE = 20.0
 """Seconds after which a request counts as stuck, however slow the machine."""

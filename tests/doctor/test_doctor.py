@@ -27,8 +27,8 @@ from proxy.doctor.recommend import recommended
 from proxy.doctor.seen import Caching, Events, Exposition, Seen, Transfer
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimPod
-from tests.cli.kvlane import free_port
 from tests.doctor.pods import MANNER, FakePod, bad, of, seen, serving
+from tests.ports import free_port
 
 GOOD = Seen(
     "http://a:1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import yaml
 
 from proxy.extproc.subset import KEY
 from proxy.sim import SimConfig
+from tests.ports import free_port
 from tests.scenarios.stack import Stack, stack
 
 FOLDER = Path(__file__).parents[2] / "config" / "deploy" / "envoy"
@@ -107,7 +107,7 @@ def _as_it_is(config: dict[str, Any]) -> None:
 @asynccontextmanager
 async def envoy(picker: int, folder: Path, edit: Edit) -> AsyncIterator[str]:
     """Its URL. `picker` is kvlane's port for gateways."""
-    port = _free_port()
+    port = free_port()
     config = yaml.safe_load((FOLDER / "envoy.yaml").read_text())
     config["static_resources"]["listeners"][0]["address"] = _address("127.0.0.1", port)
     kvlane = config["static_resources"]["clusters"][1]
@@ -158,8 +158,3 @@ def _endpoint(address: str) -> dict[str, Any]:
 
 def _address(host: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": port}}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])

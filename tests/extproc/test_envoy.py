@@ -15,7 +15,8 @@ import pytest
 from proxy.sim import SimConfig
 from tests.extproc.gateway import Edit, ext_proc, through_envoy, with_fallbacks, with_subset
 from tests.scenarios.disagg import PROMPT, ROLES, SCHEDULING, SIM
-from tests.scenarios.stack import BLIND, CHAT, Stack, stack, until
+from tests.scenarios.stack import BLIND, CHAT, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(time_scale=1)
 """About seven milliseconds per token."""

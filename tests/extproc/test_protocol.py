@@ -22,7 +22,8 @@ from proxy.extproc.replies import DESTINATION
 from proxy.settings import from_mapping, load
 from proxy.sim import SimConfig, SimFleet
 from tests.http.authority import Authority
-from tests.scenarios.stack import BLIND, Stack, stack, until
+from tests.scenarios.stack import BLIND, Stack, stack
+from tests.waiting import until
 
 BODY = orjson.dumps({"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
 CONFIG = Path(__file__).parents[2] / "config"

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.ports import free_port
+
 
 def exposition(running: int = 0, waiting: int = 0, started: float = 1000.0, queries: float = 0.0) -> str:
     return (
@@ -34,7 +36,7 @@ class FakePod:
         self.asked: list[str] = []
         self.authorization: str | None = None
         self.while_answering: Callable[[str], None] = lambda path: None
-        self.port = 0
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -45,9 +47,7 @@ class FakePod:
         server = web.Server(self._answer)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 
     async def stop(self) -> None:
         await self._runner.cleanup()

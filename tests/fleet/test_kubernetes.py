@@ -28,8 +28,8 @@ from tests.kubernetes.server import (
     pool,
     pools_in,
     slices_in,
-    until,
 )
+from tests.waiting import until
 
 FAST = {"namespace": "ns", "timeout": Duration(2.0), "retry": Duration(0.01)}
 

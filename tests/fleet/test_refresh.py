@@ -17,13 +17,7 @@ from proxy.fleet.refresh import Refresher
 from proxy.fleet.settings import PodSettings, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod, exposition, models
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Fails after five seconds."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
+from tests.waiting import until
 
 
 async def rounds(budget: Budget, count: int) -> None:

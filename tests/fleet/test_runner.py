@@ -17,7 +17,7 @@ from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import DnsSettings, PodSettings, PodSources, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod
-from tests.fleet.test_refresh import until
+from tests.waiting import until
 
 FAST = RefreshSettings(interval=Duration(0.01), timeout=Duration(0.1), max_core=1.0)
 

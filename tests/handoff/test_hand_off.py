@@ -495,7 +495,7 @@ class Meeting:
 
     async def _meet(self, who: str) -> None:
         self.here.add(who)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             while len(self.here) < 2:
                 await asyncio.sleep(0)
 

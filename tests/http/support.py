@@ -29,6 +29,7 @@ from proxy.http.server import DataServer
 from proxy.http.settings import Listen, Security
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 PATIENT = Timeouts()
@@ -268,7 +269,7 @@ class Rig:
             return await client.until_closed(request.split(b" ", 1)[0].decode())
 
     async def until_ended(self, count: int = 1) -> Ended:
-        await eventually(lambda: len(self.ended) >= count)
+        await until(lambda: len(self.ended) >= count)
         return self.ended[-1]
 
     async def standstill(self) -> int:
@@ -403,12 +404,6 @@ STREAMED = b'{"model":"m","stream":true}'
 def connection_of(port: Rig) -> ClientConnection:
     (connection,) = port.server._clients.connections
     return connection
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def timeouts(**seconds: float) -> Timeouts:

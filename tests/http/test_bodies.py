@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -12,7 +11,9 @@ from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http.body import Budget
-from tests.http.support import CHAT, ROOM, Pod, Received, answering, chunk, eventually, plain, post, rig
+from tests.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
+from tests.ports import free_port
+from tests.waiting import until
 
 SPEECH = "/v1/audio/transcriptions"
 FORM = "content-type: multipart/form-data; boundary=XX"
@@ -112,7 +113,7 @@ async def test_beyond_the_budget_bodies_wait_for_others_to_be_done(size: int) ->
     body = b'{"x":"' + b"y" * size + b'"}'
     async with Pod(script) as pod, rig(pod, retained_bodies=Size(size + size // 2)) as port:
         first = asyncio.ensure_future(port.ask(post(body=body)))
-        await eventually(lambda: len(pod.requests) == 1)
+        await until(lambda: len(pod.requests) == 1)
         second = asyncio.ensure_future(port.ask(post(body=body)))
         await asyncio.sleep(0.1)
         assert len(pod.requests) == 1
@@ -127,9 +128,9 @@ async def test_what_arrived_of_a_body_of_unknown_length_counts() -> None:
         client.send(head(CHAT, "transfer-encoding: chunked"))
         for total in (50_000, 100_000):
             client.send(chunk(b"x" * 50_000))
-            await eventually(lambda total=total: port.server.retained == total)  # type: ignore[misc]
+            await until(lambda total=total: port.server.retained == total)  # type: ignore[misc]
         client.leave()
-        await eventually(lambda: port.server.retained == 0)
+        await until(lambda: port.server.retained == 0)
 
 
 async def test_a_body_counts_until_its_request_has_ended() -> None:
@@ -142,7 +143,7 @@ async def test_a_body_counts_until_its_request_has_ended() -> None:
 
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(post(body=b'{"model":"m"}'))
-        await eventually(lambda: bool(pod.requests))
+        await until(lambda: bool(pod.requests))
         assert port.server.retained == len(b'{"model":"m"}')
         go_on.set()
         await client.until_closed()
@@ -161,7 +162,7 @@ async def test_who_waits_too_long_for_the_budget_is_told_to_come_back() -> None:
         port.client() as first,
     ):
         first.send(post())
-        await eventually(lambda: bool(pod.requests))
+        await until(lambda: bool(pod.requests))
         seen = await port.ask(post())
         assert seen.status == 429
         assert seen.all("retry-after") == ["1"]
@@ -188,7 +189,7 @@ async def test_the_budget_is_shared_in_order_and_given_back_by_those_who_gave_up
 
 async def test_what_is_larger_than_the_budget_gets_it_alone() -> None:
     budget = Budget(10)
-    await asyncio.wait_for(budget.take(50), 1)
+    await asyncio.wait_for(budget.take(50), 10)
     assert budget.used == 50
 
 
@@ -204,7 +205,7 @@ async def test_an_upload_is_passed_on_while_it_arrives() -> None:
 
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(head(SPEECH, FORM, f"content-length: {len(whole)}", "connection: close") + whole[:500_000])
-        await eventually(lambda: len(got) >= 400_000)
+        await until(lambda: len(got) >= 400_000)
         assert len(port.gateway.calls[0].body) < 400_000
         assert b'name="model"\r\n\r\nm\r\n' in port.gateway.calls[0].body
         client.send(whole[500_000:])
@@ -297,15 +298,13 @@ async def test_an_answer_before_the_end_of_an_upload_ends_both_connections() -> 
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         answer = await client.answer()
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), 10)
     assert answer.startswith(b"HTTP/1.1 401 No\r\n")
     assert b"connection: close\r\n" in answer
 
 
 async def test_an_upload_goes_to_the_next_pod_while_only_its_beginning_was_taken() -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        nobody = Endpoint("gone", f"http://127.0.0.1:{sock.getsockname()[1]}")
+    nobody = Endpoint("gone", f"http://127.0.0.1:{free_port()}")
     bodies: list[bytes] = []
 
     async def script(request: Received) -> None:
@@ -355,7 +354,7 @@ async def test_an_upload_that_stops_arriving_is_408_and_lets_the_pod_go() -> Non
     async with Pod(script) as pod, rig(pod, body_timeout=Duration(0.1)) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), 10)
 
 
 async def test_a_chunked_upload_above_the_limit_is_413() -> None:
@@ -364,7 +363,7 @@ async def test_a_chunked_upload_above_the_limit_is_413() -> None:
 
     async with Pod(script) as pod, rig(pod, max_body=Size(200_000)) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "transfer-encoding: chunked") + chunk(form(100_000)))
-        await eventually(lambda: bool(pod.requests))
+        await until(lambda: bool(pod.requests))
         client.send(chunk(b"x" * 150_000))
         assert (await client.answer()).startswith(b"HTTP/1.1 413 ")
 
@@ -379,8 +378,8 @@ async def test_a_client_that_leaves_in_its_upload_takes_the_pods_request_with_it
     async with Pod(script) as pod, rig(pod) as port:
         async with port.client() as client:
             client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
-            await eventually(lambda: bool(pod.requests))
+            await until(lambda: bool(pod.requests))
             client.leave()
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), 10)
         await port.until_ended()
         assert port.exchange.ending is Ending.CLIENT_GONE

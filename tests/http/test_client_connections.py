@@ -14,21 +14,9 @@ from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http import linger
-from tests.http.support import (
-    CHAT,
-    ROOM,
-    Pod,
-    Received,
-    Rig,
-    answering,
-    chunk,
-    connection_of,
-    eventually,
-    plain,
-    post,
-    rig,
-)
+from tests.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
 from tests.http.test_tunnel import SWITCHED, UPGRADE, echo
+from tests.waiting import until
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 CHUNKED = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n".encode()
@@ -318,7 +306,7 @@ async def test_a_client_that_pipelines_without_end_is_read_no_further() -> None:
     count = 200_000
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(post(close=False) + HEALTH * count)
-        await eventually(lambda: bool(pod.requests))
+        await until(lambda: bool(pod.requests))
         left = -1
         while left != client.writer.transport.get_write_buffer_size():
             left = client.writer.transport.get_write_buffer_size()
@@ -342,9 +330,9 @@ async def test_a_client_that_pipelines_and_leaves_is_missed() -> None:
     async with Pod(script) as pod, rig(pod) as port:
         async with port.client() as client:
             client.send(post(close=False) + HEALTH)
-            await eventually(lambda: bool(pod.requests))
+            await until(lambda: bool(pod.requests))
             client.leave()
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), 10)
         assert (await port.until_ended()).outcome is Ending.CLIENT_GONE
         await asyncio.sleep(0.02)
         assert len(port.ended) == 1
@@ -357,7 +345,7 @@ async def test_a_client_that_stops_sending_has_left() -> None:
 
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(post(close=False))
-        await eventually(lambda: bool(pod.requests))
+        await until(lambda: bool(pod.requests))
         client.writer.write_eof()
         assert (await client.until_closed()).raw == b""
         assert (await port.until_ended()).outcome is Ending.CLIENT_GONE
@@ -417,7 +405,7 @@ async def test_behind_a_refused_upgrade_requests_go_on(whole: bool) -> None:
 async def test_stopping_closes_connections_whose_request_has_only_begun() -> None:
     async with rig() as port, port.client() as client:
         client.send(HEALTH[:10])
-        await eventually(lambda: bool(port.server._clients.connections))
+        await until(lambda: bool(port.server._clients.connections))
         await asyncio.sleep(0.02)
         await port.server.stop(grace=5)
         assert (await client.until_closed()).raw == b""
@@ -426,8 +414,8 @@ async def test_stopping_closes_connections_whose_request_has_only_begun() -> Non
 async def test_stopping_waits_for_no_client_that_does_not_send_its_body() -> None:
     async with rig() as port, port.client() as client:
         client.send(CHUNKED)
-        await eventually(lambda: port.server._clients.busy)
-        async with asyncio.timeout(2):
+        await until(lambda: port.server._clients.busy)
+        async with asyncio.timeout(10):
             await port.server.stop(grace=0.05)
         assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
         assert [ended.outcome for ended in port.ended] == [Reason.SHUTTING_DOWN]
@@ -446,7 +434,7 @@ async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_o
         for _ in range(2):
             client.send(HEALTH)
             assert b" 200 " in await client.answer()
-        await eventually(lambda: len(reported) == 2)
+        await until(lambda: len(reported) == 2)
     assert {type(context["exception"]) for context in reported} == {ZeroDivisionError}
 
 
@@ -464,6 +452,6 @@ async def test_a_connection_leaves_nothing_for_the_collector() -> None:
                     client.send(last)
                     await client.answer()
             port.gateway.calls.clear()
-            await eventually(lambda: not any(connection() for connection in connections))
+            await until(lambda: not any(connection() for connection in connections))
         finally:
             gc.enable()

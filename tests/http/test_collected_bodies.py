@@ -14,9 +14,10 @@ from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http.body import COLLECTED
-from tests.http.support import CHAT, Client, Pod, Received, answering, connection_of, eventually, plain, post, rig
+from tests.http.support import CHAT, Client, Pod, Received, answering, connection_of, plain, post, rig
 from tests.http.test_any_request import Socket
 from tests.http.test_client_connections import HEALTH, repeating
+from tests.waiting import until
 
 
 def head(length: int, *fields: str, path: str = CHAT) -> bytes:
@@ -43,20 +44,20 @@ async def test_a_request_begins_when_its_body_is_whole_and_counts_from_its_head(
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         for _ in range(2):
             client.send(head(size))
-            await eventually(lambda: port.server.retained == size)
+            await until(lambda: port.server.retained == size)
             await send_slowly(client, body[:-1], 4)
             assert connection_of(port).task is None
             assert port.server.retained == size
             client.send(body[-1:])
             assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
-            await eventually(lambda: port.server.retained == 0)
+            await until(lambda: port.server.retained == 0)
         assert [call.body for call in port.gateway.calls] == [body, body]
 
 
 async def test_a_request_is_received_when_its_head_is() -> None:
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         client.send(head(8))
-        await eventually(lambda: port.server.retained == 8)
+        await until(lambda: port.server.retained == 8)
         whole_at = SystemClock().now()
         await asyncio.sleep(0.01)
         client.send(json_of(8))
@@ -92,8 +93,8 @@ async def test_a_body_that_may_be_waited_for_or_passed_on_is_read_by_its_request
     body = json_of(length)
     async with Pod(repeating) as pod, rig(pod) as port, port.client() as client:
         client.send(head(length, *fields, "connection: close"))
-        await eventually(lambda: bool(port.server._clients.connections))
-        await eventually(lambda: connection_of(port).task is not None)
+        await until(lambda: bool(port.server._clients.connections))
+        await until(lambda: connection_of(port).task is not None)
         await send_slowly(client, body, 3)
         seen = await client.until_closed()
         assert seen.raw.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").partition(b"\r\n\r\n")[2] == body
@@ -116,18 +117,18 @@ async def test_a_body_for_which_there_is_no_room_waits_for_those_that_are_collec
         port.client() as waiting,
     ):
         await send_slowly(served, head(len(body)) + body, 2)
-        await eventually(lambda: len(pod.requests) == 1)
+        await until(lambda: len(pod.requests) == 1)
         collected.send(head(len(body)) + body[:-1])
-        await eventually(lambda: port.server.retained == 200_000)
+        await until(lambda: port.server.retained == 200_000)
         await send_slowly(waiting, head(len(body)) + body, 2)
         await asyncio.sleep(0.05)
         assert (len(pod.requests), port.server.retained) == (1, 200_000)
         collected.leave()
-        await eventually(lambda: len(pod.requests) == 2)
+        await until(lambda: len(pod.requests) == 2)
         go_on.set()
         for client in (served, waiting):
             assert (await client.answer()).partition(b"\r\n\r\n")[2] == body
-        await eventually(lambda: port.server.retained == 0)
+        await until(lambda: port.server.retained == 0)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ async def test_a_request_is_refused_on_its_head(length: int, path: str, status: 
 async def test_a_collected_body_that_stops_is_refused_and_gives_everything_back() -> None:
     async with rig(body_timeout=Duration(0.1)) as port, port.client() as client:
         client.send(head(100, "x-request-id: mine", path="/v1/messages") + b"abc")
-        await eventually(lambda: port.server.retained == 100)
+        await until(lambda: port.server.retained == 100)
         seen = await client.until_closed()
         assert (seen.status, seen.all("connection"), seen.all("x-request-id")) == (408, ["close"], ["mine"])
         assert seen.json()["type"] == "error"
@@ -176,7 +177,7 @@ async def test_a_client_that_leaves_while_its_body_is_collected_leaves_nothing(o
         try:
             async with port.client() as client:
                 client.send(head(100_000) + b"x" * 50_000)
-                await eventually(lambda: port.server.retained == 100_000)
+                await until(lambda: port.server.retained == 100_000)
                 connection = weakref.ref(connection_of(port))
                 if orderly:
                     client.writer.write_eof()
@@ -184,7 +185,7 @@ async def test_a_client_that_leaves_while_its_body_is_collected_leaves_nothing(o
                     client.leave()
                 ended = await port.until_ended()
             assert (ended.status, ended.outcome, port.server.retained) == (499, Ending.CLIENT_GONE, 0)
-            await eventually(lambda: connection() is None)
+            await until(lambda: connection() is None)
         finally:
             gc.enable()
         assert len(port.ended) == 1
@@ -214,7 +215,7 @@ async def test_a_client_that_leaves_in_the_turn_of_its_last_byte_is_counted_and_
 async def test_stopping_lets_a_collected_body_come_and_serves_it() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
         client.send(head(8) + b"{")
-        await eventually(lambda: port.server.retained == 8)
+        await until(lambda: port.server.retained == 8)
         stopping = asyncio.ensure_future(port.server.stop(grace=5))
         await asyncio.sleep(0.05)
         client.send(json_of(8)[1:])
@@ -226,8 +227,8 @@ async def test_stopping_lets_a_collected_body_come_and_serves_it() -> None:
 async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
     async with rig() as port, port.client() as client:
         client.send(head(8) + b"{")
-        await eventually(lambda: port.server.retained == 8)
-        async with asyncio.timeout(2):
+        await until(lambda: port.server.retained == 8)
+        async with asyncio.timeout(10):
             await port.server.stop(grace=0.05)
         assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
         assert [(ended.status, ended.outcome) for ended in port.ended] == [(503, Reason.SHUTTING_DOWN)]

@@ -14,7 +14,8 @@ from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.identity import Identity
 from proxy.http.server import DataServer
 from proxy.http.settings import Listen, Security
-from tests.http.support import CHAT, PATIENT, Ended, FakeGateway, Pod, Rig, answering, eventually, plain, post
+from tests.http.support import CHAT, PATIENT, Ended, FakeGateway, Pod, Rig, answering, plain, post
+from tests.waiting import until
 
 TEAM = Identity("team", "acme", frozenset(("llama-*",)))
 KEY = "authorization: Bearer right"
@@ -172,7 +173,7 @@ async def test_who_leaves_while_he_is_asked_about_leaves_nothing_behind() -> Non
             client.send(post(CHAT, b"{}", "authorization: Bearer later", close=False))
             await asyncio.sleep(0.05)
             client.leave()
-        await eventually(lambda: len(rig.ended) == 1)
+        await until(lambda: len(rig.ended) == 1)
         assert rig.ended[0].status == 499
 
 

@@ -25,6 +25,7 @@ from tests.http.support import (
     rig,
     timeouts,
 )
+from tests.ports import free_port
 
 
 def breaking_off(*pieces: bytes) -> Script:
@@ -42,9 +43,7 @@ async def silent(request: Received) -> None:
 
 
 def nobody() -> Endpoint:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return Endpoint("gone", f"http://127.0.0.1:{sock.getsockname()[1]}")
+    return Endpoint("gone", f"http://127.0.0.1:{free_port()}")
 
 
 async def test_a_pod_that_refuses_leaves_the_request_to_the_next() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from proxy.core.errors import ConnectFailed, ConnectRefused, UpstreamFailed, Ups
 from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.http.upstream.fetch import IDLE_LIMIT, LONGEST, PooledFetcher
 from tests.http.support import Pod, Received, Script, answering, chunk, plain
+from tests.ports import free_port
 
 PATIENCE = 10.0
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -217,9 +217,7 @@ async def test_what_is_no_answer_to_a_question_is_a_failure(said: bytes) -> None
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_port_where_nobody_listens_refuses(host: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    port = free_port()
 
     async def ask() -> None:
         async with PooledFetcher(PATIENCE, ManualClock()) as fetcher:

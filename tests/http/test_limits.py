@@ -18,8 +18,9 @@ from proxy.http.body import BodyReader
 from proxy.http.hung_up import HungUp
 from proxy.http.settings import Listen
 from proxy.http.sweep import Sweep
-from tests.http.support import CHAT, Pod, Received, answering, eventually, plain, post, rig
+from tests.http.support import CHAT, Pod, Received, answering, plain, post, rig
 from tests.http.test_any_request import served
+from tests.waiting import until
 
 QUICK = Duration(0.1)
 """A timeout that makes the sweep look often."""
@@ -49,17 +50,17 @@ async def test_one_client_too_many_is_hung_up_on_and_the_log_says_so(caplog: pyt
     ):
         for client in (one, two):
             client.send(post(close=False))
-        await eventually(lambda: len(pod.requests) == 2)
+        await until(lambda: len(pod.requests) == 2)
         for _ in range(3):
             assert (await port.ask(post())).raw == b""
-        await eventually(lambda: sum("maxConnections (2)" in text for text in caplog.messages) > 0)
+        await until(lambda: sum("maxConnections (2)" in text for text in caplog.messages) > 0)
         assert all(record.levelno == logging.WARNING for record in caplog.records)
         assert port.hung_up == {HungUp.MAX_CONNECTIONS: 3}
         go_on.set()
         for client in (one, two):
             assert (await client.answer()).endswith(b"good")
         two.leave()
-        await eventually(lambda: len(port.server._clients.connections) == 1)
+        await until(lambda: len(port.server._clients.connections) == 1)
         assert (await port.ask(post())).status == 200
 
 
@@ -127,7 +128,7 @@ async def test_waiting_for_others_does_not_count_against_a_body() -> None:
     limits: dict[str, Any] = {"retained_bodies": Size(600), "body_timeout": Duration(0.4), "min_body_rate": Size(1000)}
     async with Pod(script) as pod, rig(pod, **limits) as port, port.client() as one, port.client() as two:
         one.send(post(body=b"x" * 500, close=False))
-        await eventually(lambda: len(pod.requests) == 1)
+        await until(lambda: len(pod.requests) == 1)
         two.send(beginning(600) + b"x" * 10)
         await asyncio.sleep(0.2)
         go_on.set()

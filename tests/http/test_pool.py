@@ -15,7 +15,8 @@ from proxy.core.exchange import Ending
 from proxy.http.head import AnswerHead
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool
-from tests.http.support import Pod, Received, answering, eventually, plain, post, rig
+from tests.http.support import Pod, Received, answering, plain, post, rig
+from tests.waiting import until
 
 
 async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[Connection]:
@@ -134,7 +135,7 @@ async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> N
     async with Pod(answering(plain())) as pod:
         connection = await pool.connect(pool.pods[pod.endpoint.url])
         connection.send(FullClient(connection), b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", b"")
-        await eventually(lambda: pool.pods[pod.endpoint.url].take() is connection)
+        await until(lambda: pool.pods[pod.endpoint.url].take() is connection)
         assert connection.transport.is_reading()
         pool.forget(pod.endpoint)
         connection.abort()

@@ -7,20 +7,8 @@ import asyncio
 import pytest
 
 from proxy.core.exchange import Ending, Usage
-from tests.http.support import (
-    CHAT,
-    SSE_HEAD,
-    STREAMED,
-    Pod,
-    Received,
-    answering,
-    chunk,
-    event,
-    eventually,
-    plain,
-    post,
-    rig,
-)
+from tests.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Received, answering, chunk, event, plain, post, rig
+from tests.waiting import until
 
 
 async def test_an_answer_in_one_piece_passes_unchanged() -> None:
@@ -96,7 +84,7 @@ async def test_the_head_of_a_stream_comes_with_its_first_event_and_another_one_b
             assert port.first_bytes == []
         async with port.client() as client:
             client.send(post(body=STREAMED))
-            await eventually(lambda: len(pod.requests) == 2)
+            await until(lambda: len(pod.requests) == 2)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await client.reader.read(1)

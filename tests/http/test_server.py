@@ -7,7 +7,8 @@ import asyncio
 from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.http.settings import Security
-from tests.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Received, answering, event, eventually, plain, post, rig
+from tests.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Received, answering, event, plain, post, rig
+from tests.waiting import until
 
 
 def get(path: str, method: str = "GET") -> bytes:
@@ -138,7 +139,7 @@ async def test_what_outlasts_the_grace_is_cut_and_does_not_look_whole() -> None:
         old.send(post(body=b"{}", version="1.0"))
         await old.until(b"part")
         waiting.send(post(body=b'{"model":"x"}'))
-        await eventually(lambda: len(pod.requests) == 3)
+        await until(lambda: len(pod.requests) == 3)
         await port.server.stop(grace=0.05)
         assert b'data: {"error"' in (await stream.until_closed()).raw
         assert (await old.until_closed()).ending == "reset"

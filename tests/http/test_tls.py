@@ -24,20 +24,8 @@ from proxy.http.settings import Admin, ServerTls
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.trust import Trust
 from tests.http.authority import Authority, client_context, server_context
-from tests.http.support import (
-    SSE_HEAD,
-    STREAMED,
-    Client,
-    Pod,
-    Received,
-    Rig,
-    answering,
-    event,
-    eventually,
-    plain,
-    post,
-    rig,
-)
+from tests.http.support import SSE_HEAD, STREAMED, Client, Pod, Received, Rig, answering, event, plain, post, rig
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -118,9 +106,9 @@ def test_handshakes_that_fail_are_counted_and_leave_nothing_behind(authority: Au
                 assert (await port.ask(b"NONSENSE\r\n\r\n")).status == 0
                 with pytest.raises((ssl.SSLError, ConnectionError)):
                     await status(port, context)
-                await eventually(lambda: counted(port) == 2)
+                await until(lambda: counted(port) == 2)
                 silent.leave()
-            await eventually(lambda: counted(port) == 3)
+            await until(lambda: counted(port) == 3)
             assert port.ended[0].status == 200
             assert len(port.ended) == 1
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from proxy.core.exchange import Ending
-from tests.http.support import ROOM, Pod, Received, eventually, plain, rig, timeouts
+from tests.http.support import ROOM, Pod, Received, plain, rig, timeouts
+from tests.waiting import until
 
 UPGRADE = (
     b"GET /v1/realtime?model=m HTTP/1.1\r\nhost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -64,7 +65,7 @@ async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
         async with port.client() as client:
             client.send(UPGRADE)
             await client.until(b"\r\n\r\n")
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), 10)
         await port.until_ended()
         assert port.exchange.ending is Ending.CLIENT_GONE
 
@@ -114,7 +115,7 @@ async def test_a_pod_that_does_not_read_stops_the_client() -> None:
             left = client.writer.transport.get_write_buffer_size()
             await asyncio.sleep(0.2)
         assert left > 2**20
-        await eventually(lambda: len(pod.requests) == 1)
+        await until(lambda: len(pod.requests) == 1)
 
 
 async def test_a_tunnel_may_last_longer_than_a_request() -> None:

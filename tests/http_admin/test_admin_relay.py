@@ -10,6 +10,7 @@ from yarl import URL
 
 from proxy.http import admin_relay
 from tests.http_admin.fakes import admin_port, engine
+from tests.ports import free_port
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -69,12 +70,13 @@ async def test_an_answer_that_is_compressed_unasked_arrives_readable() -> None:
             assert await answer.read() == b"hello"
 
 
-async def test_a_pod_that_is_not_there_is_a_bad_gateway_that_does_not_name_its_url(unused_tcp_port: int) -> None:
+async def test_a_pod_that_is_not_there_is_a_bad_gateway_that_does_not_name_its_url() -> None:
+    nobody = free_port()
     async with admin_port() as port:
-        port.add("pod-a", f"http://127.0.0.1:{unused_tcp_port}")
+        port.add("pod-a", f"http://127.0.0.1:{nobody}")
         error = await port.error("POST", "/admin/pods/pod-a/proxy/sleep", 502)
     assert "'pod-a'" in error["message"]
-    assert str(unused_tcp_port) not in error["message"]
+    assert str(nobody) not in error["message"]
 
 
 async def test_a_pod_that_never_answers_is_a_gateway_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import copy
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from aiohttp import web
+
+from tests.ports import free_port
 
 Object = dict[str, Any]
 CORE, SLICES, POOLS = "api/v1", "apis/discovery.k8s.io/v1", "apis/inference.networking.k8s.io/v1"
@@ -57,7 +59,7 @@ class FakeApiServer:
         app.router.add_get("/{where:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        self._port = 0
+        self._port = free_port()
         await self.listen()
         return self
 
@@ -68,12 +70,17 @@ class FakeApiServer:
     async def listen(self) -> None:
         self._site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls)
         await self._site.start()
-        assert self._site._server is not None
-        self._port = self._site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        self._listens = True
 
     async def stop_listening(self) -> None:
+        """Nobody is answered any more: not on connections that stand, and not on those that were just taken."""
+        self._listens = False
         await self._site.stop()
         self.sever()
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @property
     def url(self) -> str:
@@ -121,8 +128,7 @@ class FakeApiServer:
     def sever(self) -> None:
         """Connections of watches end in the middle of whatever it is."""
         for request, _ in list(self.open.values()):
-            if request.transport is not None:
-                request.transport.abort()
+            _cut(request)
         self.open.clear()
 
     # How it answers.
@@ -132,6 +138,8 @@ class FakeApiServer:
         part = where.rpartition("/")[2]
         (self.watches if watches else self.lists).append({"where": where, **request.query})
         await asyncio.sleep(self.delay)
+        if not self._listens:
+            return _cut(request)
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         scripted = (self.statuses.get(f"watch:{part}") if watches else None) or self.statuses.get(part)
@@ -205,6 +213,12 @@ class FakeApiServer:
                 queue.put_nowait(event)
 
 
+def _cut(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
+
+
 def pods_in(namespace: str = "ns") -> str:
     return f"{CORE}/namespaces/{namespace}/pods"
 
@@ -259,12 +273,6 @@ def endpoint_slice(name: str, *endpoints: Object, service: str = "vllm", ports: 
 def endpoint(name: str, address: str, **conditions: bool) -> Object:
     target = {"kind": "Pod", "name": name, "uid": f"uid-of-{name}"}
     return {"addresses": [address], "conditions": conditions, "targetRef": target, "nodeName": "node-a", "zone": "z1"}
-
-
-async def until(is_true: Callable[[], Any], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not is_true():
-            await asyncio.sleep(0.005)
 
 
 def _event(change: Change, query: Mapping[str, str]) -> Object | None:

@@ -16,7 +16,8 @@ from proxy.core.units import Duration
 from proxy.kubernetes.access import Access
 from proxy.kubernetes.api import PAGE, Api, Object, Resource
 from proxy.kubernetes.collection import Collection
-from tests.kubernetes.server import FakeApiServer, pod, pods_in, until
+from tests.kubernetes.server import FakeApiServer, pod, pods_in
+from tests.waiting import until
 
 PODS = Resource("", "v1", "pods")
 POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")

@@ -166,12 +166,6 @@ def pod(name: str = "pod", labels: Mapping[str, str] | None = None) -> Endpoint:
     return Endpoint(name, "http://127.0.0.1:8000", labels=labels or {}, state=EndpointState.READY)
 
 
-async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def _bind(socket: Any, port: int) -> int:
     if port:
         socket.bind(f"tcp://127.0.0.1:{port}")

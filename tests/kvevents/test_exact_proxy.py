@@ -19,9 +19,10 @@ from proxy.composition.indexes import exact_indexes
 from proxy.core.errors import ConfigError
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
-from tests.kvevents.engine import Engine, engine, removed, stored, until
+from tests.kvevents.engine import Engine, engine, removed, stored
 from tests.tokens import model as small
 from tests.tokens.model import trained
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 BLOCK = 16

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]
 from proxy.core.endpoint import Endpoint
 from proxy.core.kv import KvSources
 from proxy.kvevents.subscriptions import KvSubscriptions
-from tests.kvevents.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored, until
+from tests.kvevents.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
+from tests.ports import free_port
+from tests.waiting import until
 
 POD = ("pod", 0)
 
@@ -193,7 +194,7 @@ async def test_topics_that_do_not_count_are_not_heard() -> None:
 
 
 async def test_every_rank_of_a_pod_has_a_port_of_its_own() -> None:
-    at_port = two_free_ports()
+    at_port = free_port(2)
     async with (
         engine(ports=(at_port, 0), answers=False) as (first, _),
         engine(ports=(at_port + 1, 0), answers=False) as (second, _),
@@ -204,16 +205,6 @@ async def test_every_rank_of_a_pod_has_a_port_of_its_own() -> None:
             await until_heard(second, ear, rank=1)
             assert set(ear.blocks(0)) == {1}
             assert set(ear.blocks(1)) == {1}
-
-
-def two_free_ports() -> int:
-    """The first of two neighbours. Below those that systems give to whoever asks for any."""
-    for port in range(20_000, 30_000, 2):
-        with socket.socket() as one, socket.socket() as other, suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 1))
-            return port
-    raise AssertionError("no two ports are free")
 
 
 async def test_a_pod_that_leaves_is_told_of_and_not_listened_to() -> None:
@@ -232,9 +223,7 @@ async def test_pods_may_connect_to_the_proxy_instead() -> None:
     import zmq.asyncio
 
     context = zmq.asyncio.Context()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     one, other = pod("one"), Endpoint("other", "http://10.0.0.2:8000")
     async with heard(KvSources(bind=address, topic="kv@"), one, other) as (ear, _):
         it = Engine(context)

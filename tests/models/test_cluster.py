@@ -14,7 +14,8 @@ from proxy.core.clock import SystemClock
 from proxy.core.units import Duration
 from proxy.models.cluster import ClusterNames
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
-from tests.kubernetes.server import FakeApiServer, Object, objectives_in, rewrites_in, until
+from tests.kubernetes.server import FakeApiServer, Object, objectives_in, rewrites_in
+from tests.waiting import until
 
 
 def objective(name: str, priority: int | None, pool: str = "llama") -> Object:

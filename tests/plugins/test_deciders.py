@@ -148,8 +148,10 @@ class TestPredictedLatency:
         decider, asked = make("predicted-latency-pd-decider"), asking(1000)
         forecast = Foretold({}, paces={"decode": 10e-3, "other": 10e-3}, output=100.0)
         asked.state.write(LATENCY, forecast)
+        decider.decode_cost(forecast, asked, OTHER)
+        decider.clock.advance(1_000.0)
         sent = exchange(asked, OTHER, profile="decode")
-        sent.charge = (5_000, 0)  # 5 s of work, in a memory of 10 s
+        sent.charge = (5_000, 0)  # 5 s of work, in a memory of 10 s, all of which was seen
         decider.pre_request(sent, OTHER)
         idle, busy = (decider.decode_cost(forecast, asked, pod) - 0.03 for pod in (DECODE, OTHER))
         assert (idle, busy) == (pytest.approx(0.5), pytest.approx(1.0))

@@ -406,7 +406,7 @@ def test_a_version_changes_whenever_a_match_could() -> None:
     assert match.matched([one]) == [1]
 
 
-@pytest.mark.parametrize("blocks", [1, 10_000])
+@pytest.mark.parametrize("blocks", [1, 2_800])  # tables have just grown, and are as empty as they get
 def test_memory_is_below_the_bound_that_is_given(blocks: int) -> None:
     """Measured by taking everything apart: the tables, and every integer in them."""
     import sys

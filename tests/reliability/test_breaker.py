@@ -27,7 +27,9 @@ class World:
         self.doubts: set[str] = set()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.told: list[bool] = []
-        self.breakers = Breakers(BreakerSettings(**settings), self.clock, self, self._later, self._tell)  # type: ignore[arg-type]
+        self.tries = 0
+        self.others_first = 0.0
+        self.breakers = Breakers(BreakerSettings(**settings), self.clock, self, self._later, self)  # type: ignore[arg-type]
 
     def doubt(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.add(why)
@@ -71,8 +73,14 @@ class World:
     def state(self) -> str:
         return self.breakers.state(self.pod)
 
-    def _tell(self, endpoint: Endpoint, is_open: bool) -> None:
+    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
         self.told.append(is_open)
+
+    def breaker_tried(self, endpoint: Endpoint) -> None:
+        self.tries += 1
+
+    def pause(self, endpoint: Endpoint) -> float:
+        return self.others_first
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._timers.append((self.clock.now() + seconds, call))
@@ -269,3 +277,45 @@ def test_a_probe_that_failed_at_a_sibling_ends_the_trial_here() -> None:
     assert (world.state, world.doubts) == ("open", {OPEN})
     world.wait(10.0)
     assert world.state == "half-open"
+
+
+def test_where_others_may_try_first_it_is_tried_later() -> None:
+    world = World(failures=1, open=10.0)
+    world.others_first = 0.5
+    world.fail()
+    world.wait(10.2)
+    assert world.state == "open"
+    world.wait(0.4)
+    assert world.state == "half-open"
+
+
+def test_while_one_tries_it_the_others_hold_off() -> None:
+    world = World(failures=1, open=10.0)
+    world.fail()
+    world.wait(9.0)
+    world.breakers.hold_off(world.pod)
+    world.wait(2.0)
+    assert world.state == "open", "the first timer counts no more"
+    world.wait(9.0)
+    assert world.state == "half-open", "nothing came of it"
+    world.breakers.hold_off(world.pod)
+    assert world.state == "open"
+    assert world.doubts == {OPEN}
+    world.breakers.hear(world.pod, False)
+    assert not world.doubts
+    world.breakers.hold_off(world.pod)
+    assert world.state == "closed"
+
+
+def test_who_tries_it_says_so_and_is_not_held_off_by_one_who_does_the_same() -> None:
+    world = World(failures=1, open=10.0, probes=2)
+    world.fail()
+    world.wait(10.0)
+    first = world.begin()
+    assert world.tries == 0, "another one may come"
+    world.begin()
+    assert world.tries == 1
+    world.breakers.hold_off(world.pod)
+    assert world.state == "half-open"
+    world.end(first)
+    assert (world.state, world.told) == ("closed", [True, False])

@@ -15,6 +15,7 @@ from proxy.core.errors import ConnectRefused, UpstreamFailed
 from proxy.core.units import Duration
 from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
 from proxy.reliability.settings import HealthSettings, InferenceCheck
+from tests.waiting import until
 
 FAST = Duration(0.001)
 
@@ -56,14 +57,9 @@ class World:
         self.bodies.append(body)
         return await self.get(url, api_key)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
-            while not condition():
-                await asyncio.sleep(0.001)
-
     async def rounds(self, number: int) -> None:
         seen = len(self.asked)
-        await self.until(lambda: len(self.asked) >= seen + number)
+        await until(lambda: len(self.asked) >= seen + number)
 
     @asynccontextmanager
     async def checked(self, settings: HealthSettings | None = None) -> AsyncIterator[None]:
@@ -79,10 +75,10 @@ async def test_a_pod_that_says_that_it_is_unwell_is_in_doubt_until_it_is_well() 
         await world.rounds(3)
         assert (world.doubts, world.failures) == (set(), [])
         world.says = 503
-        await world.until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.doubts == {UNHEALTHY})
         assert len(world.failures) >= 2
         world.says = 200
-        await world.until(lambda: not world.doubts)
+        await until(lambda: not world.doubts)
         assert set(world.asked) == {"http://a/health"}
 
 
@@ -91,14 +87,14 @@ async def test_no_answer_is_none(says: int | Exception) -> None:
     world = World()
     world.says = says
     async with world.checked():
-        await world.until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.doubts == {UNHEALTHY})
 
 
 async def test_an_answer_that_does_not_come_in_time_is_none() -> None:
     world = World()
     world.hangs = True
     async with world.checked():
-        await world.until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.doubts == {UNHEALTHY})
 
 
 @pytest.mark.parametrize("says", [404, 405, 501, ConnectRefused("")])
@@ -114,9 +110,9 @@ async def test_a_pod_that_fell_over_and_refuses_is_not_held_to_be_unwell_when_it
     world = World()
     world.says = 503
     async with world.checked():
-        await world.until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.doubts == {UNHEALTHY})
         world.says = ConnectRefused("")
-        await world.until(lambda: not world.doubts)
+        await until(lambda: not world.doubts)
 
 
 async def test_pods_that_are_starting_are_not_asked() -> None:
@@ -136,10 +132,10 @@ async def test_an_engine_has_to_generate_a_token_when_it_has_nothing_else_to_do(
         assert (asked["model"], asked["max_tokens"]) == ("m", 1)
         assert set(world.asked) == {"http://a/v1/completions"}
         world.hangs = True
-        await world.until(lambda: world.doubts == {MUTE})
+        await until(lambda: world.doubts == {MUTE})
         assert "inference" in world.failures
         world.hangs = False
-        await world.until(lambda: not world.doubts)
+        await until(lambda: not world.doubts)
 
 
 async def test_an_engine_that_has_requests_is_not_given_another_one() -> None:
@@ -162,7 +158,7 @@ async def test_when_checks_end_nothing_of_them_remains() -> None:
     world = World()
     world.says = 503
     async with world.checked():
-        await world.until(lambda: world.doubts == {UNHEALTHY})
+        await until(lambda: world.doubts == {UNHEALTHY})
     assert (world.doubts, world.unwatched) == (set(), True)
 
 

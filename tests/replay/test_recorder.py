@@ -20,7 +20,8 @@ from proxy.replay.record import load
 from proxy.replay.salt import Salt, installation
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig
-from tests.scenarios.stack import Stack, stack, until
+from tests.scenarios.stack import Stack, stack
+from tests.waiting import until
 
 SECRET_WORDS = "the patient is called Ada Lovelace " * 30
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,16 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None or find_spec("redis") is None,
     reason="needs redis-server and pip install 'kvlane[redis]'",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from proxy.core.clock import SystemClock
@@ -17,15 +17,9 @@ from proxy.replicas.prefixes import SharedIndex
 from proxy.replicas.replica import Replica
 from proxy.replicas.wire import EVERYBODY, Kind, record
 from proxy.telemetry.instruments import Counter
+from tests.waiting import until
 
 ROLL = b'["a"]'
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Fails after five seconds."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Member:
@@ -41,6 +35,7 @@ class Member:
         self.doubts: dict[int, Mapping[str, Sequence[str]]] = {}
         """Of others, by who has them."""
         self.breakers: list[tuple[str, bool]] = []
+        self.tried: list[str] = []
         self.lost = asyncio.Event()
         self.dropped, self.garbled = Counter(), Counter()
         self.replica = Replica(
@@ -52,6 +47,7 @@ class Member:
             doubts=lambda: self.own_doubts,
             doubted=self.doubts.__setitem__,
             broke=lambda name, is_open: self.breakers.append((name, is_open)),
+            tried=self.tried.append,
             lost=self.lost.set,
             dropped=self.dropped,
             garbled=self.garbled,
@@ -235,7 +231,7 @@ async def test_a_worker_hears_that_the_hub_is_gone() -> None:
     async with bus() as it:
         one = await it.join(1)
         it.hub.close()
-        await asyncio.wait_for(one.lost.wait(), 5)
+        await asyncio.wait_for(one.lost.wait(), 10)
         one.dispatch(1)
         await asyncio.sleep(0.01)
 

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,25 +21,22 @@ from proxy.replicas.lease import Lease
 from proxy.replicas.limits import Who
 from proxy.replicas.packet import Packet, Say
 from proxy.replicas.redis_line import RedisLine
+from proxy.replicas.replica import TURN
 from proxy.replicas.series import ReplicaSeries
 from proxy.replicas.settings import ReplicaSettings
 from proxy.replicas.wire import Kind, frame, record
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Counter
 from tests.http.authority import Authority
-from tests.replicas.store import Store, Wall, free_port, needs_redis, store
+from tests.ports import free_port
+from tests.replicas.store import Store, Wall, needs_redis, store
 from tests.replicas.test_bus import Member
+from tests.waiting import until
 
 pytestmark = needs_redis
 
 LEASE, SHORT = 10.0, 1.5
 """Seconds. The short one is for tests that wait for its end; a busy machine must not make it end before."""
-
-
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def settings(url: str, **given: Any) -> ReplicaSettings:
@@ -127,6 +124,16 @@ async def test_who_joins_learns_what_is_in_flight_and_what_is_remembered(deploye
     late = await deployed.join()
     await until(lambda: late.remote == 5)
     await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2 and late.bound)
+
+
+async def test_hosts_divide_by_those_they_hear_of_and_one_at_a_time_tries_a_pod(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    await until(lambda: sorted([one.replica.place, two.replica.place]) == [(2, 0), (2, 1)])
+    assert abs(one.replica.pause(one.pod) - two.replica.pause(two.pod)) == TURN
+    one.replica.breaker_tried(one.pod)
+    await until(lambda: two.tried == ["a"])
+    await two.deployment.__aexit__(None, None, None)
+    await until(lambda: one.replica.place == (1, 0))
 
 
 async def test_a_host_that_says_nothing_is_forgotten_after_its_lease(deployed: Deployed) -> None:

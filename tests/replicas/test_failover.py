@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from tests.replicas.store import Store, free_port, needs_redis
-from tests.replicas.test_deployment import Proxy, settings, until
+from tests.ports import free_port
+from tests.replicas.store import Store, needs_redis
+from tests.replicas.test_deployment import Proxy, settings
+from tests.waiting import until
 
 pytestmark = needs_redis
 

@@ -31,6 +31,8 @@ class Cut:
     end: End
     head: int = NOTHING
     body: int | None = None
+    told: asyncio.Event | None = None
+    """The pod hears that nobody wants its answer when this is set; None: at once."""
     met: int = 0
 
 
@@ -51,7 +53,7 @@ class Way:
         asked = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_forward(reader, pod, asked))
+                group.create_task(self._forward(reader, pod, asked))
                 group.create_task(self._answer(theirs, writer, asked))
         except* OSError:
             pass
@@ -91,17 +93,22 @@ class Way:
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.close()
+        await self._told()
         raise ConnectionResetError
 
+    async def _forward(self, reader: asyncio.StreamReader, pod: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+        """Until the client leaves; the pod is told so."""
+        while data := await reader.read(65536):
+            if data.startswith(b"POST /v1"):
+                asked.set()
+            pod.write(data)
+        await self._told()
+        pod.close()
+        raise ConnectionResetError
 
-async def _forward(reader: asyncio.StreamReader, pod: asyncio.StreamWriter, asked: asyncio.Event) -> None:
-    """Until the client leaves; the pod is told so."""
-    while data := await reader.read(65536):
-        if data.startswith(b"POST /v1"):
-            asked.set()
-        pod.write(data)
-    pod.close()
-    raise ConnectionResetError
+    async def _told(self) -> None:
+        if self.cut.told is not None:
+            await self.cut.told.wait()
 
 
 @asynccontextmanager

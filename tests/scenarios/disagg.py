@@ -13,7 +13,8 @@ import aiohttp
 
 from proxy.sim import Fault, SimConfig, SimPod, TransferTiming
 from proxy.sim.config import ConnectorName, Role
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
 CONNECTORS: tuple[ConnectorName, ...] = ("nixl", "shared-storage", "mooncake", "sglang", "p2p-nccl")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import aiohttp
 from proxy.app import App
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet, SimPod
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -102,10 +102,3 @@ async def running(
         given[name] = {**given[name], **section} if name in given else section
     async with App(from_mapping(given)) as app:
         yield app
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Raises TimeoutError if the condition does not come true."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

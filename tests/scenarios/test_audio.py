@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 
 from proxy.sim import SimConfig
-from tests.scenarios.stack import Stack, stack, until
+from tests.scenarios.stack import Stack, stack
+from tests.waiting import until
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SOUND = bytes(range(256)) * 16 * 1024
@@ -137,5 +138,5 @@ async def test_a_websocket_whose_client_vanishes_leaves_the_pod() -> None:
             assert response.connection is not None
             assert response.connection.transport is not None
             response.connection.transport.abort()
-            await until(lambda: not s.pods[0].requests.open, seconds=0.5)
+            await until(lambda: not s.pods[0].requests.open)
         await s.idle()

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ import aiohttp
 from proxy.app import App
 from proxy.settings import from_mapping
 from tests.scenarios import scale_pods
+from tests.waiting import until
 
 ACTUATOR = Path(scale_pods.__file__)
 
@@ -122,12 +123,6 @@ async def rig(directory: Path, **policy: Any) -> AsyncIterator[Rig]:
             if what == "start":
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-
-
-async def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():
-            await asyncio.sleep(0.05)
 
 
 async def keep_asking(rig: Rig, tokens: int, stop: asyncio.Event) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.sim import SimConfig, StepTiming
-from tests.scenarios.stack import BLIND, Stack, stack, until
+from tests.scenarios.stack import BLIND, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.05, per_prefill_token=0.0))
 """A burst has arrived long before the first answer."""

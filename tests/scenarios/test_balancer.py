@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from configparser import ConfigParser
@@ -22,6 +21,7 @@ from proxy.app import App
 from proxy.cli import main
 from proxy.settings import Settings, load
 from proxy.sim import SimConfig, SimFleet
+from tests.ports import free_port
 from tests.scenarios.stack import CHAT, running
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +32,6 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 with_haproxy = pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
 
 QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def local(port: int, servers: dict[str, int]) -> str:

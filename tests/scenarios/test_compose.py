@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
@@ -50,8 +52,7 @@ class Stack:
     def port(self, service: str, port: int) -> int:
         service = self._stand_ins.get(service, service)
         if (service, port) not in self._ports:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self._ports[service, port] = free.getsockname()[1]
+            self._ports[service, port] = free_port()
         return self._ports[service, port]
 
     def start(self, service: str, command: list[str], ports: list[str]) -> None:

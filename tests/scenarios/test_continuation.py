@@ -14,7 +14,8 @@ import pytest
 
 from proxy.sim import Fault, Kind, SimConfig, StepTiming
 from tests.http.support import SSE_HEAD, Pod, Received, chunk, plain
-from tests.scenarios.stack import CHAT, Stack, running, stack, until
+from tests.scenarios.stack import CHAT, Stack, running, stack
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 TOKENS = 8

@@ -192,6 +192,21 @@ async def test_a_long_prompt_of_many_requests_at_once_leaves_nothing_behind() ->
         await settled(proxy)
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_requests_of_one_id_at_once_fetch_each_its_own(connector: ConnectorName) -> None:
+    """A client may send what it likes as an id."""
+    async with disaggregated(connector) as proxy:
+        asked = [
+            ask(proxy, stream=index % 2 == 0, messages=[{"role": "user", "content": f"{index}: {PROMPT}"}])
+            for index in range(12)
+        ]
+        heard = await asyncio.gather(*asked)
+        assert [(one.status, one.is_whole, one.error) for one in heard] == [(200, True, "")] * 12
+        assert sum(pod.engine.stats.failed_transfers for pod in proxy.pods) == 0
+        assert transfers(proxy) == 12
+        await settled(proxy)
+
+
 async def test_pods_that_do_both_compute_for_each_other() -> None:
     async with disaggregated(roles=("both",) * 3) as proxy:
         for index in range(6):

@@ -22,7 +22,8 @@ from tests.scenarios.disagg import (
     transfers,
     whole_text,
 )
-from tests.scenarios.stack import CHAT, Stack, until
+from tests.scenarios.stack import CHAT, Stack
+from tests.waiting import until
 
 FAULTS = [
     Fault(Kind.REJECT, status=429),

@@ -23,7 +23,8 @@ from tests.scenarios.disagg import (
     settled,
     transfers,
 )
-from tests.scenarios.stack import Stack, until
+from tests.scenarios.stack import Stack
+from tests.waiting import until
 
 SLOW_PREFILL = replace(SIM, max_num_batched_tokens=1, transfer=TransferTiming(failure=1.0, expiry=200.0))
 SLOW_TRANSFER = replace(SIM, transfer=TransferTiming(base=4.0, failure=1.0, expiry=200.0))

@@ -16,7 +16,8 @@ from proxy.sim import SimConfig
 from proxy.sim.faults import Fault, Kind
 from tests.scenarios.disagg import PROMPT, disaggregated
 from tests.scenarios.disagg import SCHEDULING as SPLIT
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 ON: Mapping[str, Any] = {"telemetry": {"accessLog": False, "decisions": {}}}
 ONLY_ASKED: Mapping[str, Any] = {"telemetry": {"accessLog": False, "decisions": {"sample": 0}}}

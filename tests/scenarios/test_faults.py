@@ -10,7 +10,8 @@ import pytest
 from bench.disorder.clients import Saw, Seen, asks, is_all_there, look
 from proxy.core.endpoint import EndpointState
 from proxy.sim import Fault, Kind, SimConfig, StepTiming
-from tests.scenarios.stack import Stack, stack, until
+from tests.scenarios.stack import Stack, stack
+from tests.waiting import until
 
 SETTINGS = {"reliability": {"timeouts": {"firstByte": "150ms", "idle": "150ms"}, "breaker": {"failures": 1000}}}
 TRIES = 60

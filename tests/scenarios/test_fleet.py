@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.sim import SimConfig, SimPod
-from tests.scenarios.stack import Stack, stack, until
+from tests.ports import free_port
+from tests.scenarios.stack import Stack, stack
+from tests.waiting import until
 
 QUICK = SimConfig(time_scale=20)
 
@@ -189,8 +190,7 @@ async def test_a_restart_that_nobody_noticed_is_learnt_from_the_metrics() -> Non
 
 
 async def test_a_pod_that_starts_late_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     late = SimPod(QUICK)
     async with stack(1) as s:
         added, _ = await s.operate("POST", "/admin/pods", {"url": f"http://127.0.0.1:{port}", "name": "late"})

@@ -15,7 +15,8 @@ from proxy.core.identity import Identity
 from proxy.core.ports import Resolver
 from proxy.core.request import InferenceRequest
 from proxy.sim import SimConfig
-from tests.scenarios.stack import BLIND, CHAT, Answer, Stack, stack, until
+from tests.scenarios.stack import BLIND, CHAT, Answer, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(time_scale=1)
 """About seven milliseconds per token."""
@@ -112,7 +113,7 @@ async def test_a_pod_that_comes_takes_those_that_wait() -> None:
         first, second = (asyncio.ensure_future(ask(s, 100)) for _ in range(2))
         await until(lambda: waiting(s) == 1)
         s.app.fleet.undrain("pod-1")
-        await until(lambda: waiting(s) == 0, 0.3)
+        await until(lambda: waiting(s) == 0)
         assert {(await one)[0].headers["x-kvlane-endpoint"] for one in (first, second)} == {"pod-0", "pod-1"}
 
 

@@ -19,7 +19,9 @@ from proxy.reliability.health import UNHEALTHY
 from proxy.reliability.liveness import STALLED
 from proxy.settings import from_mapping
 from tests.http.support import SSE_HEAD, Pod, Received, event, plain
-from tests.scenarios.stack import CHAT, running, until
+from tests.ports import free_port
+from tests.scenarios.stack import CHAT, running
+from tests.waiting import until
 
 FAST: Mapping[str, Any] = {
     "pods": {"refresh": {"interval": "20ms"}},
@@ -220,9 +222,8 @@ async def test_a_pod_that_is_shutting_down_is_left_alone_though_it_is_well() -> 
 
 async def test_without_a_pod_the_port_is_open_and_the_first_pod_is_used_within_a_second() -> None:
     engine = Engine("pod-0")
-    async with engine.pod as pod:
-        url = pod.endpoint.url
-    async with running([url]) as app, aiohttp.ClientSession() as http:
+    pod_port = free_port()
+    async with running([f"http://127.0.0.1:{pod_port}"]) as app, aiohttp.ClientSession() as http:
         for port, path, status in (
             (app.port, "/health", 503),
             (app.admin_port, "/readyz", 503),
@@ -232,9 +233,9 @@ async def test_without_a_pod_the_port_is_open_and_the_first_pod_is_used_within_a
                 assert response.status == status
         async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json={"model": "m", "messages": []}) as response:
             assert (response.status, response.headers["x-kvlane-reason"]) == (503, "rejected-no-endpoints")
-        late = await asyncio.start_server(engine.pod._serve, "127.0.0.1", int(url.rpartition(":")[2]))
+        late = await asyncio.start_server(engine.pod._serve, "127.0.0.1", pod_port)
         try:
-            await until(lambda: bool(app.fleet.ready), seconds=1.0)
+            await until(lambda: bool(app.fleet.ready), seconds=3.0)
         finally:
             late.close()
             for task in tuple(engine.pod._tasks):
@@ -242,18 +243,22 @@ async def test_without_a_pod_the_port_is_open_and_the_first_pod_is_used_within_a
 
 
 async def test_the_port_is_open_while_pods_that_do_not_answer_are_tried() -> None:
+    heard = asyncio.Event()
+
     async def silent(request: Received) -> None:
-        await request.gone()
+        await heard.wait()
+        await request.send(plain())
 
     async with Pod(silent) as pod:
-        pods = {"static": [{"url": pod.endpoint.url}], "refresh": {"timeout": "400ms"}}
+        pods = {"static": [{"url": pod.endpoint.url}], "refresh": {"timeout": "30s"}}
         settings = {"listen": {"host": "127.0.0.1", "port": 0}, "pods": pods}
         app = App(from_mapping({**settings, "admin": {"port": 0}, "telemetry": {"accessLog": False}}))
         started = asyncio.Event()
         starting = asyncio.create_task(_within(app, started))
-        await until(lambda: bool(getattr(getattr(app._path, "server", None), "_listeners", None)), seconds=0.3)
+        await until(lambda: bool(getattr(getattr(app._path, "server", None), "_listeners", None)))
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{app.port}/health") as response:
             assert response.status == 503
+        heard.set()
         started.set()
         await starting
 

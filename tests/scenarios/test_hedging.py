@@ -16,7 +16,8 @@ from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON
 from proxy.reliability.settings import HedgingSettings
 from proxy.sim import Fault, Kind, SimConfig
 from tests.http.support import SSE_HEAD, Pod, Received, Script, chunk, plain
-from tests.scenarios.stack import BLIND, CHAT, Stack, running, stack, until
+from tests.scenarios.stack import BLIND, CHAT, Stack, running, stack
+from tests.waiting import until
 
 AFTER = {"after": "50ms", "budgetPercent": 100}
 SLOW = SimConfig(time_scale=1)

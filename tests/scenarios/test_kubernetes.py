@@ -13,7 +13,8 @@ from proxy.core.endpoint import EndpointState
 from proxy.sim import SimConfig, SimPod
 from tests.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, pool, pools_in, rewrites_in
 from tests.models.test_cluster import objective, rewrite, rule
-from tests.scenarios.stack import CHAT, running, until
+from tests.scenarios.stack import CHAT, running
+from tests.waiting import until
 
 QUICK = SimConfig(time_scale=20)
 SERVED_BY = "x-kvlane-endpoint"

@@ -14,7 +14,8 @@ import pytest
 from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.scenarios.stack import stack
-from tests.workers.host import configured, until
+from tests.waiting import until
+from tests.workers.host import configured
 
 ROOM = "proxy.reliability.health"
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from proxy.sim import SimConfig, StepTiming
-from tests.scenarios.stack import BLIND, CHAT, Stack, stack, until
+from tests.scenarios.stack import BLIND, CHAT, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
 WARM = "words that are the same every time " * 200

@@ -11,9 +11,10 @@ import pytest
 
 from proxy.sim import SimConfig
 from tests.http.support import SSE_HEAD, event, plain
-from tests.scenarios.stack import CHAT, Stack, running, stack, until
+from tests.scenarios.stack import CHAT, Stack, running, stack
 from tests.scenarios.test_audio import SOUND, form, upload
 from tests.scenarios.test_transparency import asked, engine
+from tests.waiting import until
 
 BIG, SMALL = SimConfig(model="org/big", time_scale=20), SimConfig(model="small", time_scale=20)
 NAMES = {"models": {"aliases": {"gpt-4o": "org/big", "whisper-1": "small"}}}

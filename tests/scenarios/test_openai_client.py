@@ -13,7 +13,8 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from proxy.sim import SimConfig, StepTiming
-from tests.scenarios.stack import BLIND, Stack, stack, until
+from tests.scenarios.stack import BLIND, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the sea."}]
@@ -202,7 +203,7 @@ async def test_a_stream_that_is_closed_early_is_aborted_on_the_pod() -> None:
         async for _ in stream:
             break
         await stream.close()
-        await until(lambda: any(record.aborted for pod in s.pods for record in pod.requests), seconds=0.5)
+        await until(lambda: any(record.aborted for pod in s.pods for record in pod.requests))
         await s.idle()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.sim import SimConfig, StepTiming
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
 USER = [{"role": "user", "content": "Tell me of the sea."}]
@@ -147,7 +148,7 @@ async def test_streams_of_other_apis_are_aborted_when_their_client_leaves() -> N
             async with s.http.post(s.url + path, json={"model": "sim", "stream": True, **body}) as response:
                 await response.content.readuntil(b"\n\n")
                 response.close()
-            await until(lambda gone=number + 1: s.pods[0].requests.aborted == gone, seconds=0.5)  # type: ignore[misc]
+            await until(lambda gone=number + 1: s.pods[0].requests.aborted == gone)  # type: ignore[misc]
         await s.idle()
 
 

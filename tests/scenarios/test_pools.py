@@ -20,7 +20,8 @@ from proxy.settings import Settings, from_mapping
 from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import Role
 from tests.scenarios.disagg import PROMPT, SCHEDULING
-from tests.scenarios.stack import CHAT, Answer, Stack, until
+from tests.scenarios.stack import CHAT, Answer, Stack
+from tests.waiting import until
 
 SMALL = SimConfig(model="small", time_scale=20)
 LARGE = SimConfig(model="large", time_scale=20)

@@ -17,7 +17,8 @@ from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.settings import Settings, from_mapping
 from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02))
 """Fifty tokens a second."""

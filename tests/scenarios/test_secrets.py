@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.core.request import InferenceRequest, Prompt
-from tests.scenarios.stack import BLIND, CHAT, running, stack, until
+from tests.scenarios.stack import BLIND, CHAT, running, stack
+from tests.waiting import until
 
 PROMPT = "the-launch-code-is-0000"
 KEY = "sk-of-the-client"

@@ -13,7 +13,8 @@ from aiohttp import web
 from proxy.app import App
 from proxy.settings import from_mapping
 from tests.http.authority import Authority, client_context, server_context
-from tests.scenarios.stack import CHAT, until
+from tests.scenarios.stack import CHAT
+from tests.waiting import until
 
 EXPOSITION = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 

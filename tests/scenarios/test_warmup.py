@@ -6,7 +6,8 @@ from typing import Any
 
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
-from tests.scenarios.stack import CHAT, Stack, stack, until
+from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import until
 
 SYSTEM = {"role": "system", "content": "You are the help desk of a bank, and answer in one sentence. " * 60}
 WARM = {"pods": {"warmup": {"prompts": 3, "sharedBy": 3, "sample": 1}}}

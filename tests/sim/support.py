@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -27,15 +25,6 @@ def run(engine: Engine, now: float = 0.0) -> float:
         _, duration = engine.step(now)
         now += duration
     return now
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Fails if it does not come true within some seconds."""
-    for _ in range(5_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise TimeoutError
 
 
 async def post(session: aiohttp.ClientSession, path: str, **body: Any) -> Any:

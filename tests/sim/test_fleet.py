@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from proxy.sim import SimConfig, SimFleet, serve
+from tests.ports import free_port
 from tests.sim.support import post
 
 
@@ -40,8 +41,7 @@ async def test_a_fleet_that_cannot_start_leaves_no_pod_behind() -> None:
 
 
 async def test_serving_goes_on_until_it_is_cancelled() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     serving = asyncio.get_running_loop().create_task(serve([SimConfig()], host="127.0.0.1", port=port))
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         while True:

@@ -12,7 +12,8 @@ import pytest
 
 from proxy.sim import SimConfig, SimPod, StepTiming
 from proxy.sim.prompt import text_hash
-from tests.sim.support import CHAT, USER, nobody_is_left, post, until
+from tests.sim.support import CHAT, USER, nobody_is_left, post
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 SLOW = StepTiming(base=0.02, per_prefill_token=0.02)

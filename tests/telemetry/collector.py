@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from tests.waiting import until
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -61,9 +63,7 @@ class Collector:
 
     async def until(self, number: int) -> None:
         """It has so many spans."""
-        async with asyncio.timeout(20):
-            while len(self.spans) < number:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(self.spans) >= number)
 
     async def _take(self, request: web.Request) -> web.Response:
         body = await request.read()

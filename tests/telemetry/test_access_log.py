@@ -159,7 +159,7 @@ async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: 
     monkeypatch.setattr(line_writer, "STOP_TIMEOUT", 0.02)
     output = Output()
     output.gate.clear()
-    async with asyncio.timeout(3), log_to(output) as log:
+    async with asyncio.timeout(10), log_to(output) as log:
         logged(log)
     assert output.written == []
     output.gate.set()

@@ -5,7 +5,7 @@ import os
 import pty
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from proxy.top.keys import keys_in, pressed
 from proxy.top.order import TITLES, Order, number, seconds
 from proxy.top.picture import Picture, Pod
 from proxy.top.screen import HEAD, View, screen
+from tests.ports import free_port
 from tests.scenarios.stack import Stack, stack
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +58,19 @@ def test_rates_are_those_of_the_last_ten_seconds() -> None:
         sent = 1000 if second <= 15 else 1000 + 3 * (second - 15)
         picture.take("change", {"at": 100.0 + second, "pods": {"a": row(sent=sent, failed=0)}}, float(second))
     assert picture.rows()[0].rate == pytest.approx(3.0)
+
+
+def test_several_workers_are_asked_with_the_points_and_rates_are_of_the_time_in_between() -> None:
+    picture = Picture()
+    about = {"version": "1.0", "panics": [], "workers": 2}
+    old = {**everything({"a": row(sent=100)}), "about": about, "points": [{"t": 20.0, "good": 1.0}]}
+    picture.take("all", old, 0.0)
+    for second in range(1, 13):
+        sent = 100 + 30 * ((second + 2) // 6)
+        point = {"point": {"t": 99.0 + second, "good": 5.0}} if (second + 2) % 6 == 0 else {}
+        picture.take("change", {"at": 100.0 + second, "pods": {"a": row(sent=sent)}, **point}, float(second))
+        expected = None if second < 4 else 30 / 3 if second < 10 else 60 / 9
+        assert picture.rows()[0].rate == (expected if expected is None else pytest.approx(expected))
 
 
 def test_a_proxy_that_was_restarted_begins_a_picture_anew() -> None:
@@ -159,16 +174,14 @@ class Proxy:
         self.name = "first"
         self.status = 200
         self.runner: web.AppRunner | None = None
-        self.port = 0
+        self.port = free_port()
 
     async def start(self) -> None:
         application = web.Application()
         application.router.add_get("/dashboard/events", self._events)
         self.runner = web.AppRunner(application, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
-        self.port = self.runner.addresses[0][1]
+        await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
 
     async def stop(self) -> None:
         if self.runner is not None:
@@ -194,12 +207,6 @@ async def proxy() -> AsyncIterator[tuple[Proxy, Feed, Picture]]:
     async with aiohttp.ClientSession() as session:
         yield one, Feed(session, f"http://127.0.0.1:{one.port}/", picture, SystemClock(), lambda: None), picture
     await one.stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_proxy_that_is_restarted_is_found_again_and_its_absence_is_said() -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.vllm.client import Client
-from tests.vllm.program import Program, free_port
+from tests.vllm.program import Program
 
 START_UP = 240.0
 """Seconds that the engines have to start; on two quiet cores they take 40."""

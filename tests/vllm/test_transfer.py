@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.vllm.client import Answer
-from tests.vllm.fleet import BLOCK, MODEL, Engine, Proxy, Start, Vllm, proxy, started
-from tests.vllm.program import free_port
+from tests.vllm.fleet import BLOCK, MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until
 from tests.vllm.test_prefix import text
 
 pytestmark = pytest.mark.vllm
@@ -28,6 +29,7 @@ NIXL = "KVLANE_NIXL"
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 TOKENS = 20
+ROUNDS = 7
 NIXL_ENVIRON = {
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "NIXL_PTHR_DELAY_US": "1000",
@@ -78,7 +80,8 @@ def split(request: pytest.FixtureRequest, vllm: Vllm, tmp_path_factory: pytest.T
         config = CONFIG.format(prefill=prefill.url, decode=decode.url, connector=request.param)
         serving = stack.enter_context(proxy([], folder / "proxy.log", config))
         pair = Split(request.param, prefill, decode, serving)
-        pair.ask(COMPLETIONS, asked(COMPLETIONS))  # the engines shake hands at the first transfer, which takes seconds
+        # They shake hands at the first transfer, which takes seconds; until both are known to be there, none is made.
+        wait_until(lambda: pair.ask(COMPLETIONS, asked(COMPLETIONS))[1] > 0, 60.0)
         yield pair
         assert "Traceback" not in serving.program.log
 
@@ -132,6 +135,21 @@ def test_a_prompt_is_computed_on_one_engine_and_answered_by_the_other(split: Spl
     record_property(f"by {local.removeprefix('vllm:')}", difference(before, after))
 
 
+def test_the_time_to_the_first_token_is_that_of_its_parts(split: Split, record_property: Any) -> None:
+    """Beside what the first engine takes alone. What neither engine counts is left: the proxy, and HTTP on the way."""
+    alone, rounds = [], []
+    for number in range(ROUNDS):
+        ids = [[300 + (part + number * 17 + unit * 7) % 3_700 for unit in range(1_000)] for part in (0, 1_900)]
+        alone.append(split.prefill.http.post(COMPLETIONS, asked(COMPLETIONS, stream=True, prompt=ids[0])).first_byte)
+        rounds.append(parts_of(split, asked(COMPLETIONS, stream=True, prompt=ids[1])))
+    for one in rounds:
+        assert one["prefill leg"] >= one["its engine"] > 0
+        assert one["prefill leg"] + one["decode engine"] <= one["split"] + 0.01
+    record_property("one engine", f"{1000 * median(alone):.0f} ms")
+    for part in rounds[0]:
+        record_property(part, f"{1000 * median(one[part] for one in rounds):.0f} ms")
+
+
 def test_usage_says_what_was_cached_and_not_what_was_transferred(split: Split, record_property: Any) -> None:
     """A prompt that nobody has seen was not cached, wherever it was computed; the same once more was."""
     body = asked(CHAT)
@@ -160,6 +178,23 @@ def test_a_prompt_is_computed_by_the_other_engine_when_the_first_is_gone(split: 
     assert answer.status == 200, answer.body
     assert said(answer) == said(alone)
     record_property("answered after", f"{answer.first_byte:.2f} s")
+
+
+def parts_of(split: Split, body: Any) -> dict[str, float]:
+    """Seconds to the first token of one answer, and of which parts they are, the waiting for blocks within the decode
+    engine's."""
+    counted: dict[str, tuple[Engine | Proxy, str]] = {
+        "prefill leg": (split.proxy, "kvlane_disagg_stage_duration_seconds_sum"),
+        "its engine": (split.prefill, "vllm:time_to_first_token_seconds_sum"),
+        "decode engine": (split.decode, "vllm:time_to_first_token_seconds_sum"),
+        "waiting for blocks": (split.decode, "vllm:request_queue_time_seconds_sum"),
+    }
+    before = {part: where.sum(series) for part, (where, series) in counted.items()}
+    answer, transferred = split.ask(COMPLETIONS, body)
+    assert (answer.status, transferred > 0) == (200, True)
+    seconds = {part: where.sum(series) - before[part] for part, (where, series) in counted.items()}
+    left = answer.first_byte - seconds["prefill leg"] - seconds["decode engine"]
+    return {"split": answer.first_byte, **seconds, "what is left": left}
 
 
 def asked(path: str, stream: bool = False, **fields: Any) -> dict[str, Any]:

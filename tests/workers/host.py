@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,6 @@ from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 
 CHAT = "/v1/chat/completions"
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Raises TimeoutError if the condition does not come true."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def configured(sim: SimFleet, **sections: Mapping[str, Any]) -> Settings:

@@ -10,7 +10,8 @@ from typing import Any
 
 from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
-from tests.workers.host import configured, host, until
+from tests.waiting import until
+from tests.workers.host import configured, host
 
 POOL = "/autoscale/pools/default"
 

@@ -13,7 +13,8 @@ import aiohttp
 from proxy.settings import from_mapping
 from proxy.supervisor.supervisor import Supervisor
 from tests.http.support import Pod, Received, plain
-from tests.workers.host import CHAT, until
+from tests.waiting import until
+from tests.workers.host import CHAT
 
 
 class Engine:

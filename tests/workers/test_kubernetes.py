@@ -11,8 +11,9 @@ import aiohttp
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimPod
 from proxy.supervisor.supervisor import Supervisor
-from tests.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, rewrites_in, until
+from tests.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, rewrites_in
 from tests.models.test_cluster import rewrite, rule
+from tests.waiting import until
 from tests.workers.host import CHAT
 
 

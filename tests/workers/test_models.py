@@ -6,7 +6,8 @@ import asyncio
 
 import aiohttp
 
-from tests.workers.host import CHAT, Host, host, question, until
+from tests.waiting import until
+from tests.workers.host import CHAT, Host, host, question
 
 MODELS = {"aliases": {"gpt-4o": "sim"}, "wake": {"enabled": True}}
 

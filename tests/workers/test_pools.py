@@ -12,7 +12,8 @@ import aiohttp
 
 from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
-from tests.workers.host import CHAT, Host, configured, question, until
+from tests.waiting import until
+from tests.workers.host import CHAT, Host, configured, question
 
 SMALL = SimConfig(model="small", time_scale=20)
 LARGE = SimConfig(model="large", time_scale=1)

@@ -20,7 +20,9 @@ from proxy.settings import Settings, from_mapping
 from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.replicas.store import Store, needs_redis, store
-from tests.workers.host import CHAT, configured, question, until
+from tests.waiting import until
+from tests.workers.host import CHAT, configured, question
+from tests.workers.test_flow_control import most_at_once
 
 LONG = "An old treatise on the harbour and its winds, in many words. " * 160
 
@@ -250,3 +252,41 @@ def test_without_the_library_it_is_said_what_is_missing(monkeypatch: pytest.Monk
 
 def test_a_proxy_by_itself_shares_nothing() -> None:
     assert not isinstance(app_of(from_mapping({})), Replicated)
+
+
+def parts(proxy: Replicated, cap: str, most: int) -> int:
+    siblings = proxy._gates.flow_controls["default"].siblings
+    assert siblings is not None
+    return siblings.part(cap, most)
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("cap", "all_pods", "per_pod"), [({"maxConcurrent": 5}, 5, 5), ({"maxConcurrentPerPod": 1}, 3, 1)]
+)
+async def test_all_proxies_together_keep_a_cap_and_use_it(
+    site: Site, cap: dict[str, int], all_pods: int, per_pod: int
+) -> None:
+    one, host = await site.proxy(flowControl=cap), await site.host(2, flowControl=cap)
+    await met(site, one, host)
+    await until(lambda: parts(one, "x", 4) == 2)
+    asked = [site.chat((one, host)[number % 2], f"{number}", tokens=60) for number in range(40)]
+    assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+    pods = list(site.sim.pods)
+    assert all_pods - 1 <= most_at_once(pods) <= all_pods
+    assert max(most_at_once([pod]) for pod in pods) <= per_pod
+
+
+@needs_redis
+async def test_a_cap_is_had_by_the_one_who_needs_it_and_divided_again_without_the_store(site: Site) -> None:
+    one, two = await site.proxy(flowControl={"maxConcurrent": 4}), await site.proxy(flowControl={"maxConcurrent": 4})
+    await met(site, one, two)
+    await until(lambda: parts(one, "requests ", 4) == parts(two, "requests ", 4) == 2)
+    asked = [asyncio.ensure_future(site.chat(one, f"{number}", tokens=1500)) for number in range(6)]
+    await until(lambda: parts(one, "requests ", 4) == 4 and in_flight(one) == in_flight(two) == 4)
+    assert parts(two, "requests ", 4) == 0
+    site.redis.kill()
+    await until(lambda: parts(one, "requests ", 4) == parts(two, "requests ", 4) == 2)
+    status, _ = await site.chat(two, "nobody gives it room, and the store is gone")
+    assert status == 200
+    assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 6

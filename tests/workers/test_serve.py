@@ -20,7 +20,8 @@ import yaml
 
 from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
-from tests.workers.host import CHAT, question, until
+from tests.waiting import until
+from tests.workers.host import CHAT, question
 
 SLOW = SimConfig(timing=StepTiming(base=0.05))
 

@@ -19,7 +19,8 @@ from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
 from proxy.supervisor.crew import StartFailed
 from proxy.supervisor.supervisor import Supervisor
-from tests.workers.host import CHAT, Host, configured, host, question, until
+from tests.waiting import until
+from tests.workers.host import CHAT, Host, configured, host, question
 
 BY_PREFIX = {
     "plugins": [{"type": "approx-prefix-cache-producer"}, {"type": "prefix-cache-scorer"}],

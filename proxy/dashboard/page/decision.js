@@ -27,7 +27,7 @@ function summary(one) {
   const words = [
     `${moment(one.at)}: ${one.path} for ${one.model}${one.tenant ? ` by ${one.tenant}` : ""}, ${count(one.promptTokens)} prompt tokens.`,
     `It waited ${seconds(one.waited)}${one.queued === null ? "" : ` (${seconds(one.queued)} for room)`}.`,
-    one.error ? `Refused: ${one.error.message}` : `Answered by ${one.answeredBy ?? "nobody yet"}: first token after ${seconds(one.ttft)}${expected(one.predicted.ttft, seconds)}; ${count(one.cachedTokens)} tokens cached${expected(one.predicted.cachedTokens, count)}; ${one.outcome}${one.tries > 1 ? ` at try ${one.tries}` : ""}.`,
+    one.error ? `Refused: ${one.error.message}` : `Answered by ${one.answeredBy ?? "nobody yet"}: ${one.stream ? "first token" : "not streamed, all of it"} after ${seconds(one.ttft)}${expected(one.predicted.ttft, (time) => (one.stream ? seconds(time) : `its first token after ${seconds(time)}`))}; ${count(one.cachedTokens)} tokens cached${expected(one.predicted.cachedTokens, count)}; ${one.outcome}${one.tries > 1 ? ` at try ${one.tries}` : ""}.`,
   ];
   return h("div", {}, words.map((word) => h("p", {}, word)), h("p", { class: "muted" }, "Request ", h("code", {}, one.request)));
 }

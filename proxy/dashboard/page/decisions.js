@@ -10,6 +10,7 @@ const SHOWN = 50;
 
 let visible = false;
 let busy = false;
+let again = false; // something was typed while an answer was on its way
 
 export function listen(isPaused) {
   new IntersectionObserver((entries) => {
@@ -29,7 +30,7 @@ export function showDecisionsOf(pod) {
 }
 
 async function look() {
-  if (busy) return;
+  if (busy) return void (again = true);
   busy = true;
   const wanted = new URLSearchParams({ limit: SHOWN });
   for (const key of ["pod", "request", "slow"]) if ($(`decision-${key}`).value) wanted.set(key, $(`decision-${key}`).value);
@@ -39,6 +40,10 @@ async function look() {
     replace($("decision-list"), hint(error.status === 404 ? OFF : error.message));
   } finally {
     busy = false;
+  }
+  if (again) {
+    again = false;
+    look();
   }
 }
 
@@ -59,7 +64,7 @@ const CELLS = [
   ["Ahead by", (one) => (one.margin === null ? "–" : one.margin.toFixed(2))],
   ["Cached", (one) => (one.cachedTokens === null ? `of ${count(one.promptTokens)}` : `${percent(share(one.cachedTokens, one.promptTokens))} of ${count(one.promptTokens)}`)],
   ["Waited", (one) => seconds(one.waited)],
-  ["TTFT", (one) => seconds(one.ttft)],
+  ["TTFT", (one) => (one.stream || one.ttft === null ? seconds(one.ttft) : `whole ${seconds(one.ttft)}`)],
   ["Expected", (one) => seconds(one.predicted.ttft)],
   ["Outcome", (one) => (one.outcome === "complete" && one.status < 400 ? "complete" : `${one.outcome}${one.status ? ` ${one.status}` : ""}`) + (one.tries > 1 ? `, ${one.tries} tries` : "")],
 ];

@@ -68,14 +68,9 @@ class TokenProducer(DataProducer):
         given = [mode for mode in ("local", "pod", "vllm") if getattr(self, mode) is not None]
         if self.uds is not None:
             raise ValueError("the mode 'uds' is not supported; use local")
-        if self.estimate:
-            keys = ", ".join(map(str, self.estimate))
-            raise ValueError(f"estimate.{keys} would have no effect: media count with fixed estimates; leave it out")
         if len(given) > 1:
             raise ValueError(f"the modes {' and '.join(given)} exclude each other")
         self._tokens = self._opened()
-        if self._tokens is None and (self.model_name or self.models):
-            raise ValueError("modelName and models have no effect on estimates; leave them out, or choose a mode")
 
     @property
     def waits(self) -> bool:  # type: ignore[override]  # it depends on the mode

@@ -85,7 +85,8 @@ class Fabric:
             wanted = self._wanted[key] = asyncio.Event()
             try:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(wanted.wait(), patience)
+                    async with asyncio.timeout(patience):
+                        await wanted.wait()
             finally:
                 self._wanted.pop(key, None)
         return self._holdings.get(key)

@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from proxy.sim import SimConfig, SimPod
-from tests.sim.support import CHAT, USER, post, refusal, until
+from tests.sim.support import CHAT, USER, post, refusal
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}

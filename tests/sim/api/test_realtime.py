@@ -3,7 +3,7 @@ from __future__ import annotations
 import aiohttp
 
 from proxy.sim import SimPod
-from tests.sim.support import until
+from tests.waiting import until
 
 
 async def test_every_event_comes_back(pod: SimPod, client: aiohttp.ClientSession) -> None:

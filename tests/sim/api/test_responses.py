@@ -4,7 +4,8 @@ import aiohttp
 import orjson
 
 from proxy.sim import SimConfig, SimPod
-from tests.sim.support import nobody_is_left, post, refusal, until
+from tests.sim.support import nobody_is_left, post, refusal
+from tests.waiting import until
 
 PATH = "/v1/responses"
 

@@ -9,8 +9,9 @@ import pytest
 
 from proxy.sim import Fault, Kind, TransferTiming
 from proxy.sim.config import ConnectorName
-from tests.sim.support import nobody_is_left, until
+from tests.sim.support import nobody_is_left
 from tests.sim.transfer.support import Pair, pair
+from tests.waiting import until
 
 ROOM: dict[str, Any] = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
 MOONCAKE_PREFILL = {"kv_transfer_params": {"do_remote_decode": True, "transfer_id": "x"}}

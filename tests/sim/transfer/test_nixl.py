@@ -7,8 +7,9 @@ import aiohttp
 import pytest
 
 from proxy.sim import Fault, Kind, TransferTiming
-from tests.sim.support import USER, nobody_is_left, until
+from tests.sim.support import USER, nobody_is_left
 from tests.sim.transfer.support import COMPLETIONS, PROMPT, Pair, pair
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 SOURCES = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="sim",source="%s"}'

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Random
-from proxy.disagg.connector import Connector, Split, host_of, port_of
+from proxy.disagg.connector import Connector, Split, host_of, only_once, port_of
 
 TRANSFER_PORT = 14579
 
@@ -17,7 +17,8 @@ class P2pNccl(Connector):
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
         both = (_address(prefill), _address(decode))
-        return Split({}, None, f"___prefill_addr_{both[0]}___decode_addr_{both[1]}_{request_id}")
+        name = only_once(request_id, random)
+        return Split({}, None, f"___prefill_addr_{both[0]}___decode_addr_{both[1]}_{name}")
 
     def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
         return {}

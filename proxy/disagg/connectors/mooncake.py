@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Random
-from proxy.disagg.connector import Connector, Split, host_of, port_of
+from proxy.disagg.connector import Connector, Split, host_of, only_once, port_of
 
 BOOTSTRAP_PORT = 8998
 
@@ -21,7 +21,7 @@ class Mooncake(Connector):
     at_once: ClassVar[bool] = True
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
-        transfer = {"transfer_id": f"xfer-{request_id}"}
+        transfer = {"transfer_id": f"xfer-{only_once(request_id, random)}"}
         away = {
             "do_remote_decode": False,
             "do_remote_prefill": True,

@@ -1,0 +1,27 @@
+"""All connectors, by the name that `disaggregation.connector` gives: a file here, or an entry point of another package.
+
+The others are looked for when a name is asked for that none of these has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.core.discovery import in_package, installed
+from proxy.core.params import suggestion
+from proxy.disagg.connector import Connector
+
+ENTRY_POINT_GROUP = "kvlane.connectors"
+
+CONNECTORS: Mapping[str, type[Connector]] = {one.name: one for one in in_package(__name__, "name")}
+
+
+def connector_named(name: str) -> type[Connector]:
+    """Raises ValueError for one that nobody has, ConfigError for an installed package that cannot be loaded."""
+    if name in CONNECTORS:
+        return CONNECTORS[name]
+    known = {**{one.name: one for one in installed(ENTRY_POINT_GROUP, "name")}, **CONNECTORS}
+    if name not in known:
+        near = suggestion(name, list(known)) or f"; known are {', '.join(sorted(known))}"
+        raise ValueError(f"there is no connector '{name}'{near}")
+    return known[name]

@@ -1,0 +1,45 @@
+"""What share of its time a pod spends on prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.endpoint import Endpoint
+from proxy.latency.duty import MOST, Duty
+
+
+def busy(seconds: float, duty: Duty, pod: Endpoint, share: float) -> None:
+    """Half a second of prompts now and then, so that it is this share."""
+    now = 0.0
+    while now < seconds:
+        duty.add(pod, 0.5, now)
+        now += 0.5 / share
+
+
+@pytest.mark.parametrize("seconds", [4.0, 10.0, 100.0])
+def test_the_share_is_right_from_the_first_seconds_on(seconds: float) -> None:
+    """What a proxy has not seen, because it has just begun, is not taken for idleness."""
+    duty, pod = Duty(), Endpoint("p")
+    busy(seconds, duty, pod, 0.5)
+    assert duty.of(pod, seconds) == pytest.approx(0.5, abs=0.06)
+
+
+def test_one_prompt_at_the_very_beginning_is_not_all_that_there_is() -> None:
+    duty, pod = Duty(), Endpoint("p")
+    duty.add(pod, 0.3, 0.0)
+    assert duty.of(pod, 0.0) == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_pod_that_only_computes_still_has_answers_go_on() -> None:
+    duty, pod = Duty(), Endpoint("p")
+    busy(20.0, duty, pod, 2.0)
+    assert duty.of(pod, 20.0) == MOST
+
+
+def test_what_was_long_ago_is_forgotten_and_a_pod_that_is_gone_at_once() -> None:
+    duty, pod = Duty(), Endpoint("p")
+    busy(20.0, duty, pod, 0.8)
+    assert duty.of(pod, 25.0) > 0.3
+    assert duty.of(pod, 80.0) < 0.01
+    duty.forget(pod)
+    assert duty.of(pod, 20.0) == 0.0

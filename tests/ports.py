@@ -1,0 +1,32 @@
+"""Ports that nobody has, for programs that are told which to take."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+FIRST, LAST, STEP = 10_000, 32_000, 8
+
+_turns = itertools.count(97 * os.getpid())
+"""Where this process goes on looking: no port is given twice, and other processes are elsewhere."""
+
+
+def free_port(count: int = 1) -> int:
+    """The first of `count` consecutive ones, eight at most.
+
+    Below those that systems give to connections, and to whoever asks for any: one of these may be gone before the
+    program listens, or while it is not there for a moment."""
+    for turn in _turns:
+        port = FIRST + STEP * turn % (LAST - FIRST)
+        if all(_is_free(one) for one in range(port, port + count)):
+            return port
+    raise AssertionError("the turns do not end")
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,28 @@
+"""Waiting for what comes true by itself. Limits are for tests that fail: no machine is so busy as to meet them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+PATIENCE = 60.0
+"""Seconds."""
+
+
+async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Raises TimeoutError if it does not come true."""
+    pause = 0.001
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.005)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Where there is no loop; raises TimeoutError, too."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.02)
