@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from proxy.core.ports import Clock, Random
+from proxy.core import params
+from proxy.core.ports import Clock, InstanceName, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.datastore import Fleet
 from proxy.http.upstream.fetch import PooledFetcher
@@ -16,6 +17,7 @@ from proxy.models.resolver import Resolver
 from proxy.models.series import ModelSeries
 from proxy.models.settings import ClusterObjects, ModelSettings, Wake
 from proxy.models.wake import Waker
+from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 
@@ -29,24 +31,30 @@ class ModelNames:
         self._clock = clock
         self._random = rng
         self._catalogue = catalogue
-        self._made: tuple[ModelSettings, Sequence[str], bool, Resolver | None] | None = None
+        self._made: tuple[ModelSettings, Sequence[str], Sequence[str], bool, Resolver | None] | None = None
         self._wakers: dict[Wake, Waker] = {}
         """One for each that was ever configured: requests may wait with it."""
         self._cluster: tuple[ClusterNames, asyncio.Task[None]] | None = None
 
     async def resolver(self, stack: AsyncExitStack, settings: Settings, has_gates: bool) -> Resolver | None:
         """None where models are what they are called, and nobody asks whose a request is."""
-        models, pools = settings.models, tuple(settings.all_pools)
-        if self._made is None or self._made[:3] != (models, pools, has_gates):
-            self._made = (models, pools, has_gates, await self._make(stack, models, pools, has_gates))
-        return self._made[3]
+        models, pools, sessions = settings.models, tuple(settings.all_pools), _session_headers(settings)
+        if self._made is None or self._made[:-1] != (models, pools, sessions, has_gates):
+            resolver = await self._make(stack, models, pools, sessions, has_gates)
+            self._made = (models, pools, sessions, has_gates, resolver)
+        return self._made[-1]
 
     @property
     def current(self) -> Resolver | None:
-        return None if self._made is None else self._made[3]
+        return None if self._made is None else self._made[-1]
 
     async def _make(
-        self, stack: AsyncExitStack, settings: ModelSettings, pools: Sequence[str], has_gates: bool
+        self,
+        stack: AsyncExitStack,
+        settings: ModelSettings,
+        pools: Sequence[str],
+        sessions: Sequence[str],
+        has_gates: bool,
     ) -> Resolver | None:
         self._fleet.wakes = settings.wake.enabled
         await self._follow(stack, settings.kubernetes)
@@ -55,7 +63,8 @@ class ModelNames:
         waker = await self._waker(stack, settings.wake) if settings.wake.enabled else None
         if self._cluster is not None:
             settings = self._cluster[0].added_to(settings)
-        return Resolver(settings, self._random, ModelSeries(self._catalogue), waker, pools if len(pools) > 1 else ())
+        others = pools if len(pools) > 1 else ()
+        return Resolver(settings, self._random, ModelSeries(self._catalogue), waker, others, sessions)
 
     async def _follow(self, stack: AsyncExitStack, wanted: ClusterObjects | None) -> None:
         """The objects of this cluster, and no others."""
@@ -68,8 +77,8 @@ class ModelNames:
             self._cluster = (names, tasks.start(names.run(), "objectives and rewrites of the cluster"))
 
     def _changed(self) -> None:
-        if self._made is not None and self._made[3] is not None and self._cluster is not None:
-            self._made[3].change(self._cluster[0].added_to(self._made[0]))
+        if self._made is not None and self._made[-1] is not None and self._cluster is not None:
+            self._made[-1].change(self._cluster[0].added_to(self._made[0]))
 
     async def _waker(self, stack: AsyncExitStack, wake: Wake) -> Waker:
         if wake not in self._wakers:
@@ -77,3 +86,11 @@ class ModelNames:
             tasks = await stack.enter_async_context(Tasks())
             self._wakers[wake] = Waker(self._fleet, poster, self._clock, tasks, wake.timeout)
         return self._wakers[wake]
+
+
+def _session_headers(settings: Settings) -> tuple[str, ...]:
+    """Those that tell the sessions of agents apart, in the order of asking; none unless a pool has the plugin."""
+    entries = [entry for pool in settings.all_pools.values() for entry in pool.scheduling.plugins]
+    given = [entry.parameters or {} for entry in entries if entry.type == AgentIdentity.plugin_type]
+    made = [params.build(AgentIdentity, one, "", {"name": InstanceName("")}) for one in given]
+    return tuple(dict.fromkeys(header for identity in made for header in identity.headers))

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class DataKey(NamedTuple, Generic[T]):
-    """(type of the datum, name of its producer); without a producer it means the only provider there is."""
+    """(type of the datum, name of its producer); without a producer, the first that delivered."""
 
     kind: str
     producer: str = ""
@@ -24,7 +24,7 @@ class DataKey(NamedTuple, Generic[T]):
 class CycleState(dict[tuple[str, str], Any]):
     """The data of one request, from parse to PostResponse, by key: use `write` and `read`.
 
-    Start-up has made sure that an unbound key has one provider, so a bound write also answers unbound reads.
+    A bound write also answers unbound reads: of several, the one that was first.
     """
 
     __slots__ = ()

@@ -66,9 +66,12 @@ class Resolver:
         watcher: Watcher,
         waker: Waker | None = None,
         pools: Collection[str] = (),
+        sessions: Sequence[str] = (),
     ) -> None:
-        """`pools` that a fallback may name."""
+        """`pools` that a fallback may name; `sessions` are headers, in lower case, that tell tenants apart where none
+        is named."""
         self._pools = pools
+        self._sessions = sessions
         self._random = random
         self._watcher = watcher
         self._waker = waker
@@ -81,7 +84,7 @@ class Resolver:
 
     def unheard(self) -> Resolver:
         """The same, that nobody hears of, and that wakes nobody."""
-        return Resolver(self._settings, self._random, Unheard(), None, self._pools)
+        return Resolver(self._settings, self._random, Unheard(), None, self._pools, self._sessions)
 
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
         """Raises UnknownModel for one that the key may not ask for, BadRequest where the body cannot say another."""
@@ -95,7 +98,7 @@ class Resolver:
             model=model,
             body=request.body if model == request.model else _rewritten(request, model),
             priority=self._priority(request.headers, identity),
-            tenant=_first(request.headers, FAIRNESS) if identity is None else identity.tenant,
+            tenant=_first(request.headers, (*FAIRNESS, *self._sessions)) if identity is None else identity.tenant,
             naming=Naming(request.model, tuple(fallbacks), self._waker is not None, pool) if is_named else None,
         )
 

@@ -91,9 +91,7 @@ def _by_label(draft: Draft, remarks: Remarks) -> None:
         if given.get("label") and given.get("validValues") and not given.get("allowsNoLabel"):
             wanted = {"key": given["label"], "operator": "In", "values": given["validValues"]}
             remarks.append(Problem(_path(entry), "'by-label' is label-selector-filter with matchExpressions today"))
-            entry.update(
-                name=_label(entry), type="label-selector-filter", parameters={"matchExpressions": [wanted]}
-            )
+            entry.update(name=_label(entry), type="label-selector-filter", parameters={"matchExpressions": [wanted]})
 
 
 def _reporters(draft: Draft, remarks: Remarks) -> None:

@@ -178,14 +178,16 @@ class _Reader:
         return ProfileEntry(shell.name, refs, shell.shadow, join(self._path, path)) if shell else None
 
     def _refs(self, profile: Any, path: str) -> tuple[PluginRef, ...]:
-        """Those to plugins; a setting has no part in a profile, and does no harm there."""
+        """Those to plugins; parsers and sources of metrics have no part in a profile, and do no harm there."""
         refs = []
         for at, item in enumerate(_sequence(profile, "plugins")):
             ref = self._load(PluginRef, item, f"{path}.plugins[{at}]")
             where = f"{path}.plugins[{at}].pluginRef"
             if ref is None or not self._check_ref(ref.plugin_ref, where):
                 continue
-            if self._names[ref.plugin_ref] not in (*SETTINGS_TYPES, *FLOW_TYPES):
+            if self._names[ref.plugin_ref] in FLOW_TYPES:
+                self._complain(where, f"'{ref.plugin_ref}' is no filter, scorer or picker")
+            elif self._names[ref.plugin_ref] not in SETTINGS_TYPES:
                 refs.append(ref)
         return tuple(refs)
 

@@ -6,11 +6,8 @@ NOT_YET = "is not yet supported"
 
 LATER_TYPES = frozenset(
     {
-        "agent-identity",
         "burst-prefix-cache-producer",
         "by-label",
-        "by-label-selector",
-        "data-parallel-profile-handler",
         "dcgm-data-source",
         "dcgm-extractor",
         "disaggregatedset-rollout-screener",
@@ -23,7 +20,6 @@ LATER_TYPES = frozenset(
         "multicluster-session-affinity-filter",
         "p2p-source-producer",
         "program-aware-fairness",
-        "request-attribute-reporter",
         "sglanghttp-parser",
         "soft-reflective-ceiling-policy",
         "vertexai-parser",

@@ -126,7 +126,6 @@ def test_what_is_wrong_is_named_with_its_path() -> None:
     assert faults({"maxRequest": 3}) == [
         "scheduling.flowControl: unknown field 'maxRequest'; did you mean 'maxRequests'?"
     ]
-    assert faults({"maxRequests": 3}, gates=()) == ["scheduling.flowControl: needs the feature gate 'flowControl'"]
     wrong = [{"type": "priority-holdback-policy", "parameters": {"minCeiling": 2}}]
     assert faults({}, wrong) == ["scheduling.plugins.priority-holdback-policy: minCeiling must be less than maxCeiling"]
 

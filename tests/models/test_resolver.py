@@ -299,3 +299,10 @@ def test_names_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> None:
 def test_a_rule_without_targets_is_refused(rule: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         params.load(ModelSettings, {"rewrites": [rule]})
+
+
+def test_sessions_of_agents_are_tenants_where_none_is_named() -> None:
+    it = Resolver(ModelSettings(), random.Random(4), Counts(), sessions=("session-id",))
+    assert it.resolve(request(session_id="s"), None).tenant == "s"
+    assert it.resolve(request(session_id="s", x_llm_d_inference_fairness_id="t"), None).tenant == "t"
+    assert it.resolve(request(session_id="s"), KEY).tenant == "acme"

@@ -27,11 +27,8 @@ class TestTokens:
         ("given", "said"),
         [
             ({"uds": {}}, "'uds' is not supported"),
-            ({"modelName": "m"}, "have no effect on estimates"),
-            ({"models": ["m"]}, "have no effect on estimates"),
             ({"vllm": {"url": "http://x"}, "pod": {}}, "the modes pod and vllm exclude each other"),
             ({"local": {}}, "local.model: is required"),
-            ({"estimate": {"image": {"mode": "static"}}}, "estimate.image would have no effect"),
         ],
     )
     def test_what_would_not_act_is_refused(self, given: dict[str, Any], said: str) -> None:

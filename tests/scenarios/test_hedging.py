@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -171,10 +172,11 @@ async def test_what_is_learnt_of_first_bytes_says_what_is_late() -> None:
     async with stack(2, SimConfig(time_scale=5), {**settings, **BLIND}) as s:
         for number in range(60):
             await s.chat(f"Question {number}", max_tokens=1)
-        before = await counted(s, WON)
+        before, questions = await counted(s, WON), itertools.count(60)
         late(s, 0)
-        await until_met(s, 0, max_tokens=1)
-        assert await counted(s, WON) >= before + 1
+        async with asyncio.timeout(20):
+            while await counted(s, WON) == before:  # a second leg may be the one that comes there, and lose
+                await s.chat(f"Question {next(questions)}", max_tokens=1)
 
 
 # pods that follow a script

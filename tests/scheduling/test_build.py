@@ -240,9 +240,9 @@ class TestWhatIsRefused:
         (fault,) = complaints({"plugins": [], "schedulingProfiles": [profile("a", shadow=True)]})
         assert fault == "schedulingProfiles: every profile is a shadow; one must decide"
 
-    def test_a_producer_in_a_profile(self) -> None:
+    def test_a_producer_in_a_profile_runs_for_every_request_all_the_same(self) -> None:
         document = {"plugins": [{"type": "token-producer"}], "schedulingProfiles": [profile("a", "token-producer")]}
-        assert complaints(document) == ["schedulingProfiles.a: 'token-producer' is no filter, scorer or picker"]
+        assert [producer.plugin_type for producer in scheduling(document).producers] == ["token-producer"]
 
     def test_a_plugin_that_a_profile_names_twice(self) -> None:
         document = {
@@ -282,11 +282,16 @@ class TestData:
             "plugins.heat-scorer: nothing provides Heat; add a producer of it to plugins"
         ]
 
-    def test_two_providers_of_an_unbound_datum_are_an_error_that_says_what_to_set(self) -> None:
-        faults = complaints_of_mine(
-            {"name": "one", "type": "heat-producer"}, {"name": "two", "type": "heat-producer"}, {"type": "heat-scorer"}
-        )
-        assert faults == ["plugins.heat-scorer: Heat comes from several producers (one, two); set heatProducerName"]
+    def test_of_two_providers_the_first_is_read_by_whoever_says_not_which(self) -> None:
+        plugins = ({"name": "one", "type": "heat-producer"}, {"name": "two", "type": "heat-producer"})
+        built = with_mine(*plugins, {"type": "heat-scorer"})
+        assert [getattr(producer, "name", "") for producer in built.producers] == ["one", "two"]
+
+    def test_of_two_providers_the_one_with_the_name_of_its_type_is_the_first(self) -> None:
+        default = "approx-prefix-cache-producer"
+        document = {"plugins": [{"name": "cpu", "type": default}, {"type": default}, {"type": "no-hit-lru-scorer"}]}
+        producers = scheduling(document).producers
+        assert [getattr(producer, "name", "") for producer in producers] == [default, "cpu"]
 
     def test_a_bound_reader_may_choose_among_two(self) -> None:
         scorer = {"type": "heat-scorer", "parameters": {"heatProducerName": "two"}}

@@ -50,7 +50,6 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
         [
             "unknown field 'plugin'; did you mean 'plugins'?",
             "apiVersion: 'llm-d.ai/v1alpha2' is none of llm-d.ai/v1alpha1, inference.networking.x-k8s.io/v1alpha1",
-            "flowControl: needs the feature gate 'flowControl'",
             "featureGates[0]: unknown feature gate 'flowControll'; did you mean 'flowControl'?",
             "featureGates[1]: 'haPopulateNonLeaderDatastore' must be true or false, not 'maybe'",
             "plugins.approx: unknown plugin type 'aprox-prefix-cache-producer'; "
@@ -128,12 +127,12 @@ def test_gates_are_known_by_name_and_value() -> None:
 def test_a_type_of_later_work_is_no_typo_and_may_be_referred_to() -> None:
     document = read(
         {
-            "plugins": [{"type": "data-parallel-profile-handler"}, {"name": "fair", "type": "program-aware-fairness"}],
+            "plugins": [{"type": "vllmgrpc-parser"}, {"name": "fair", "type": "program-aware-fairness"}],
             "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "fair"}]}],
         }
     )
     assert faults(document) == [
-        "plugins.data-parallel-profile-handler: 'data-parallel-profile-handler' is not yet supported",
+        "plugins.vllmgrpc-parser: 'vllmgrpc-parser' is not yet supported",
         "plugins.fair: 'program-aware-fairness' is not yet supported",
     ]
 

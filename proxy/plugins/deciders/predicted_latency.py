@@ -45,9 +45,9 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     non_cached_tokens: int = param(
         512, "prompt tokens that the decode pod must lack while predictions are not trusted", at_least=1
     )
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the only producer")
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
     latency_prediction_info_producer_name: str = param(
-        "", "whose predictions to read; empty: those of the only producer"
+        "", "whose predictions to read; empty: those of the first producer"
     )
     transfer: Transfer = field(init=False, repr=False, compare=False)
     duty: Duty = field(init=False, repr=False, compare=False, default_factory=Duty)

@@ -21,7 +21,7 @@ class PrefixBasedPdDecider(Decider):
 
     non_cached_tokens: int = param(0, "prompt tokens that the decode pod must lack; 0: never", at_least=0)
     prompt_tokens: int = param(0, "tokens of the shortest prompt; 0: any", at_least=0)
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the only producer")
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

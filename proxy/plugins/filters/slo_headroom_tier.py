@@ -33,7 +33,7 @@ class SloHeadroomTierFilter(Filter):
         0.01, "probability of keeping the pods that would break an objective", at_least=0, at_most=1
     )
     latency_prediction_info_producer_name: str = param(
-        "", "whose predictions to read; empty: those of the only producer"
+        "", "whose predictions to read; empty: those of the first producer"
     )
     _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
 

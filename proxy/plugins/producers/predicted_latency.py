@@ -61,7 +61,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         "mean error of recent predictions, over the mean of what was seen, above which none is trusted",
         more_than=0,
     )
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the only producer")
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
     slo_buffer_factor: float = param(1.0, UNUSED + "objectives are taken as they are")
     context_ttl: Duration = param(Duration(300.0), UNUSED + "what is known of a request ends with it", key="contextTTL")
     streaming_mode: bool = param(False, UNUSED + "what is streamed is told apart request by request")

@@ -49,7 +49,7 @@ class LatencyScorer(Scorer):
     composite_queue_weight: float = param(1.0, "of a shorter queue then", at_least=0)
     composite_prefix_weight: float = param(1.0, "of the cached share of the prompt then", at_least=0)
     latency_prediction_info_producer_name: str = param(
-        "", "whose predictions to read; empty: those of the only producer"
+        "", "whose predictions to read; empty: those of the first producer"
     )
     _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
 

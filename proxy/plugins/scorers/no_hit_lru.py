@@ -24,7 +24,7 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
     lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
-    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the only producer.")
+    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the first producer.")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False, default_factory=OrderedDict)
 

@@ -1,0 +1,45 @@
+"""Which agent's session a request belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, plugin
+from proxy.core.ports import InstanceName
+from proxy.core.request import InferenceRequest
+
+AGENT_IDENTITY: DataKey[str] = DataKey("agent-identity")
+SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
+"""What Claude Code, OpenCode and Codex send, the last of them in earlier versions."""
+
+
+@plugin("agent-identity")
+@dataclass(frozen=True, slots=True)
+class AgentIdentity(DataProducer):
+    """Takes the session from the headers that coding agents send, the first that is not empty: those that are added,
+    then x-claude-code-session-id, x-session-affinity, session-id and session_id. Session affinity reads it where a
+    source names it (`attribute: agent-identity`); and where flow control shares out fairly, requests that name no
+    tenant are told apart by it."""
+
+    waits: ClassVar[bool] = False
+
+    name: InstanceName
+    additional_session_headers: tuple[str, ...] = param((), "further headers, asked for before these, in any case")
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        return (*(header.lower() for header in self.additional_session_headers), *SESSION_HEADERS)
+
+    @property
+    def provides(self) -> tuple[DataKey[str], ...]:
+        return (AGENT_IDENTITY.of(self.name),)
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        session = next((value for name in self.headers if (value := request.headers.get(name, "").strip())), "")
+        if session:
+            request.state.write(self.provides[0], session)
