@@ -159,6 +159,8 @@ class Configurations:
         self._before = self._now
         self._begin(Version(self._now.number + 1, wanted, origin, self._clock.wall(), left))
         log.info("reloaded: version %d by %s changes %s", self._now.number, origin, ", ".join(differences))
+        for remark in wanted.remarks:
+            log.warning("%s", remark)
         if left:
             log.warning("what changes with the next start only: %s", ", ".join(left))
 

@@ -63,6 +63,11 @@ class Settings:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def remarks(self) -> tuple[Problem, ...]:
+        """What its documents say in older words, or to no effect."""
+        return tuple(remark for pool in self.all_pools.values() for remark in pool.scheduling.remarks)
+
+    @property
     def all_pools(self) -> dict[str, PoolSettings]:
         """By name; that of the top level is the first."""
         return {

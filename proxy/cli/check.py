@@ -61,10 +61,10 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
 
 def _cautions(settings: Settings) -> Iterator[str]:
     yield from _of_addresses(settings)
+    yield from map(str, settings.remarks)
     pools = settings.all_pools
     yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
     for name, pool in pools.items():
-        yield from map(str, pool.scheduling.remarks)
         types = {entry.type for entry in pool.scheduling.plugins}
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
         yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)

@@ -76,6 +76,8 @@ def serve(
     logs.set_up(settings.telemetry, sys.stderr)
     if not settings.has_pods:
         log.warning(NO_PODS)
+    for remark in settings.remarks:
+        log.warning("%s", remark)
     uvloop.run(_serve(settings, source, watched) if workers == 1 else _supervise(settings, source, watched, workers))
 
 

@@ -78,6 +78,15 @@ def test_check_warns_of_an_open_admin_port_and_of_a_file_of_pods_that_is_not_the
     assert run("check", "-c", str(file)).stderr == "The configuration is good.\n"
 
 
+def test_check_says_what_is_called_otherwise_today(tmp_path: Path) -> None:
+    file = tmp_path / "epp.yaml"
+    file.write_text("kind: EndpointPickerConfig\nplugins: [{type: kv-cache-scorer}]\n")
+    result = run("check", "-c", str(file))
+    assert result.exit_code == 0
+    said = "'kv-cache-scorer' is kv-cache-utilization-scorer today"
+    assert f"Warning: scheduling.plugins.kv-cache-scorer: {said}" in result.stderr
+
+
 def test_a_command_that_is_mistyped_gets_a_suggestion() -> None:
     result = run("serv", "--pod", "http://a:1")
     assert result.exit_code == 2

@@ -126,6 +126,17 @@ def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: P
         assert all(json.loads(line) for line in process.errors.splitlines())
 
 
+def test_what_has_no_effect_is_said_at_the_start(pods: list[str], tmp_path: Path) -> None:
+    file, data = tmp_path / "epp.yaml", free_port()
+    file.write_text("kind: EndpointPickerConfig\nflowControl: {maxRequests: 3}\n")
+    ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", "0", "--pod", pods[0]]
+    with kvlane("serve", "-c", str(file), *ports) as process:
+        until_answered(f"http://127.0.0.1:{data}/health", process)
+        process.signal(signal.SIGINT)
+        assert process.ended() == 0
+    assert "scheduling.flowControl: has no effect without 'featureGates: [flowControl]': maxRequests" in process.errors
+
+
 def test_a_file_with_faults_is_not_served(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("listn: {}\npods: {static: [{ulr: http://a:1}]}")
