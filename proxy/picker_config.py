@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.core.errors import Problem
 from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Engines, Specs, specs
-from proxy.scheduling.data_layer import CoreMetrics, DataLayer, EngineConfig, HttpSource
+from proxy.scheduling.data_layer import CoreMetrics, DataLayer, DcgmSource, EngineConfig, HttpSource
 from proxy.scheduling.later_types import NOT_YET
 
 Faults = list[Problem]
@@ -18,6 +18,8 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     merged = dict(pods)
     refresh = pods.get("refresh") or {}
     said = _scraping(layer.metrics, faults) if layer.metrics else {}
+    if layer.gpus is not None:
+        said["dcgm"] = _exporter(layer.gpus)
     if said and isinstance(refresh, Mapping):
         faults.extend(_twice(f"pods.refresh.{key}") for key in said if key in refresh)
         merged["refresh"] = {**said, **refresh}
@@ -66,6 +68,11 @@ def _scraping(source: HttpSource, faults: Faults) -> dict[str, Any]:
             faults.append(Problem(f"scheduling.plugins.metrics-data-source.{key}", NOT_YET))
     said = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _exporter(source: DcgmSource) -> dict[str, Any]:
+    said = {"scheme": source.scheme, "path": source.path, "port": source.port, "onNode": source.use_node_address}
+    return said if source.interval is None else {**said, "interval": source.interval}
 
 
 def _dialect(engine: EngineConfig) -> Dialect:

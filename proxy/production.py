@@ -13,7 +13,7 @@ from proxy.core.request import InferenceRequest
 log = logging.getLogger(__name__)
 
 PRODUCE_DEADLINE = 0.4
-"""Seconds that all data producers of a request have together."""
+"""Seconds that all data producers of a request have together, beside those that one means to take."""
 
 FAILED = "request %s: producer %s failed"
 
@@ -26,6 +26,7 @@ class Production:
         self._prompt = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
         self.waits = self._prompt < len(producers)
         """Whether the world may change in a `run`."""
+        self._deadline = PRODUCE_DEADLINE + sum(producer.takes for producer in producers)
         self._rounds = rounds
 
     async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
@@ -39,11 +40,11 @@ class Production:
         if not self.waits:
             return
         try:
-            async with asyncio.timeout(PRODUCE_DEADLINE):
+            async with asyncio.timeout(self._deadline):
                 for producer in producers[self._prompt :]:
                     try:
                         await producer.produce(request, endpoints)
                     except Exception:
                         log.exception(FAILED, request.id, producer.plugin_type)
         except TimeoutError:
-            log.warning("request %s: the data producers were not done after %g s", request.id, PRODUCE_DEADLINE)
+            log.warning("request %s: the data producers were not done after %g s", request.id, self._deadline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -9,7 +10,7 @@ from contextlib import AsyncExitStack
 from proxy.composition.explaining import Explaining
 from proxy.composition.observation import Observation
 from proxy.core.decision import Decision, ProfileResult
-from proxy.core.ports import Clock, KvEvents, Random, Tokenizers
+from proxy.core.ports import Clock, KvEvents, Random, Timer, Tokenizers
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.wiring import Ports
@@ -22,6 +23,15 @@ from proxy.scheduling.document import Document
 from proxy.settings import Settings
 from proxy.telemetry.timing import EVERY, Timing
 from proxy.tokens.source import TokenSource
+
+
+class _Loop:
+    """The event loop as a `ports.Timer`."""
+
+    sleep = staticmethod(asyncio.sleep)
+
+
+_LOOP = _Loop()
 
 
 class Decisions:
@@ -111,7 +121,13 @@ class Decisions:
 
     def _ports(self, pool: str) -> Ports:
         kv_events = self._kv_events.setdefault(pool, KvSubscriptions())
-        return {Clock: self._clock, Random: self._random, KvEvents: kv_events, Tokenizers: self._tokens}
+        return {
+            Clock: self._clock,
+            Random: self._random,
+            KvEvents: kv_events,
+            Tokenizers: self._tokens,
+            Timer: _LOOP,
+        }
 
     def shadow(self, request: InferenceRequest, decision: Decision, result: ProfileResult) -> None:
         """What a shadow profile would have chosen beside the decision."""

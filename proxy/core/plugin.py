@@ -59,6 +59,8 @@ class DataProducer(Plugin, Protocol):
     __slots__ = ()
     waits: ClassVar[bool] = True
     """False promises that `produce` never suspends, which spares the deadline's timer."""
+    takes: ClassVar[float] = 0.0
+    """Seconds that `produce` means to take, beyond those that all producers have together."""
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None: ...
 

@@ -39,6 +39,11 @@ class Clock(Protocol):
         """Time since the Unix epoch."""
 
 
+class Timer(Protocol):
+    async def sleep(self, seconds: float) -> None:
+        """So long, and at once where no time passes."""
+
+
 class Random(Protocol):
     """A seeded generator; `random.Random` is one."""
 
@@ -207,9 +212,9 @@ class Tokenizers(Protocol):
     def remote(self, tokenizer: RemoteTokenizer) -> Tokens: ...
 
 
-class Unconnected(KvEvents, Tokenizers):
-    """Stands in for both where nothing is served: a check of a file, a replay, an explanation. Nobody tells anything,
-    and no prompt can be tokenised."""
+class Unconnected(KvEvents, Tokenizers, Timer):
+    """Stands in for all three where nothing is served: a check of a file, a replay, an explanation. Nobody tells
+    anything, no prompt can be tokenised, and no time passes."""
 
     def follow(self, sources: KvSources, listener: KvListener) -> None:
         pass
@@ -219,6 +224,9 @@ class Unconnected(KvEvents, Tokenizers):
 
     def remote(self, tokenizer: RemoteTokenizer) -> Tokens:
         return _NoTokens()
+
+    async def sleep(self, seconds: float) -> None:
+        pass
 
 
 class _NoTokens(Tokens):

@@ -12,6 +12,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConnectRefused, UpstreamFailed
 from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, metered
+from proxy.fleet.dcgm import Gpus
 from proxy.fleet.dialects import Engines
 from proxy.fleet.scrape import Card, ScrapeError, parse, parse_models
 from proxy.fleet.settings import RefreshSettings
@@ -85,6 +86,7 @@ class Refresher:
         self._missed = 0
         self._last: Metrics | None = None
         self._models_due = clock.now()
+        self._gpus = Gpus(endpoint, fetcher, clock)
         self.tried = asyncio.Event()
         """Set after the first round, whatever came of it."""
 
@@ -117,6 +119,9 @@ class Refresher:
                 self._on_answer()
         except _Refused:
             self._on_refusal()
+            return
+        if answered and self._settings.dcgm is not None:
+            await self._gpus.ask(self._settings.dcgm)
 
     async def _scrape(self) -> bool:
         """True if the pod answered 200, even if it made no sense."""
@@ -132,6 +137,8 @@ class Refresher:
         except ScrapeError as error:
             self._on_miss(str(error))
             return status == 200
+        if self._settings.dcgm is not None:
+            metrics = replace(metrics, attributes={**metrics.attributes, **self._gpus.attributes})
         self._on_metrics(metrics, in_flight)
         return True
 

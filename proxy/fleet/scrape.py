@@ -33,7 +33,7 @@ def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
 
     The series of data-parallel ranks are added up, shares are averaged. Only lines of the dialect are looked at.
     """
-    samples = _samples(text, dialect)
+    samples = samples_of(text, dialect)
     if not samples.keys() - {PROCESS_START}:
         raise ScrapeError("the exposition has none of the engine's metrics")
     block_size, blocks = _blocks(dialect, samples)
@@ -70,7 +70,8 @@ def parse_models(body: bytes) -> tuple[Card, ...]:
     return tuple(cards)
 
 
-def _samples(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
+def samples_of(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
+    """By the names of their families, of which only those of the dialect are looked for."""
     samples: dict[str, list[Sample]] = {}
     for name, line in _lines(dialect).findall(b"\n" + text):
         if (sample := _sample(line)) is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Problem
 from proxy.core.params import param
 from proxy.core.tls import PodTls
@@ -17,6 +18,9 @@ from proxy.fleet.kubernetes_settings import KubernetesSettings
 from proxy.fleet.series import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+HOST_NAME, HOST_ADDRESS = "kubernetes.io/hostname", "status.hostIP"
+"""Labels of a pod that say where it runs; the second is its own field where Kubernetes says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,23 @@ class DnsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DcgmSettings:
+    """Where NVIDIA's DCGM exporter says how busy a pod's GPUs are."""
+
+    port: int = param(9400, "of the exporter", at_least=1, at_most=65535)
+    path: str = param("/metrics", "where it exposes its metrics")
+    scheme: Literal["http", "https"] = param("http", "it is asked by")
+    on_node: bool = param(False, "one for each node, not one beside each pod")
+    interval: Duration | None = param(None, "between two answers; null: as often as the pod is asked", more_than=0)
+
+    def url_of(self, endpoint: Endpoint) -> str:
+        host = bracketed(urlsplit(endpoint.url).hostname or "")
+        if self.on_node:
+            host = bracketed(endpoint.labels.get(HOST_ADDRESS, "")) or endpoint.labels.get(HOST_NAME, "") or host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
 class RefreshSettings:
     interval: Duration = param(Duration(0.25), "between two scrapes of a pod, while maxCore allows it", more_than=0)
     timeout: Duration = param(Duration(1.0), "for one answer of a pod", more_than=0)
@@ -80,6 +101,9 @@ class RefreshSettings:
     path: str = param("/metrics", "where a pod exposes its metrics")
     port: int | None = param(None, "of the metrics; the pod's own unless given", at_least=1, at_most=65535)
     scheme: Literal["http", "https"] | None = param(None, "of the metrics; the pod's own unless given")
+    dcgm: DcgmSettings | None = param(
+        None, "an exporter that is asked for the attribute GPUUtilization, too; null: nobody is asked"
+    )
 
     def metrics_url(self, pod_url: str) -> str:
         """Where the pod of this base URL is scraped."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from proxy.core.errors import QueueFull
 from proxy.core.request import InferenceRequest
+from proxy.flowcontrol.service import Attained
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from proxy.latency.objectives import objectives
+
+LEAST_SERVICE = "least-service"
 
 IDLE_FLOWS = 1000
 """Flows without anybody waiting that are remembered, for what they have had."""
@@ -90,12 +93,15 @@ class Flow:
 
 class Band:
     """All of one priority. Fairness is start-time fair queuing (Goyal, Vin and Cheng, 1996): whoever has had least goes
-    first, and whoever has not waited for long starts with what the others have had."""
+    first, and whoever has not waited for long starts with what the others have had. Or it is least attained service:
+    what a tenant has had in all bands, and how long it waits."""
 
-    def __init__(self, settings: BandSettings, defaults: FlowControlSettings) -> None:
+    def __init__(self, settings: BandSettings, defaults: FlowControlSettings, attained: Attained) -> None:
         self.priority = settings.priority
         self.name = settings.name or str(settings.priority)
         self.ceiling = settings.ceiling
+        self.depth = 0.0
+        """Where it is among all bands: 0 the highest, 1 the lowest."""
         self.timeout: float = settings.queue_timeout or defaults.queue_timeout
         self.ordering = settings.ordering or defaults.ordering
         self.waiting = 0
@@ -107,6 +113,8 @@ class Band:
         self._most = math.inf if settings.max_queued is None else settings.max_queued
         self._most_bytes = settings.max_queued_bytes or math.inf
         self._shares = defaults.shares
+        self._attained = attained
+        self._least_service = defaults.least_service
         self._numbers = itertools.count()
         self._flows: dict[str, Flow] = {}
         self._served = 0.0
@@ -207,8 +215,20 @@ class Band:
     def _heads(self) -> Iterator[Waiting]:
         """The first of each flow, in the order in which they are due."""
         active = self._active()
+        if self._fairness == LEAST_SERVICE:
+            return iter(self._by_service([flow.first[2] for flow in active]))
         active.sort(key=attrgetter("first" if self._fairness == "strict" else "served"))
         return (flow.first[2] for flow in active)
+
+    def _by_service(self, heads: Sequence[Waiting]) -> list[Waiting]:
+        weights = self._least_service
+        had = _spread([self._attained.had(one.request.tenant) / self._share(one.request.tenant) for one in heads])
+        late = _spread([one.since for one in heads])
+        last = {
+            one: weights.weight * much + weights.wait_weight * at
+            for one, much, at in zip(heads, had, late, strict=True)
+        }
+        return sorted(heads, key=lambda one: (last[one], one.since))
 
     def _before(self, flow: Flow, waiting: Waiting) -> int:
         if self.ordering == "fcfs":
@@ -226,6 +246,12 @@ class Band:
 
     def _share(self, tenant: str) -> float:
         return self._shares.get(tenant, 1.0)
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """From 0 to 1."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
 
 def objective(request: InferenceRequest) -> float:

@@ -18,6 +18,7 @@ from proxy.flowcontrol.eviction import Eviction
 from proxy.flowcontrol.passage import PASSAGE, Passage
 from proxy.flowcontrol.queue import Queue
 from proxy.flowcontrol.room import Fleet, Room
+from proxy.flowcontrol.service import tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.flowcontrol.siblings import Siblings
 
@@ -86,6 +87,8 @@ class FlowControl:
             self._unsent.pop(passage, None)
             passage.endpoint = exchange.endpoint
             passage.waiting.recount(exchange.charge[0])
+            if self.queue.counts_service and exchange.answers:
+                passage.legs = (*passage.legs, exchange)
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         passage = request.state.read(PASSAGE)
@@ -108,6 +111,7 @@ class FlowControl:
 
     def _look(self) -> None:
         full: set[str] = set()
+        self.room.turn()
         for band in self.queue.bands:
             while band.waiting and (waiting := band.due(full)) is not None:
                 if not self.room.in_all(waiting):
@@ -121,6 +125,7 @@ class FlowControl:
                 else:
                     band.take(waiting)
                     waiting.leave(None)
+                    self.room.turn()
 
     async def enter(self, passage: Passage) -> None:
         request = passage.request
@@ -154,6 +159,8 @@ class FlowControl:
             del self._inside[passage]
             self._unsent.pop(passage, None)
             self._rate.ended()
+            if passage.legs:
+                self.queue.attained.add(passage.request.tenant, tokens_of(passage.legs), self._clock.now())
         self.look()
 
     def refusal(self, waiting: Waiting, refusal: QueueFull) -> QueueFull:
@@ -175,6 +182,7 @@ class FlowControl:
             self.siblings.go_first(waiting.band.priority, *self._parts()) or not self._in_part(waiting)
         ):
             return False
+        self.room.turn()
         return self.room.in_all(waiting) and self.room.on_a_pod(waiting)
 
     def _in_part(self, waiting: Waiting) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol, final
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Evicted, QueueFull
+from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.band import Waiting
 
@@ -32,7 +33,7 @@ class Control(Protocol):
 class Passage:
     """One request's, from its arrival at the gate to its end."""
 
-    __slots__ = ("_control", "_task", "endpoint", "is_evicted", "request", "turn", "waiting")
+    __slots__ = ("_control", "_task", "endpoint", "is_evicted", "legs", "request", "turn", "waiting")
 
     def __init__(self, control: Control, request: InferenceRequest) -> None:
         self._control = control
@@ -42,6 +43,8 @@ class Passage:
         self.turn: asyncio.Future[QueueFull | None]
         """Comes when it goes on, or with why it does not."""
         self.endpoint: Endpoint | None = None
+        self.legs: tuple[Exchange, ...] = ()
+        """Those that answer, where what they take is counted."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:

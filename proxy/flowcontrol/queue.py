@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 
-from proxy.flowcontrol.band import Band, Waiting
+from proxy.flowcontrol.band import LEAST_SERVICE, Band, Waiting
+from proxy.flowcontrol.service import Attained
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 
 SPARE = 0.05
@@ -16,11 +17,13 @@ class Queue:
     """All that wait. `bands` are sorted, the highest first; there are as many as priorities were seen."""
 
     def __init__(self, settings: FlowControlSettings) -> None:
+        self.attained = Attained(settings.least_service)
         self._set(settings)
 
     def change(self, settings: FlowControlSettings) -> None:
         """Whoever waits keeps waiting, in the order that is wanted now."""
         before = self.bands
+        self.attained.change(settings.least_service)
         self._set(settings)
         for band in before:
             self.band(band.priority).succeed(band)
@@ -61,6 +64,7 @@ class Queue:
         self._listed = sorted(settings.bands or (BandSettings(),), key=attrgetter("priority"), reverse=True)
         self._by_priority: dict[int, Band] = {}
         self.bands: list[Band] = []
+        self.counts_service = any((listed.fairness or settings.fairness) == LEAST_SERVICE for listed in self._listed)
         for listed in self._listed:
             self._add(listed)
 
@@ -69,6 +73,8 @@ class Queue:
         return self._add(replace(model, priority=priority, name=""))
 
     def _add(self, settings: BandSettings) -> Band:
-        band = self._by_priority[settings.priority] = Band(settings, self._settings)
+        band = self._by_priority[settings.priority] = Band(settings, self._settings, self.attained)
         self.bands = sorted((*self.bands, band), key=attrgetter("priority"), reverse=True)
+        for place, each in enumerate(self.bands[1:], 1):
+            each.depth = place / (len(self.bands) - 1)
         return band

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.flowcontrol.band import Waiting
+from proxy.flowcontrol.band import Band, Waiting
+from proxy.flowcontrol.reflection import Reflection
 from proxy.flowcontrol.settings import FlowControlSettings, Saturation
 
 REQUESTS, TOKENS = "requests ", "tokens "
@@ -37,9 +38,15 @@ class Room:
         self._fleet = fleet
         self._inside = inside
         self._unsent = unsent
+        self._reflection = Reflection()
 
     def change(self, settings: FlowControlSettings, fleet: Fleet) -> None:
         self._settings, self._fleet = settings, fleet
+
+    def turn(self) -> None:
+        """Somebody else is looked for who may go on."""
+        if self._settings.ceilings == "reflective":
+            self._reflection.turn(self.saturation())
 
     def in_all(self, waiting: Waiting) -> bool:
         """Whether all pods together have it."""
@@ -53,7 +60,7 @@ class Room:
             in_flight = sum(pod.load.tokens for pod in ready) + sum(other.cost for other in self._unsent)
             if in_flight > 0 and in_flight + waiting.cost > tokens:
                 return False
-        return settings.saturation.detector == "none" or self.saturation() < waiting.band.ceiling
+        return settings.saturation.detector == "none" or self._is_below_ceiling(waiting.band)
 
     def on_a_pod(self, waiting: Waiting) -> bool:
         """Whether one of the pods that serve its model has it. Each request that is not sent yet may take it."""
@@ -113,6 +120,12 @@ class Room:
             if settings.max_tokens_per_pod is not None:
                 name = TOKENS + pod.name
                 yield name, part(name, settings.max_tokens_per_pod) - _own_tokens(pod) - (tokens or 0), model
+
+    def _is_below_ceiling(self, band: Band) -> bool:
+        saturation = self.saturation()
+        if self._settings.ceilings == "reflective":
+            return self._reflection.is_open(saturation, band.depth)
+        return saturation < band.ceiling
 
     def _own_tokens(self) -> int:
         return sum(map(_own_tokens, self._fleet.ready)) + sum(other.cost for other in self._unsent)

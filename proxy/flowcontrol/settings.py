@@ -10,7 +10,7 @@ from proxy.core.params import param
 from proxy.core.units import Duration, Size
 
 Ordering = Literal["fcfs", "edf", "slo-deadline"]
-Fairness = Literal["strict", "round-robin", "deficit-round-robin"]
+Fairness = Literal["strict", "round-robin", "deficit-round-robin", "least-service"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,23 @@ class Saturation:
     )
     tokens: int | None = param(
         1_000_000, "concurrency: uncached prompt tokens in flight on a pod that is full; null: any number", at_least=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeastService:
+    """Whose turn it is where fairness is `least-service`: weight x how little a tenant has had of late + waitWeight x
+    how long its first request waits, both from 0 to 1 among those that wait."""
+
+    weight: float = param(
+        0.8, "of how little it has had, in tokens: 1 for each of a prompt, 2 for each of an answer", at_least=0
+    )
+    wait_weight: float = param(0.2, "of how long its first request waits", at_least=0)
+    half_life: Duration = param(
+        Duration(60.0), "after which what it has had counts half; 0: it always counts", at_least=0
+    )
+    forget_after: Duration = param(
+        Duration(3600.0), "without an answer, after which it has had nothing; 0: never", at_least=0
     )
 
 
@@ -75,11 +92,17 @@ class FlowControlSettings:
     saturation: Saturation = field(default_factory=Saturation)
     max_queued: int = param(5000, "requests that may wait; what comes beyond is refused with 429", at_least=0)
     max_queued_bytes: Size = param(Size(256 << 20), "their bodies together", at_least=1)
+    ceilings: Literal["fixed", "reflective"] = param(
+        "fixed",
+        "saturation at which bands wait: as each says, or lower for lower bands the fuller pods are, and by turns",
+    )
     queue_timeout: Duration = param(Duration(60.0), "that a request waits before it is refused with 429", more_than=0)
     ordering: Ordering = param("fcfs", "within a tenant: who came first, whose deadline is first, or whose objective")
     fairness: Fairness = param(
-        "round-robin", "among tenants of a band: in turn, in turn by uncached tokens, or none but the ordering"
+        "round-robin",
+        "among tenants of a band: in turn, in turn by uncached tokens, whoever has had least, or none but the ordering",
     )
+    least_service: LeastService = field(default_factory=LeastService)
     shares: Mapping[str, float] = param(
         {}, "tenant -> how much of its band it gets for 1 of another, when both have requests waiting; 1 unless given"
     )

@@ -57,6 +57,7 @@ INFERENCE = (
     "/v1/audio/translations",
     "/v1/audio/speech",
     "/inference/v1/generate",
+    "/generate",
     "/invocations",
 )
 

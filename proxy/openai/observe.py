@@ -14,6 +14,9 @@ from proxy.openai.events import FLAT_OBJECT
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(' + FLAT_OBJECT + rb")")
 """With objects of details in it, which have none in them."""
 
+_META_INFO = re.compile(rb'(?<!\\)"meta_info"\s*:\s*(' + FLAT_OBJECT + rb")")
+"""What SGLang's own API says at the end of each event, of all tokens so far."""
+
 _LAST = (b"data: [DONE]", b"event: message_stop", b"event: response.completed")
 
 _COUNTS = (
@@ -29,13 +32,7 @@ _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[^"\\]+)"')
 def usage_from(tail: bytes) -> Usage | None:
     """The last usage object in the end of a body, streamed or not. Text of the model cannot be taken for one: inside
     a JSON string its quotes are escaped."""
-    at = tail.rfind(b'"usage"')
-    while at >= 0:
-        found = _USAGE.match(tail, at)
-        if found and (usage := _usage(found[1])) is not None:
-            return usage
-        at = tail.rfind(b'"usage"', 0, at)
-    return None
+    return _last(tail, b'"usage"', _USAGE) or _last(tail, b'"meta_info"', _META_INFO)
 
 
 def ends_whole(tail: bytes) -> bool:
@@ -48,6 +45,16 @@ def response_id_from(head: bytes) -> str | None:
     """The id of a `/v1/responses` answer, in the beginning of its body."""
     found = _RESPONSE_ID.search(head)
     return found[1].decode() if found else None
+
+
+def _last(tail: bytes, name: bytes, pattern: re.Pattern[bytes]) -> Usage | None:
+    at = tail.rfind(name)
+    while at >= 0:
+        found = pattern.match(tail, at)
+        if found and (usage := _usage(found[1])) is not None:
+            return usage
+        at = tail.rfind(name, 0, at)
+    return None
 
 
 def _usage(text: bytes) -> Usage | None:

@@ -26,6 +26,9 @@ _CARRIERS = frozenset(("vllm_xargs", "extra_args", "sampling_params"))
 _SUSPECT = ENGINE_INTERNALS | _CARRIERS
 
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+GENERATE = "/generate"
+"""SGLang's own: it has other names for what others ask for too."""
+
 _COMMON = ("model", "stream", "previous_response_id", "cache_salt", *_LIMITS)
 """Read of every body in one step of C: seven `get`s take three times its bytecodes."""
 
@@ -56,6 +59,8 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
         body, fields = _without_internals(body, fields)
     model, stream, stored, salt, completion, total, output = map(fields.get, _COMMON)
     limit, read = completion or total or output, _READERS.get(path)
+    if path == GENERATE:
+        limit, salt = _most_new_tokens(fields), fields.get("extra_key")
     return _parsed(
         (
             model if type(model) is str and model.strip() else _model(model),
@@ -165,6 +170,18 @@ def _generate(fields: Body) -> tuple[bytes, ...]:
     return prompts.batch(fields.get("token_ids"), "token_ids")
 
 
+def _sglang(fields: Body) -> tuple[bytes, ...]:
+    ids = fields.get("input_ids")
+    return prompts.batch(fields.get("text"), "text") if ids is None else prompts.batch(ids, "input_ids")
+
+
+def _most_new_tokens(fields: Body) -> Any:
+    """Of a batch those of the first."""
+    sampling = fields.get("sampling_params")
+    first = sampling[0] if isinstance(sampling, list) and sampling else sampling
+    return first.get("max_new_tokens") if isinstance(first, dict) else None
+
+
 _READERS: dict[str, Callable[[Body], tuple[bytes, ...]]] = {
     "/v1/chat/completions": _chat,
     "/v1/chat/completions/batch": _chat_batch,
@@ -183,6 +200,7 @@ _READERS: dict[str, Callable[[Body], tuple[bytes, ...]]] = {
     "/pooling": _inputs,
     "/v1/audio/speech": _inputs,
     "/inference/v1/generate": _generate,
+    GENERATE: _sglang,
 }
 
 

@@ -19,7 +19,7 @@ from proxy.core.request import BYTES_PER_TOKEN
 MEDIA_TOKENS = {"image": 225, "audio": 225, "video": 4500}
 """What a medium counts where nobody has looked at it: 640x360 pixels at 1024 a token, and 20 such frames."""
 
-_MEDIA = {
+MEDIA_KINDS = {
     "image_url": "image",
     "input_image": "image",
     "image": "image",
@@ -31,7 +31,7 @@ _MEDIA = {
     "video": "video",
 }
 
-_MEDIUM = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_MEDIA).encode())
+_MEDIUM = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(MEDIA_KINDS).encode())
 
 _OTHER_FIELDS = (
     "name",
@@ -58,6 +58,12 @@ def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
 def has_media(body: bytes) -> bool:
     """Whether a JSON body has a part that is a medium; found without parsing it: it may be large."""
     return _MEDIUM.search(body) is not None
+
+
+def media_digest(part: Mapping[str, Any]) -> str:
+    """Of the medium itself, whatever is said beside it."""
+    source = {name: value for name, value in part.items() if name not in ("type", "cache_control", "uuid", "detail")}
+    return xxhash.xxh3_128_hexdigest(_encode(_json(source)))
 
 
 def _plain(messages: Any) -> bytes | None:
@@ -158,20 +164,12 @@ def _part(pieces: list[str], part: Mapping[str, Any]) -> None:
         pieces.append(text)
         return
     kind = part.get("type")
-    medium = _MEDIA.get(kind) if isinstance(kind, str) else None
+    medium = MEDIA_KINDS.get(kind) if isinstance(kind, str) else None
     if medium is None:
         pieces.append(_json(part))
     else:
-        source = {
-            name: value for name, value in part.items() if name not in ("type", "cache_control", "uuid", "detail")
-        }
-        pieces.append(_digest(_json(source), MEDIA_TOKENS[medium]))
-
-
-def _digest(source: str, tokens: int) -> str:
-    digest = xxhash.xxh3_128_hexdigest(_encode(source))
-    length = tokens * BYTES_PER_TOKEN
-    return (digest * (length // len(digest) + 1))[:length]
+        digest, length = media_digest(part), MEDIA_TOKENS[medium] * BYTES_PER_TOKEN
+        pieces.append((digest * (length // len(digest) + 1))[:length])
 
 
 def _json(value: Any) -> str:

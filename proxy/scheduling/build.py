@@ -23,7 +23,17 @@ from proxy.core.plugin import (
     ProfileHandler,
     Scorer,
 )
-from proxy.core.ports import Clock, Deciders, InstanceName, KvEvents, ProfileNames, Random, Tokenizers, Unconnected
+from proxy.core.ports import (
+    Clock,
+    Deciders,
+    InstanceName,
+    KvEvents,
+    ProfileNames,
+    Random,
+    Timer,
+    Tokenizers,
+    Unconnected,
+)
 from proxy.core.registry import Registry
 from proxy.core.wiring import Ports
 from proxy.scheduling.dependencies import declares, in_order, satisfy
@@ -40,8 +50,8 @@ log = logging.getLogger(__name__)
 P = TypeVar("P", bound=Plugin)
 T = TypeVar("T")
 
-PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, InstanceName, ProfileNames, Deciders)
-"""Annotations that are injected; `build` is handed the first two, may be handed two more, and knows the others."""
+PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceName, ProfileNames, Deciders)
+"""Annotations that are injected; `build` is handed the first two, may be handed three more, and knows the others."""
 
 Wrap = Callable[[Plugin, type, str, str], Plugin]
 """(plugin, extension point, profile or "", instance name) -> what is called in its place at that point, unless that is
@@ -117,15 +127,15 @@ def build(
     on_shadow: OnShadow | None = None,
     predecessor: Scheduling | None = None,
 ) -> Scheduling:
-    """`ports` has a Clock and a Random; without KvEvents and Tokenizers nothing is heard of pods, and prompts have no
-    token ids. What of a predecessor has the same parameters is used again; what has others is adopted by `succeed`.
-    Raises ConfigError with every fault of the document."""
+    """`ports` has a Clock and a Random; without KvEvents, Tokenizers and a Timer nothing is heard of pods, prompts have
+    no token ids, and nobody waits. What of a predecessor has the same parameters is used again; what has others is
+    adopted by `succeed`. Raises ConfigError with every fault of the document."""
     layout = lay_out(document, registry)
     instances: dict[str, Plugin] = {}
     nowhere = Unconnected()
     deciders: dict[str, Decider] = {}
     own = {ProfileNames: ProfileNames(layout.deciding()), InstanceName: None, Deciders: Deciders(deciders)}
-    all_ports = {KvEvents: nowhere, Tokenizers: nowhere, **ports, **own}
+    all_ports = {KvEvents: nowhere, Tokenizers: nowhere, Timer: nowhere, **ports, **own}
 
     def make(name: str) -> None:
         if name in layout.entries:

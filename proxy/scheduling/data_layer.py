@@ -29,6 +29,16 @@ class HttpSource:
 
 
 @dataclass(frozen=True, slots=True)
+class DcgmSource:
+    scheme: Literal["http", "https"] = param("http", "the exporter is asked by")
+    path: str = param("/metrics", "path that is asked")
+    port: int = param(9400, "port that is asked", at_least=1, at_most=65535)
+    insecure_skip_verify: bool = param(True, "accepted and without effect: certificates are looked at as those of pods")
+    use_node_address: bool = param(False, "ask the node of the pod, not its own address")
+    interval: Duration | None = param(None, "time between two scrapes of one exporter", more_than=0)
+
+
+@dataclass(frozen=True, slots=True)
 class CustomMetric:
     attribute_key: str = param(doc="name of the endpoint attribute")
     metric_spec: str = param(doc="`name` or `name{label=value}`")
@@ -111,12 +121,13 @@ class TopologyLabels:
 
 @dataclass(frozen=True, slots=True)
 class DataLayer:
-    """`metrics`, `core`, `models` and `discovery` are None where the document does not mention them; `parsers` are
-    the types of the parsers it lists, empty for all there are."""
+    """What the document does not mention is None; `parsers` are the types of the parsers it lists, empty for all there
+    are."""
 
     metrics: HttpSource | None = None
     core: CoreMetrics | None = None
     models: HttpSource | None = None
+    gpus: DcgmSource | None = None
     discovery: FileDiscovery | None = None
     parsers: tuple[str, ...] = ()
     inject_defaults: bool = True
@@ -135,6 +146,8 @@ SETTINGS_TYPES: Mapping[str, SettingsType] = MappingProxyType(
     {
         "metrics-data-source": SettingsType(HttpSource, "data source", "metrics"),
         "models-data-source": SettingsType(HttpSource, "data source", "models"),
+        "dcgm-data-source": SettingsType(DcgmSource, "data source", "gpus"),
+        "dcgm-extractor": SettingsType(NoParameters, "extractor"),
         "core-metrics-extractor": SettingsType(CoreMetrics, "extractor", "core"),
         "models-data-extractor": SettingsType(NoParameters, "extractor"),
         "topology-extractor": SettingsType(TopologyLabels, "extractor"),
@@ -146,12 +159,20 @@ SETTINGS_TYPES: Mapping[str, SettingsType] = MappingProxyType(
         "openai-parser": SettingsType(NoParameters, "parser"),
         "anthropic-parser": SettingsType(NoParameters, "parser"),
         "vllmhttp-parser": SettingsType(NoParameters, "parser"),
+        "sglanghttp-parser": SettingsType(NoParameters, "parser"),
         "passthrough-parser": SettingsType(NoParameters, "parser"),
     }
 )
 
 
-NOTIFIED = frozenset({"precise-prefix-cache-producer", "precise-prefix-cache-scorer", "inflight-load-producer"})
+NOTIFIED = frozenset(
+    {
+        "precise-prefix-cache-producer",
+        "precise-prefix-cache-scorer",
+        "inflight-load-producer",
+        "mm-embeddings-cache-producer",
+    }
+)
 """Plugins that a document may name as extractors of a notification source: here they are told of pods anyway."""
 
 

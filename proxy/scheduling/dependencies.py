@@ -18,6 +18,7 @@ DEFAULT_PRODUCERS: Mapping[str, str] = {
     "OutputEstimate": "inflight-load-producer",
     "LatencyPredictionInfo": "predicted-latency-producer",
     "SessionID": "session-id-producer",
+    "EncoderCacheMatchInfo": "mm-embeddings-cache-producer",
 }
 """Kind of a datum -> the type that is injected where something requires the datum and nothing provides it."""
 

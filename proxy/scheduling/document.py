@@ -18,7 +18,7 @@ from proxy.scheduling.data_layer import (
     Ref,
     RequestHandlerSection,
 )
-from proxy.scheduling.flow_control import FLOW_TYPES, FlowControlSection, settings
+from proxy.scheduling.flow_control import FLOW_TYPES, PROGRAM_AWARE, FlowControlSection, settings
 from proxy.scheduling.later_types import LATER_TYPES, NOT_YET
 
 __all__ = ["DataLayer", "Document", "PluginEntry", "PluginRef", "ProfileEntry", "read"]
@@ -227,6 +227,8 @@ class _Reader:
         if old and isinstance(given, Mapping):
             given = {"saturationDetector": old, **given}
         section = self._load(FlowControlSection, given, "flowControl")
+        for entry in [entry for entry in entries if entry.type == PROGRAM_AWARE][1:]:
+            self._complain(f"plugins.{entry.label}", f"there is another '{PROGRAM_AWARE}'; one is enough")
         named = {}
         for entry in entries:
             parameters = self._load(FLOW_TYPES[entry.type].parameters, entry.parameters, f"plugins.{entry.label}")

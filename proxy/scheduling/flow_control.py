@@ -21,6 +21,8 @@ NO_CEILING = 1e9
 
 ADMITTER = "admitter"
 
+PROGRAM_AWARE = "program-aware-fairness"
+
 
 @dataclass(frozen=True, slots=True)
 class UtilizationDetector:
@@ -88,6 +90,14 @@ class Holdback:
 
 
 @dataclass(frozen=True, slots=True)
+class ReflectiveCeiling:
+    """It follows the saturation, so bands have none of their own."""
+
+    def ceilings(self, priorities: Sequence[int]) -> list[float]:
+        return [1.0 for _ in priorities]
+
+
+@dataclass(frozen=True, slots=True)
 class Probability:
     queue_depth_threshold: int = param(5, "waiting requests of a pod that is full", at_least=1)
     kv_cache_util_threshold: float = param(
@@ -110,6 +120,28 @@ class LatencyObjectives:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramAware:
+    strategy: Literal["las"] = param("las", "least attained service, the only one there is")
+    las_weight_service: float = param(0.8, "of how little a tenant has had", at_least=0)
+    las_weight_head_wait: float = param(0.2, "of how long its first request waits", at_least=0)
+    las_half_life_seconds: float = param(
+        60.0, "after which what it has had counts half; 0: it always counts", at_least=0
+    )
+    eviction_ttl_seconds: float = param(3600.0, "after its last answer it has had nothing; 0: never", at_least=0)
+    eviction_sweep_seconds: float = param(
+        300.0, "accepted and without effect: tenants are forgotten when others are answered", more_than=0
+    )
+
+    def least_service(self) -> dict[str, Any]:
+        return {
+            "weight": self.las_weight_service,
+            "waitWeight": self.las_weight_head_wait,
+            "halfLife": Duration(self.las_half_life_seconds),
+            "forgetAfter": Duration(self.eviction_ttl_seconds),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class FlowType:
     """`role` is what references call it, `value` what the section calls it."""
 
@@ -121,11 +153,13 @@ class FlowType:
 FLOW_TYPES: Mapping[str, FlowType] = MappingProxyType(
     {
         "global-strict-fairness-policy": FlowType(NoParameters, "fairness policy", "strict"),
+        PROGRAM_AWARE: FlowType(ProgramAware, "fairness policy", "least-service"),
         "round-robin-fairness-policy": FlowType(NoParameters, "fairness policy", "round-robin"),
         "fcfs-ordering-policy": FlowType(NoParameters, "ordering policy", "fcfs"),
         "edf-ordering-policy": FlowType(NoParameters, "ordering policy", "edf"),
         "slo-deadline-ordering-policy": FlowType(NoParameters, "ordering policy", "slo-deadline"),
         "static-usage-limit-policy": FlowType(StaticCeiling, "usage limit policy"),
+        "soft-reflective-ceiling-policy": FlowType(ReflectiveCeiling, "usage limit policy", "reflective"),
         "priority-holdback-policy": FlowType(Holdback, "usage limit policy"),
         "utilization-detector": FlowType(UtilizationDetector, "saturation detector"),
         "concurrency-detector": FlowType(ConcurrencyDetector, "saturation detector"),
@@ -204,6 +238,8 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
         "maxQueued": section.max_requests or None,
         "maxQueuedBytes": section.max_bytes or None,
         "queueTimeout": NO_TIMEOUT if section.default_request_ttl == Duration(0.0) else section.default_request_ttl,
+        "ceilings": _value(named, section.usage_limit_policy_plugin_ref, "") or None,
+        "leastService": next((each.least_service() for kind, each in named.values() if kind == PROGRAM_AWARE), None),
         "evictSheddable": section.enable_eviction or None,
         "bands": [
             _band(priority, band, named, ceiling)

@@ -25,7 +25,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
 EVERY = 16
 """One call in so many goes through the wrappers, the others to the plugins: timing costs as much as some plugins do."""
 
-_PROMISES = ("plugin_type", "provides", "requires", "waits", "exhausts")
+_PROMISES = ("plugin_type", "provides", "requires", "waits", "takes", "exhausts")
 """What a plugin says about itself; its wrapper says the same."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from proxy.app import App
 from proxy.core.errors import ConfigError
 from proxy.core.units import Duration
+from proxy.fleet.settings import DcgmSettings
 from proxy.settings import Settings, effective, from_mapping, load
 from proxy.telemetry.settings import LogLevel
 
@@ -259,6 +260,23 @@ dataLayer:
   sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: core-metrics-extractor}]}]
   discovery: {pluginRef: file-discovery}
 """
+
+
+def test_an_endpoint_picker_config_says_where_gpus_are_asked_about(files: Files) -> None:
+    source = "{type: dcgm-data-source, parameters: {port: 9401, useNodeAddress: true, interval: 1s}}"
+    document = f"""
+kind: EndpointPickerConfig
+plugins: [{source}, {{type: dcgm-extractor}}, {{type: sglanghttp-parser}}]
+dataLayer: {{sources: [{{pluginRef: dcgm-data-source, extractors: [{{pluginRef: dcgm-extractor}}]}}]}}
+requestHandler: {{parsers: [{{pluginRef: sglanghttp-parser}}]}}
+"""
+    settings = files.load(document)
+    assert settings.pods.refresh.dcgm == DcgmSettings(9401, on_node=True, interval=Duration(1.0))
+    assert settings.scheduling.data_layer.parsers == ("sglanghttp-parser",)
+    assert files.load(PICKER).pods.refresh.dcgm is None
+    files.write(document, "picker.yaml")
+    (fault,) = files.faults("pods: {refresh: {dcgm: {}}}\nscheduling: {file: picker.yaml}")
+    assert "pods.refresh.dcgm: is set in scheduling too" in fault
 
 
 def check_picker(settings: Settings) -> None:

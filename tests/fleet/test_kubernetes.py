@@ -96,6 +96,13 @@ async def test_a_pod_is_what_its_labels_and_annotations_say() -> None:
         }
 
 
+async def test_a_pod_knows_the_address_of_its_node() -> None:
+    item = pod("a", "10.0.0.7")
+    item["status"]["hostIP"] = "10.1.0.1"
+    async with one_pod(item) as found:
+        assert found.labels["status.hostIP"] == "10.1.0.1"
+
+
 async def test_what_a_pod_does_not_say_is_what_the_settings_say() -> None:
     keys = {"role": "prefill", "weight": 7, "models": ("x",), "engine": "sglang", "api_key": "k", "ports": (9000,)}
     async with one_pod(pod("a", "fd00::1"), scheme="https", **keys) as found:

@@ -14,7 +14,7 @@ from proxy.fleet.budget import Budget
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import Engines
 from proxy.fleet.refresh import Refresher
-from proxy.fleet.settings import PodSettings, RefreshSettings
+from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod, exposition, models
 from tests.waiting import until
@@ -259,3 +259,16 @@ async def test_an_answer_without_an_end_is_given_up() -> None:
     async with server, asking(PodSettings(url=f"http://127.0.0.1:{port}"), timeout=0.05) as asked:
         await asyncio.wait_for(asked.refresher.tried.wait(), 5)
         assert asked.endpoint.state is EndpointState.STARTING
+
+
+async def test_what_an_exporter_says_of_gpus_becomes_an_attribute_and_its_absence_is_none_of_the_pod() -> None:
+    async with FakePod() as pod, FakePod() as exporter:
+        exporter.bodies["/metrics"] = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 40\n'
+        refresh = RefreshSettings(dcgm=DcgmSettings(port=exporter.port), attributes={})
+        async with asking(PodSettings(url=pod.url), refresh=refresh) as asked:
+            await until(lambda: asked.endpoint.metrics.attributes == {"GPUUtilization": 0.4})
+            await exporter.stop()
+            await until(lambda: asked.endpoint.metrics.attributes == {})
+            assert asked.endpoint.state is EndpointState.READY
+            assert asked.endpoint.metrics.freshness is Freshness.FRESH
+            await exporter.start()

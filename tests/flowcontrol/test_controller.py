@@ -14,7 +14,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.errors import QueueFull, Reason
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import Exchange, Usage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.units import Duration
 from proxy.flowcontrol.controller import FlowControl
@@ -40,6 +40,7 @@ class World:
         self.clock = ManualClock(now=50.0)
         self.pods = list(pods) or [Endpoint("a", state=EndpointState.READY), Endpoint("b", state=EndpointState.READY)]
         self.watcher = Watcher()
+        self.usage: Usage | None = None
         self.order: list[str] = []
         self.refused: dict[str, QueueFull] = {}
         self._doors: dict[str, asyncio.Event] = {}
@@ -101,6 +102,7 @@ class World:
                 pod = min(self.control.narrow(request, self.serving(request.model)), key=lambda one: one.load.requests)
                 exchange = Exchange(request, Decision(pod), pod, 0, self.clock.now())
                 exchange.charge = (request.prompt.tokens, 0)
+                exchange.status, exchange.usage = 200, self.usage
                 pod.charge(1, request.prompt.tokens)
                 self.control.sent(exchange)
                 try:
@@ -178,6 +180,29 @@ async def test_a_band_with_a_lower_ceiling_waits_while_there_is_room_for_others(
         assert it.names == "abd"
 
 
+async def test_reflective_ceilings_have_lower_bands_fade_out_as_pods_fill_up() -> None:
+    saturation = Saturation("concurrency", requests=5)
+    bands = (BandSettings(10), BandSettings(0), BandSettings(-1))
+    async with world(saturation=saturation, bands=bands, ceilings="reflective") as it:
+        await it.come(*"abcdefgh", priority=10)
+        await it.come("l", priority=-1)
+        assert it.names == "abcdefghl", "at 8 of 10 one turn of four is for those at their ceilings: this is the fourth"
+        await it.come("m", priority=0)
+        await it.leave("a", "b")
+        assert it.names == "abcdefghl", "7 of 10 is above 0.65, the ceiling of the middle"
+        await it.leave("c")
+        assert it.names == "abcdefghlm", "6 of 10 is below 0.7"
+        await it.come("n", "o", "p", priority=10)
+        await it.come("q", priority=10)
+        assert it.names == "abcdefghlmnop", "what is full is full for the highest too"
+
+
+async def test_a_single_band_has_all_there_is_under_reflective_ceilings() -> None:
+    async with world(saturation=Saturation("concurrency", requests=2), ceilings="reflective") as it:
+        await it.come(*"abcde")
+        assert it.names == "abcd"
+
+
 async def test_pods_that_report_queues_are_full_until_they_report_less() -> None:
     pod = Endpoint("a", state=EndpointState.READY)
     async with world([pod], saturation=Saturation("utilization", queue_depth=5)) as it:
@@ -207,6 +232,19 @@ async def test_tenants_of_a_band_share_as_they_are_told_to(fairness: str, order:
         for _ in range(6):
             await it.leave(*it.order)
         assert "".join(name[0] for name in it.order[1:]) == order
+
+
+async def test_what_a_tenant_was_answered_counts_against_it_when_the_answer_has_ended() -> None:
+    async with world(max_concurrent=1, fairness="least-service") as it:
+        it.usage = Usage(100, 1000)
+        await it.come("a", tenant="long")
+        it.usage = Usage(100, 10)
+        await it.come("b", tenant="short")
+        await it.leave("a")
+        await it.come("c", tenant="long")
+        await it.come("d", tenant="short")
+        await it.leave("b")
+        assert it.names == "abd"
 
 
 async def test_what_was_cached_costs_its_tenant_nothing() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from proxy.core.errors import ConfigError
-from proxy.core.units import Size
-from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
+from proxy.core.units import Duration, Size
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 from proxy.settings import from_mapping
 
 PODS = {"static": [{"url": "http://a:1"}]}
@@ -128,6 +128,31 @@ def test_what_is_wrong_is_named_with_its_path() -> None:
     ]
     wrong = [{"type": "priority-holdback-policy", "parameters": {"minCeiling": 2}}]
     assert faults({}, wrong) == ["scheduling.plugins.priority-holdback-policy: minCeiling must be less than maxCeiling"]
+
+
+def test_ceilings_that_follow_the_saturation_have_nothing_to_set() -> None:
+    reflective = {"type": "soft-reflective-ceiling-policy"}
+    section = {"usageLimitPolicyPluginRef": "soft-reflective-ceiling-policy", "priorityBands": [{"priority": 5}]}
+    settings = loaded(section, [reflective])
+    assert settings.ceilings == "reflective"
+    assert [band.ceiling for band in settings.bands] == [1.0, 1.0]
+    assert loaded({}).ceilings == "fixed"
+    (fault,) = faults(section, [{**reflective, "parameters": {"threshold": 1}}])
+    assert "unknown field 'threshold'" in fault
+
+
+def test_programs_are_tenants_and_whoever_has_had_least_is_first() -> None:
+    parameters = {"lasWeightService": 0.6, "lasWeightHeadWait": 0.4, "lasHalfLifeSeconds": 0, "evictionTtlSeconds": 60}
+    aware = {"type": "program-aware-fairness", "parameters": parameters}
+    section = {"defaultPriorityBand": {"fairnessPolicyRef": "program-aware-fairness"}}
+    settings = loaded(section, [aware])
+    assert settings.bands[0].fairness == "least-service"
+    assert settings.least_service == LeastService(0.6, 0.4, Duration(0.0), Duration(60.0))
+    assert loaded(section, [{"type": "program-aware-fairness"}]).least_service == LeastService()
+    (fault,) = faults(section, [aware, {**aware, "name": "other"}])
+    assert fault == "scheduling.plugins.other: there is another 'program-aware-fairness'; one is enough"
+    (fault,) = faults(section, [{**aware, "parameters": {"evictionSweepSeconds": 0}}])
+    assert "evictionSweepSeconds" in fault
 
 
 def test_a_profile_cannot_filter_by_a_detector() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.flowcontrol.band import Waiting
 from proxy.flowcontrol.queue import Queue
-from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 
 
 class Line:
@@ -51,7 +52,7 @@ REQUESTS = st.lists(
     max_size=40,
 )
 POLICIES = {
-    "fairness": st.sampled_from(("strict", "round-robin", "deficit-round-robin")),
+    "fairness": st.sampled_from(("strict", "round-robin", "deficit-round-robin", "least-service")),
     "ordering": st.sampled_from(("fcfs", "edf", "slo-deadline")),
 }
 
@@ -187,3 +188,34 @@ def test_tenants_that_do_not_come_back_are_forgotten() -> None:
         line.come(f"tenant-{number}")
         line.next()
     assert len(line.queue.bands[0]._flows) <= 1001
+
+
+def test_least_service_gives_the_turn_to_who_has_had_least_of_late_in_any_band() -> None:
+    line = Line(fairness="least-service")
+    line.queue.attained.add("a", 1000, now=0.0)
+    line.queue.attained.add("b", 400, now=60.0)
+    for tenant in "aabbcc":
+        line.come(tenant)
+    order = [waiting.request.tenant for _ in range(6) if (waiting := line.next()) is not None]
+    assert order == list("ccbbaa"), "a has 500 left of its 1000"
+
+
+@pytest.mark.parametrize(
+    ("service", "order"), [(LeastService(), "cba"), (LeastService(weight=0.4, wait_weight=0.6), "abc")], ids=str
+)
+def test_how_long_somebody_waits_counts_too_and_as_much_as_it_is_told(service: LeastService, order: str) -> None:
+    line = Line(fairness="least-service", least_service=service)
+    for tenant, had in (("a", 1000), ("b", 900), ("c", 0)):
+        line.queue.attained.add(tenant, had, now=0.0)
+        line.come(tenant)
+    assert "".join(one.request.tenant for _ in range(3) if (one := line.next()) is not None) == order
+
+
+def test_shares_count_in_what_a_tenant_has_had() -> None:
+    line = Line(fairness="least-service", shares={"a": 3})
+    line.queue.attained.add("a", 600, now=0.0)
+    line.queue.attained.add("b", 300, now=0.0)
+    line.come("b")
+    line.come("a")
+    assert (first := line.next()) is not None
+    assert first.request.tenant == "a"

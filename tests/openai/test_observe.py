@@ -58,3 +58,13 @@ def test_the_id_of_a_stored_response_is_found_in_json_and_streams() -> None:
     assert response_id_from(b'{"id":"resp_1","object":"response"}') == "resp_1"
     assert response_id_from(b'event: response.created\ndata: {"response":{"id": "resp_2"') == "resp_2"
     assert response_id_from(b'{"object":"response"}') is None
+
+
+def test_sglangs_own_api_tells_usage_as_it_goes_on() -> None:
+    event = (
+        b'data: {"text":"a \\"usage\\"","meta_info":{"id":"x","finish_reason":%b,'
+        b'"prompt_tokens":6,"completion_tokens":%d,"cached_tokens":4}}'
+    )
+    stream = b"\n\n".join((event % (b"null", 1), event % (b'{"type":"length","length":2}', 2), b"data: [DONE]", b""))
+    assert usage_from(stream) == Usage(6, 2, 4)
+    assert usage_from(stream[: stream.index(b"\n\n")]) == Usage(6, 1, 4)

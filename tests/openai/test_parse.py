@@ -206,6 +206,16 @@ def test_previous_response_id_is_read() -> None:
     assert parse("/v1/responses", body(input="a", previous_response_id="resp_1")).previous_response_id == "resp_1"
 
 
+def test_sglangs_own_api_is_read_by_its_own_names() -> None:
+    fields = {"input_ids": [1, 2], "extra_key": "tenant", "sampling_params": {"max_new_tokens": 7}, "stream": True}
+    parsed = parse("/generate", body(**fields))
+    assert (parsed.model, parsed.max_tokens, parsed.stream) == (None, 7, True)
+    assert parsed.prompt == Prompt((b"\1\0\0\0\2\0\0\0",), "tenant")
+    assert parse("/generate", body(text=["a", "b"], cache_salt="no")).prompt == Prompt((b"a", b"b"))
+    assert parse("/generate", body(input_ids=[[1], [2]], sampling_params=[{"max_new_tokens": 3}, {}])).max_tokens == 3
+    assert parse("/generate", body(sampling_params="odd", extra_key=5)).prompt == Prompt()
+
+
 def test_rerank_and_score_see_the_query_before_each_document() -> None:
     assert parse("/rerank", body(query="q", documents=["a", {"text": "b"}])).prompt.parts == (b"qa", b'q{"text":"b"}')
     assert parse("/score", body(text_1="q", text_2="a")).prompt.parts == (b"qa",)

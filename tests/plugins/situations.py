@@ -14,7 +14,17 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metric
 from proxy.core.errors import Problem
 from proxy.core.exchange import Exchange
 from proxy.core.params import Invalid
-from proxy.core.ports import Clock, Deciders, InstanceName, KvEvents, ProfileNames, Random, Tokenizers, Unconnected
+from proxy.core.ports import (
+    Clock,
+    Deciders,
+    InstanceName,
+    KvEvents,
+    ProfileNames,
+    Random,
+    Timer,
+    Tokenizers,
+    Unconnected,
+)
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.latency.keys import LatencyForecast
@@ -39,7 +49,15 @@ def request(tokens: int = 0, *, model: str = "model", max_tokens: int = 0, **hea
     return InferenceRequest("id", "/v1/completions", model, prompt, headers=named, max_tokens=max_tokens)
 
 
-def make(type_name: str, *, clock: ManualClock | None = None, seed: int = 0, name: str = "", **parameters: Any) -> Any:
+def make(
+    type_name: str,
+    *,
+    clock: ManualClock | None = None,
+    timer: Timer | None = None,
+    seed: int = 0,
+    name: str = "",
+    **parameters: Any,
+) -> Any:
     """An instance with its YAML parameters."""
     cls = REGISTRY.get(type_name)
     assert cls is not None, type_name
@@ -48,6 +66,7 @@ def make(type_name: str, *, clock: ManualClock | None = None, seed: int = 0, nam
         Random: random.Random(seed),
         KvEvents: Unconnected(),
         Tokenizers: Unconnected(),
+        Timer: timer or Unconnected(),
         InstanceName: InstanceName(name or type_name),
         ProfileNames: ProfileNames(("default",)),
         Deciders: Deciders({"prefix-based-pd-decider": PrefixBasedPdDecider()}),

@@ -127,14 +127,21 @@ def test_gates_are_known_by_name_and_value() -> None:
 def test_a_type_of_later_work_is_no_typo_and_may_be_referred_to() -> None:
     document = read(
         {
-            "plugins": [{"type": "vllmgrpc-parser"}, {"name": "fair", "type": "program-aware-fairness"}],
-            "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "fair"}]}],
+            "plugins": [{"type": "vllmgrpc-parser"}, {"name": "peers", "type": "local-syncer"}],
+            "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "peers"}]}],
         }
     )
     assert faults(document) == [
         "plugins.vllmgrpc-parser: 'vllmgrpc-parser' is not yet supported",
-        "plugins.fair: 'program-aware-fairness' is not yet supported",
+        "plugins.peers: 'local-syncer' is not yet supported",
     ]
+
+
+def test_producers_that_are_told_of_pods_may_be_named_as_extractors() -> None:
+    told = ["mm-embeddings-cache-producer", "precise-prefix-cache-producer"]
+    plugins = [{"type": kind} for kind in ("endpoint-notification-source", *told)]
+    source = {"pluginRef": "endpoint-notification-source", "extractors": [{"pluginRef": kind} for kind in told]}
+    assert not read({"plugins": plugins, "dataLayer": {"sources": [source]}}).problems
 
 
 def test_custom_metrics_of_an_engine_are_read() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.fleet.settings import HOST_ADDRESS, HOST_NAME
 from proxy.kubernetes.api import Object, Resource
 
 PODS = Resource("", "v1", "pods")
@@ -15,8 +16,8 @@ POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
 SERVICE_LABEL = "kubernetes.io/service-name"
 """Of an EndpointSlice."""
 
-ZONE, NODE = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
-"""Labels of nodes, which their pods get here."""
+ZONE = "topology.kubernetes.io/zone"
+"""A label of nodes, which their pods get here, as they get the node's name and address."""
 
 _OVER = ("Succeeded", "Failed")
 """Phases of a pod whose address may be another's by now."""
@@ -63,13 +64,14 @@ def read_pod(item: Object) -> PodSeen:
     ready = conditions.get("Ready") == "True" and status.get("phase") not in _OVER
     annotations = metadata.get("annotations") or {}
     address = status.get("podIP") or ""
+    place = _place((item.get("spec") or {}).get("nodeName"), host=status.get("hostIP"))
     return PodSeen(
         metadata["name"],
         metadata.get("uid") or "",
         address,
         bool(ready and address and not metadata.get("deletionTimestamp")),
         metadata.get("creationTimestamp") or "",
-        {**_place(node=(item.get("spec") or {}).get("nodeName")), **(metadata.get("labels") or {})},
+        {**place, **(metadata.get("labels") or {})},
         {key: annotations[key] for key in _KEPT if key in annotations},
     )
 
@@ -106,8 +108,8 @@ def _endpoints(items: Any, labels: Mapping[str, str], born: str) -> Iterator[Pod
         )
 
 
-def _place(node: str | None = None, zone: str | None = None) -> dict[str, str]:
-    return {key: value for key, value in ((NODE, node), (ZONE, zone)) if value}
+def _place(node: str | None = None, zone: str | None = None, host: str | None = None) -> dict[str, str]:
+    return {key: value for key, value in ((HOST_NAME, node), (ZONE, zone), (HOST_ADDRESS, host)) if value}
 
 
 def _is_of_slices(label: str) -> bool:

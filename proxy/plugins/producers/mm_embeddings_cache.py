@@ -1,0 +1,95 @@
+"""Remember which pod has seen which image, audio or video: its encoder need not run again there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Exchange, Stage
+from proxy.core.params import param
+from proxy.core.plugin import DataProducer, EndpointRemoved, PreRequest, plugin
+from proxy.core.ports import InstanceName
+from proxy.core.request import InferenceRequest
+from proxy.openai.media import media_in
+
+DEFAULT_MIB = 4096
+
+MIB_PER_MEDIUM = 2
+"""What the embeddings of one are taken to need."""
+
+Seen = OrderedDict[str, None]
+"""Digests of media, the one that was sent longest ago first."""
+
+
+class MediaMatch:
+    """The media of a request, each once, and who has seen them at the moment of the call."""
+
+    __slots__ = ("_seen", "media")
+
+    def __init__(self, media: frozenset[str], seen: Mapping[Endpoint, Seen]) -> None:
+        self.media = media
+        self._seen = seen
+
+    def shares(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        """Of the media, those that each has seen."""
+        media, seen = self.media, self._seen
+        held = [seen.get(endpoint) for endpoint in endpoints]
+        return [0.0 if one is None else sum(map(one.__contains__, media)) / len(media) for one in held]
+
+
+ENCODER_CACHE_MATCH: DataKey[MediaMatch] = DataKey("EncoderCacheMatchInfo")
+
+
+@plugin("mm-embeddings-cache-producer")
+@dataclass(slots=True)
+class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
+    """Tells media apart by what stands in the request, a URL or the content. A pod that only goes on with a prompt that
+    another one has computed encodes nothing, so it is not taken to have seen its media."""
+
+    waits: ClassVar[bool] = False
+
+    name: InstanceName
+    cache_size_in_mb_per_server: int = param(
+        DEFAULT_MIB,
+        "MiB of a pod's cache of embeddings, of which each medium takes 2; 0 or less: the default.",
+        key="cacheSizeInMBPerServer",
+        aliases=("cacheSizeInMB",),
+    )
+    _key: DataKey[MediaMatch] = field(init=False, repr=False, compare=False)
+    _most: int = field(init=False, repr=False, compare=False)
+    _seen: dict[Endpoint, Seen] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.cache_size_in_mb_per_server if self.cache_size_in_mb_per_server > 0 else DEFAULT_MIB
+        self._most = max(1, size // MIB_PER_MEDIUM)
+        self._key = ENCODER_CACHE_MATCH.of(self.name)
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (self._key,)
+
+    def adopt(self, predecessor: MmEmbeddingsCacheProducer) -> None:
+        self._seen = predecessor._seen
+
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        media = media_in(request.body)
+        if media:
+            request.state.write(self._key, MediaMatch(media, self._seen))
+
+    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        match = exchange.request.state.read(self._key)
+        if match is None or exchange.stage is Stage.DECODE:
+            return
+        seen = self._seen.setdefault(endpoint, OrderedDict())
+        for medium in match.media:
+            seen[medium] = None
+            seen.move_to_end(medium)
+        while len(seen) > self._most:
+            seen.popitem(last=False)
+
+    def endpoint_removed(self, endpoint: Endpoint) -> None:
+        self._seen.pop(endpoint, None)

@@ -1,0 +1,142 @@
+"""Where requests go that come at the same time: those with the same prompt together, and else evenly."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from proxy.core.endpoint import Endpoint
+from proxy.prefix.hashing import Chain
+
+ANY_NUMBER = -1
+
+
+class Sample:
+    """A request of a burst: its prompts as chains of blocks, and where it could go. `assigned` and `leads` are what
+    becomes of it; `leads`: it is the first with these prompts on that pod, so it has to compute them."""
+
+    __slots__ = ("assigned", "blocks", "chains", "endpoints", "leads")
+
+    def __init__(self, chains: Sequence[Chain], endpoints: Sequence[Endpoint]) -> None:
+        self.chains = chains
+        self.endpoints = endpoints
+        self.blocks = sum(map(len, chains))
+        self.assigned: Endpoint | None = None
+        self.leads = True
+
+
+Unit = list[Sample]
+"""Samples of the same prompts, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    most_per_pod: int = ANY_NUMBER
+    """Of a unit."""
+    least_shared: int = 0
+    """Blocks that different prompts have in common if they are to go together; 0: they are not."""
+    by_tokens: bool = False
+    """Whether blocks to be computed are balanced, and not requests."""
+
+
+def assign(samples: Iterable[Sample], rules: Rules) -> None:
+    """Sets what becomes of them. Who has nothing in common with others stays as it is."""
+    units = _units(samples)
+    chosen = [*_longest_first(unit for unit in units if len(unit) > 1), *_longest_first(_overlapping(units, rules))]
+    if not chosen:
+        return
+    pods = set(chain.from_iterable(unit[0].endpoints for unit in chosen))
+    total = sum(unit[0].blocks if rules.by_tokens else len(unit) for unit in chosen)
+    placing = _Placing(rules, fair_share=-(-total // max(1, len(pods))))
+    for unit in chosen:
+        placing.place(unit)
+
+
+def _units(samples: Iterable[Sample]) -> list[Unit]:
+    units: dict[tuple[tuple[int, ...], ...], Unit] = {}
+    for sample in samples:
+        if sample.blocks and sample.endpoints:
+            units.setdefault(tuple(map(tuple, sample.chains)), []).append(sample)
+    return list(units.values())
+
+
+def _overlapping(units: Sequence[Unit], rules: Rules) -> Iterator[Unit]:
+    """Of those that are alone, who begins as somebody else does."""
+    least = rules.least_shared
+    if not least:
+        return
+    beginnings = [tuple(islice(chain.from_iterable(unit[0].chains), least)) for unit in units]
+    count: Counter[tuple[int, ...]] = Counter()
+    for beginning, unit in zip(beginnings, units, strict=True):
+        count[beginning] += len(unit)
+    for beginning, unit in zip(beginnings, units, strict=True):
+        if len(unit) == 1 and len(beginning) == least and count[beginning] > 1:
+            yield unit
+
+
+def _longest_first(units: Iterable[Unit]) -> list[Unit]:
+    """The shorter ones then find all that is there to have in common."""
+    return sorted(units, key=lambda unit: -unit[0].blocks)
+
+
+class _Placing:
+    """Of one burst. `load` is what each pod has got of it, in requests or in blocks."""
+
+    def __init__(self, rules: Rules, fair_share: int) -> None:
+        self._rules = rules
+        self._fair_share = fair_share
+        self._load: Counter[Endpoint] = Counter()
+        self._held: dict[Endpoint, set[int]] = {}
+
+    def place(self, unit: Unit) -> None:
+        rules, first, taken = self._rules, unit[0], Counter[Endpoint]()
+        shared = self._shared(first) if rules.least_shared or rules.by_tokens else {}
+        target = self._like_minded(first, shared) or self._least_loaded(first, taken)
+        left = iter(unit)
+        while run := list(islice(left, self._room(target, taken))):
+            self._put(run, target, first.blocks - shared.get(target, 0), is_first=target not in taken)
+            taken[target] += len(run)
+            target = self._least_loaded(first, taken)
+        for pod in taken:
+            self._held.setdefault(pod, set()).update(*first.chains)
+
+    def _put(self, run: Unit, target: Endpoint, blocks: int, is_first: bool) -> None:
+        for number, sample in enumerate(run):
+            sample.assigned, sample.leads = target, is_first and number == 0
+        if not self._rules.by_tokens:
+            self._load[target] += len(run)
+        elif is_first:
+            self._load[target] += max(0, blocks)
+
+    def _room(self, target: Endpoint, taken: Mapping[Endpoint, int]) -> int | None:
+        """What of a unit it takes at once; None: all. Where every pod has its most, each gets one more in turn."""
+        most = self._rules.most_per_pod
+        return None if most == ANY_NUMBER else max(1, most - taken.get(target, 0))
+
+    def _shared(self, sample: Sample) -> dict[Endpoint, int]:
+        """Blocks from the start on that pods will have. Who has one has those before it, so nobody need count."""
+        return {
+            pod: sum(bisect_left(hashes, True, key=lambda one: one not in held) for hashes in sample.chains)
+            for pod, held in self._held.items()
+        }
+
+    def _like_minded(self, sample: Sample, shared: Mapping[Endpoint, int]) -> Endpoint | None:
+        """The pod that will have most of it, if that is enough, and it has not got its share."""
+        least = self._rules.least_shared
+        near = [
+            pod
+            for pod in sample.endpoints
+            if least and shared.get(pod, 0) >= least and self._load[pod] < self._fair_share
+        ]
+        return min(near, key=lambda pod: (-shared[pod], *self._order(pod)), default=None)
+
+    def _least_loaded(self, sample: Sample, taken: Mapping[Endpoint, int]) -> Endpoint:
+        most, pods = self._rules.most_per_pod, sample.endpoints
+        free = [pod for pod in pods if most == ANY_NUMBER or taken.get(pod, 0) < most]
+        return min(free or pods, key=self._order)
+
+    def _order(self, pod: Endpoint) -> tuple[int, int, str]:
+        return self._load[pod], pod.view.running, pod.name

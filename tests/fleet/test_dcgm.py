@@ -1,0 +1,98 @@
+"""What an exporter beside a pod says of its GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConnectRefused
+from proxy.core.units import Duration
+from proxy.fleet.dcgm import RETRY, Gpus, utilization
+from proxy.fleet.scrape import ScrapeError
+from proxy.fleet.settings import DcgmSettings
+
+
+def line(value: float, pod: str = "", gpu: int = 0) -> str:
+    of = f',pod="{pod}"' if pod else ""
+    return f'DCGM_FI_DEV_GPU_UTIL{{gpu="{gpu}",modelName="H100"{of}}} {value}\n'
+
+
+class Exporter:
+    """Answers as it is told; None: nobody listens."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+        self.asked: list[tuple[str, str | None]] = []
+
+    async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
+        self.asked.append((url, api_key))
+        if self.text is None:
+            raise ConnectRefused("nobody listens")
+        return 200, self.text.encode()
+
+
+def test_the_busiest_gpu_counts_as_a_share() -> None:
+    assert utilization((line(20) + line(75, gpu=1)).encode(), "a") == 0.75
+    assert utilization(line(0).encode(), "a") == 0.0
+    assert utilization(line(130).encode(), "a") == 1.0
+
+
+@pytest.mark.parametrize("name", ["vllm-1", "default/vllm-1", "default/vllm-1-rank-0"])
+def test_of_the_pods_of_a_node_only_its_own_counts(name: str) -> None:
+    assert utilization((line(30, "vllm-1") + line(90, "vllm-10") + line(95, "other")).encode(), name) == 0.3
+
+
+@pytest.mark.parametrize("text", ["", line(90, "other"), "DCGM_FI_DEV_SM_CLOCK 3\n", "DCGM_FI_DEV_GPU_UTIL NaN\n"])
+def test_what_says_nothing_of_the_pod_is_no_answer(text: str) -> None:
+    with pytest.raises(ScrapeError, match="DCGM_FI_DEV_GPU_UTIL"):
+        utilization(text.encode(), "vllm-1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels", "url"),
+    [
+        (DcgmSettings(), {}, "http://10.0.0.1:9400/metrics"),
+        (DcgmSettings(9401, "/gpus", "https"), {"status.hostIP": "10.1.1.1"}, "https://10.0.0.1:9401/gpus"),
+        (DcgmSettings(on_node=True), {"status.hostIP": "10.1.1.1"}, "http://10.1.1.1:9400/metrics"),
+        (DcgmSettings(on_node=True), {"status.hostIP": "fd00::1"}, "http://[fd00::1]:9400/metrics"),
+        (DcgmSettings(on_node=True), {"kubernetes.io/hostname": "node-7"}, "http://node-7:9400/metrics"),
+        (DcgmSettings(on_node=True), {}, "http://10.0.0.1:9400/metrics"),
+    ],
+)
+async def test_the_exporter_is_beside_the_pod_or_on_its_node_and_is_not_told_its_key(
+    settings: DcgmSettings, labels: dict[str, str], url: str
+) -> None:
+    exporter = Exporter(line(50))
+    gpus = Gpus(Endpoint("a", "http://10.0.0.1:8000", labels=labels, api_key="k"), exporter, ManualClock())
+    await gpus.ask(settings)
+    assert exporter.asked == [(url, None)]
+    assert gpus.attributes == {"GPUUtilization": 0.5}
+
+
+async def test_it_is_asked_as_often_as_it_should_be() -> None:
+    exporter, clock = Exporter(line(50)), ManualClock()
+    gpus = Gpus(Endpoint("a", "http://a:1"), exporter, clock)
+    for _ in range(5):
+        await gpus.ask(DcgmSettings(interval=Duration(2.0)))
+        clock.advance(1.0)
+    assert len(exporter.asked) == 3
+
+
+async def test_one_that_is_gone_is_complained_about_once_asked_rarely_and_not_believed_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exporter, clock = Exporter(line(50)), ManualClock()
+    gpus = Gpus(Endpoint("a", "http://a:1"), exporter, clock)
+    await gpus.ask(DcgmSettings())
+    exporter.text = None
+    for _ in range(11):
+        clock.advance(RETRY / 5)
+        await gpus.ask(DcgmSettings())
+    assert gpus.attributes == {}
+    assert len(exporter.asked) == 1 + 3
+    assert len(caplog.records) == 1
+    exporter.text = line(60)
+    clock.advance(RETRY)
+    await gpus.ask(DcgmSettings())
+    assert gpus.attributes == {"GPUUtilization": 0.6}

@@ -1,0 +1,41 @@
+"""How often a band has its turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.flowcontrol.reflection import Reflection
+
+
+def turns(saturation: float, depth: float) -> str:
+    reflection = Reflection()
+    said = ""
+    for _ in range(12):
+        reflection.turn(saturation)
+        said += "x" if reflection.is_open(saturation, depth) else "."
+    return said
+
+
+@pytest.mark.parametrize(
+    ("saturation", "depth", "expected"),
+    [
+        (0.49, 1.0, "xxxxxxxxxxxx"),
+        (0.55, 1.0, "xxxxxxxxxxxx"),
+        (0.7, 1.0, ".x.x.x.x.x.x"),
+        (0.75, 0.5, "..x..x..x..x"),
+        (0.75, 0.25, "xxxxxxxxxxxx"),
+        (0.8, 1.0, "...x...x...x"),
+        (0.999, 0.0, "xxxxxxxxxxxx"),
+        (1.0, 0.0, "............"),
+        (1.0, 1.0, "............"),
+    ],
+)
+def test_the_fuller_the_fewer_turns(saturation: float, depth: float, expected: str) -> None:
+    assert turns(saturation, depth) == expected
+
+
+def test_all_bands_at_their_ceilings_have_their_turns_together() -> None:
+    reflection = Reflection()
+    for _ in range(20):
+        reflection.turn(0.8)
+        assert reflection.is_open(0.8, 0.5) is reflection.is_open(0.8, 1.0)
