@@ -70,7 +70,7 @@ def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
 @_output
 @_file
 def from_endpoint_picker(output: Path | None, file: Path) -> None:
-    """An EndpointPickerConfig, of llm-d say, or a ConfigMap that holds one."""
+    """An EndpointPickerConfig, of llm-d say, or what holds one: a ConfigMap, values of a chart, an object of KServe."""
     _write(lambda: endpoint_picker(file), output)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
-from proxy.migration.files import Unreadable, mapping, parse, read
+from proxy.migration.files import Unreadable, parse, read
 from proxy.migration.imported import Imported
 from proxy.scheduling.document import KIND
 
@@ -24,7 +24,8 @@ Document = dict[str, Any]
 
 
 def endpoint_picker(path: Path) -> Imported:
-    """A file with one, or with a ConfigMap that holds one. Raises ConfigError and Unreadable."""
+    """A file with one, or with something that holds one: a ConfigMap, values of a Helm chart, an object of KServe.
+    Raises ConfigError and Unreadable."""
     document = _document(read(path), path)
     made = Imported("an EndpointPickerConfig")
     for _ in range(MOST):
@@ -43,13 +44,23 @@ def endpoint_picker(path: Path) -> Imported:
 
 def _document(data: Any, path: Path) -> Document:
     """Raises Unreadable."""
-    if isinstance(data, Mapping) and data.get("kind") == "ConfigMap":
-        texts = [str(text) for text in mapping(data.get("data"), "data").values()]
-        found = [parse(text, str(path)) for text in texts if any(key in text for key in _KEYS)]
-        data = next((one for one in found if isinstance(one, Mapping)), None)
-    if not isinstance(data, Mapping) or not (data.get("kind") == KIND or any(key in data for key in _KEYS)):
+    found = next(_inside(data, str(path)), None)
+    if found is None:
         raise Unreadable(f"{path} holds no {KIND}")
-    return dict(data)
+    return dict(found)
+
+
+def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
+    """Documents, however deep they stand, as mappings or as texts. Raises Unreadable for a text that is no YAML."""
+    if isinstance(data, str):
+        inner = parse(data, source) if f"kind: {KIND}" in data else None
+        if not isinstance(inner, str):
+            yield from _inside(inner, source)
+    elif isinstance(data, Mapping) and (data.get("kind") == KIND or any(key in data for key in _KEYS)):
+        yield data
+    elif isinstance(data, Mapping | list):
+        for item in data.values() if isinstance(data, Mapping) else data:
+            yield from _inside(item, source)
 
 
 def _without(document: Document, problem: Problem, made: Imported) -> Document:

@@ -266,7 +266,19 @@ schedulingProfiles:
         file.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": {"a.yaml": inner}}))
         assert "queue-scorer" in types(endpoint_picker(file))
 
-    @pytest.mark.parametrize("text", ["a: 1", "[]", "kind: ConfigMap", "kind: ConfigMap\ndata: []", "a: ["])
+    def test_values_of_a_chart_and_objects_that_hold_one_are_opened(self, tmp_path: Path) -> None:
+        inner = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
+        values = {"router": {"epp": {"replicas": 1, "pluginsCustomConfig": {"p.yaml": yaml.safe_dump(inner)}}}}
+        stated = {"kind": "LLMInferenceService", "spec": {"router": {"scheduler": {"config": {"inline": inner}}}}}
+        for number, outer in enumerate((values, stated)):
+            file = tmp_path / f"{number}.yaml"
+            file.write_text(yaml.safe_dump(outer))
+            assert "queue-scorer" in types(endpoint_picker(file))
+
+    @pytest.mark.parametrize(
+        "text",
+        ["a: 1", "[]", "a: 'x kind: EndpointPickerConfig'", "kind: ConfigMap", "kind: ConfigMap\ndata: []", "a: ["],
+    )
     def test_what_is_none_is_refused(self, text: str, tmp_path: Path) -> None:
         file = tmp_path / "none.yaml"
         file.write_text(text)
