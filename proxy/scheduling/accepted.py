@@ -195,8 +195,8 @@ def _defaults(draft: Draft, remarks: Remarks) -> None:
     """Types without need of parameters may be referred to as if they were plugins."""
     declared = {_label(entry) for entry in _plugins(draft)}
     for section in (FLOW_CONTROL, "dataLayer", "requestHandler", "parser", "saturationDetector"):
-        for name in set(_refs(draft.get(section))) - declared:
-            if name in SETTINGS_TYPES or name in FLOW_TYPES:
+        for name in _refs(draft.get(section)):
+            if name not in declared and (name in SETTINGS_TYPES or name in FLOW_TYPES):
                 declared.add(name)
                 _declare(draft, name, name, {})
 
