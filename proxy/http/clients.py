@@ -57,6 +57,7 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._hung_up = hung_up
         self._made_room_at = -ROOM_INTERVAL
+        self._is_over = False
         self._turned_away = 0
 
     def __call__(self) -> ClientConnection:
@@ -68,7 +69,10 @@ class Clients:
         return any(connection.call is not None or connection.is_fresh for connection in self.connections)
 
     def has_room(self) -> bool:
-        """For one connection more. Where there is none, those that have been idle for longest are closed."""
+        """For one connection more. Where there is none, those that have been idle for longest are closed. None comes in
+        after the end: the loop may have accepted it just before."""
+        if self._is_over:
+            return False
         if len(self.connections) < self.settings.max_connections:
             return True
         now = self.now()
@@ -95,6 +99,7 @@ class Clients:
 
     async def shutdown(self, timeout: float) -> None:
         """Requests have `timeout` seconds to end, and as many again once they are cancelled."""
+        self._is_over = True
         for cancel in (False, True):
             running = [connection.task for connection in self.connections if connection.task is not None]
             if cancel:

@@ -31,6 +31,9 @@ from proxy.reliability.settings import Timeouts
 
 BACKLOG = 1024
 
+TURNS = 3
+"""Of the loop, in which what it has accepted becomes a connection, to be served as others are when the port closes."""
+
 
 class DataServer:
     """Listens between `start` and `stop`."""
@@ -139,6 +142,8 @@ class DataServer:
         self.service.stopping = True
         for listener in self._listeners:
             listener.close()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
         end = asyncio.get_running_loop().time() + grace
         while self._clients.busy and asyncio.get_running_loop().time() < end:
             self._clients.close_idle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import weakref
@@ -455,3 +456,33 @@ async def test_a_connection_leaves_nothing_for_the_collector() -> None:
             await until(lambda: not any(connection() for connection in connections))
         finally:
             gc.enable()
+
+
+# the end
+
+
+async def test_what_was_accepted_when_the_port_closes_is_served() -> None:
+    async with asyncio.timeout(10), Pod(repeating) as pod, rig(pod) as port:
+        with socket.create_connection(("127.0.0.1", port.server.port)) as sock:
+            sock.sendall(post())
+            for _ in range(2):  # accepted, and not yet told to anybody
+                await asyncio.sleep(0)
+            assert not port.server._clients.connections
+            stopping = asyncio.create_task(port.server.stop(10.0))
+            reader, writer = await asyncio.open_connection(sock=sock.dup())
+            assert b" 200 " in await reader.readline()
+            writer.close()
+            await stopping
+
+
+async def test_what_becomes_a_connection_after_the_end_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    async with asyncio.timeout(10), rig() as port:
+        clients = port.server._clients
+        await clients.shutdown(0.0)
+        await asyncio.get_running_loop().connect_accepted_socket(clients, ours)
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        assert not clients.connections
+        writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import shutil
 import subprocess
@@ -88,6 +89,8 @@ def test_haproxy_names_the_services_of_the_profile() -> None:
 
 
 @with_haproxy
+# asyncio's own loop forgets a connection, HAProxy's probe, that it accepts in the turn before its server closes.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_proxy_that_is_stopped_takes_no_request_with_it(tmp_path: Path) -> None:
     draining = {"reliability": {"drain": {"settle": "500ms", "grace": "5s"}}}
     async with AsyncExitStack() as stack:
@@ -119,6 +122,7 @@ async def test_a_proxy_that_is_stopped_takes_no_request_with_it(tmp_path: Path) 
                 await asyncio.sleep(0.01)
             over.set()
         assert set(statuses) == {200}
+    gc.collect()
 
 
 def test_the_unit_runs_a_command_that_there_is_and_waits_for_drains() -> None:
