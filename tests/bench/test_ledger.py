@@ -73,6 +73,10 @@ def test_nothing_speaks_against_a_request_that_was_served() -> None:
     assert against(served()) == set()
 
 
+def test_a_question_of_the_proxys_own_to_a_pod_is_in_no_log() -> None:
+    assert against(served(records=[[record()], [record(id="its own")]])) == set()
+
+
 LOST = "nothing is lost that another pod could have served"
 PODS = "the pods' logs say what the access log says"
 LOG = "the access log says what clients saw"
@@ -80,6 +84,10 @@ DECEPTIVE = "no broken answer looks whole"
 
 CASES: dict[str, tuple[Callable[[], Evidence], set[str]]] = {
     "a client that never came back": (lambda: served(asked=2), {"every request has one ending"}),
+    "a request on a pod that is in no log": (
+        lambda: served(seen=[seen(Saw.LEFT, None)], lines={}, samples={}),
+        {PODS},
+    ),
     "a request that was logged twice": (
         lambda: served(lines={"r": [line(), line()]}),
         {"every request has one ending", "the metrics count what the access log lists"},
