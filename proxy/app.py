@@ -27,7 +27,7 @@ from proxy.composition.doors import Doors
 from proxy.composition.dry_run import DryRun, OwnDecisions
 from proxy.composition.explaining import Explaining
 from proxy.composition.gates import Gates
-from proxy.composition.indexes import index_bytes, prefix_producers
+from proxy.composition.indexes import index_bytes, prefix_producers, session_headers
 from proxy.composition.model_names import ModelNames
 from proxy.composition.observation import Observation
 from proxy.composition.reliability import Reliability
@@ -49,6 +49,7 @@ from proxy.http.admin import admin_application
 from proxy.http.admin_decisions import Explained
 from proxy.http.admin_server import AdminServer
 from proxy.http.upstream.trust import Trust
+from proxy.models.resolver import Resolver
 from proxy.pool_settings import PoolSettings
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import NOBODY, Company
@@ -124,7 +125,7 @@ class App:
             await self._doors.begin(stack)
             known = await self._know_the_fleet(stack)
             await self._decisions.begin(stack, self.fleet)
-            names = await self._names.resolver(stack, self._settings, bool(self._gates))
+            names = await self._resolver(stack)
             await self._path.begin(stack, self._settings, names, self._shares_port)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
@@ -217,8 +218,12 @@ class App:
         self._senses.change(settings)
         self._warming.change(settings.all_pools)
         self.autoscaling.change(settings)
-        names = await self._names.resolver(self._stack, settings, bool(self._gates))
+        names = await self._resolver(self._stack)
         self._path.change(settings, names)
+
+    async def _resolver(self, stack: AsyncExitStack) -> Resolver | None:
+        sessions = session_headers(self.schedulings.values())
+        return await self._names.resolver(stack, self._settings, sessions, bool(self._gates))
 
     def _make_dashboard(self) -> Dashboard:
         return Dashboard(

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from proxy.core import params
-from proxy.core.ports import Clock, InstanceName, Random
+from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.datastore import Fleet
 from proxy.http.upstream.fetch import PooledFetcher
@@ -17,7 +16,6 @@ from proxy.models.resolver import Resolver
 from proxy.models.series import ModelSeries
 from proxy.models.settings import ClusterObjects, ModelSettings, Wake
 from proxy.models.wake import Waker
-from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 
@@ -36,9 +34,11 @@ class ModelNames:
         """One for each that was ever configured: requests may wait with it."""
         self._cluster: tuple[ClusterNames, asyncio.Task[None]] | None = None
 
-    async def resolver(self, stack: AsyncExitStack, settings: Settings, has_gates: bool) -> Resolver | None:
-        """None where models are what they are called, and nobody asks whose a request is."""
-        models, pools, sessions = settings.models, tuple(settings.all_pools), _session_headers(settings)
+    async def resolver(
+        self, stack: AsyncExitStack, settings: Settings, sessions: Sequence[str], has_gates: bool
+    ) -> Resolver | None:
+        """None where models are what they are called, and nobody asks whose a request is. `sessions`: see Resolver."""
+        models, pools = settings.models, tuple(settings.all_pools)
         if self._made is None or self._made[:-1] != (models, pools, sessions, has_gates):
             resolver = await self._make(stack, models, pools, sessions, has_gates)
             self._made = (models, pools, sessions, has_gates, resolver)
@@ -86,11 +86,3 @@ class ModelNames:
             tasks = await stack.enter_async_context(Tasks())
             self._wakers[wake] = Waker(self._fleet, poster, self._clock, tasks, wake.timeout)
         return self._wakers[wake]
-
-
-def _session_headers(settings: Settings) -> tuple[str, ...]:
-    """Those that tell the sessions of agents apart, in the order of asking; none unless a pool has the plugin."""
-    entries = [entry for pool in settings.all_pools.values() for entry in pool.scheduling.plugins]
-    given = [entry.parameters or {} for entry in entries if entry.type == AgentIdentity.plugin_type]
-    made = [params.build(AgentIdentity, one, "", {"name": InstanceName("")}) for one in given]
-    return tuple(dict.fromkeys(header for identity in made for header in identity.headers))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import UpstreamFailed
 from proxy.core.ports import Clock
 from proxy.fleet.dialects import Dialect
-from proxy.fleet.scrape import ScrapeError, samples_of
+from proxy.fleet.scrape import Fetcher, ScrapeError, samples_of
 from proxy.fleet.settings import DcgmSettings
 
 log = logging.getLogger(__name__)
@@ -24,11 +23,6 @@ RETRY = 5.0
 """Seconds after which an exporter is asked again that gave no answer: the pod itself must not wait for it often."""
 
 _DIALECT = Dialect().with_attributes({GPU_UTILIZATION: SERIES})
-
-
-class Fetcher(Protocol):
-    async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """Status and body. Raises UpstreamFailed."""
 
 
 class Gpus:

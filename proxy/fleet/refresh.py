@@ -14,7 +14,7 @@ from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, metered
 from proxy.fleet.dcgm import Gpus
 from proxy.fleet.dialects import Engines
-from proxy.fleet.scrape import Card, ScrapeError, parse, parse_models
+from proxy.fleet.scrape import Card, Fetcher, ScrapeError, parse, parse_models
 from proxy.fleet.settings import RefreshSettings
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,6 @@ _MODELS_ROUNDS = 4
 _JITTER = 0.1
 _RESTART_SLACK = 1.0
 """Seconds by which the start time of one and the same process may differ: some engines compute it anew."""
-
-
-class Fetcher(Protocol):
-    """How a loop asks."""
-
-    async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """Status and body, as they are: nothing is followed or unpacked. Raises ConnectRefused if nobody listens there,
-        another UpstreamFailed if no whole answer came, or none in time."""
 
 
 class Sink(Protocol):

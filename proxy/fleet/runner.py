@@ -17,7 +17,8 @@ from proxy.fleet.discovery.file import FileSource
 from proxy.fleet.discovery.kubernetes import KubernetesSource
 from proxy.fleet.discovery.source import Source
 from proxy.fleet.pool_pods import PoolPods
-from proxy.fleet.refresh import Fetcher, Refresher
+from proxy.fleet.refresh import Refresher
+from proxy.fleet.scrape import Fetcher
 from proxy.fleet.settings import PodSettings, PodSources
 
 SWEEP_INTERVAL = 0.1

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -22,6 +22,14 @@ Card = Mapping[str, Any]
 """One entry of /v1/models; it has an `id`, everything else is the engine's."""
 
 _COUNT_LIMIT = 2.0**53
+
+
+class Fetcher(Protocol):
+    """How a loop asks."""
+
+    async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
+        """Status and body, as they are: nothing is followed or unpacked. Raises ConnectRefused if nobody listens there,
+        another UpstreamFailed if no whole answer came, or none in time."""
 
 
 class ScrapeError(KvlaneError):

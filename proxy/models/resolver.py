@@ -72,6 +72,7 @@ class Resolver:
         is named."""
         self._pools = pools
         self._sessions = sessions
+        self._tenant_headers = (*FAIRNESS, *sessions)
         self._random = random
         self._watcher = watcher
         self._waker = waker
@@ -98,7 +99,7 @@ class Resolver:
             model=model,
             body=request.body if model == request.model else _rewritten(request, model),
             priority=self._priority(request.headers, identity),
-            tenant=_first(request.headers, (*FAIRNESS, *self._sessions)) if identity is None else identity.tenant,
+            tenant=_first(request.headers, self._tenant_headers) if identity is None else identity.tenant,
             naming=Naming(request.model, tuple(fallbacks), self._waker is not None, pool) if is_named else None,
         )
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion
-from proxy.scheduling.accepted import accepted
+from proxy.scheduling.accepted import FLOW_CONTROL, accepted
 from proxy.scheduling.data_layer import (
     NOTIFIED,
     SETTINGS_TYPES,
@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 API_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 KIND = "EndpointPickerConfig"
-FLOW_CONTROL = "flowControl"
 FEATURE_GATES = (FLOW_CONTROL, "haPopulateNonLeaderDatastore")
 TOP_LEVEL = (
     "apiVersion",
