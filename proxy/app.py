@@ -67,9 +67,6 @@ class App:
     _workers = 1
     """That serve together."""
 
-    _shares_port = False
-    """With other processes, where gateways ask."""
-
     _decision_prefix = ""
     """What the ids of its decisions begin with."""
 
@@ -126,7 +123,7 @@ class App:
             known = await self._know_the_fleet(stack)
             await self._decisions.begin(stack, self.fleet)
             names = await self._resolver(stack)
-            await self._path.begin(stack, self._settings, names, self._shares_port)
+            await self._path.begin(stack, self._settings, names)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
             await self._open_admin(stack, session)
@@ -326,7 +323,7 @@ class App:
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
         """At once: while no pod is known, requests are told to come again, and connections are not refused."""
-        await self._path.listen(self._sockets())
+        await self._path.listen(self._sockets(), self._sockets_for_gateways())
         stack.push_async_callback(self._stop_serving)
         await known()
 
@@ -337,6 +334,9 @@ class App:
         await self._path.stop(self._settings.reliability.drain.grace)
 
     def _sockets(self) -> Sequence[socket.socket]:
+        return ()
+
+    def _sockets_for_gateways(self) -> Sequence[socket.socket]:
         return ()
 
     def _log_writer(self) -> Callable[[bytes], int]:

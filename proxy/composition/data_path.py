@@ -71,8 +71,7 @@ class DataPath:
     _tasks: Tasks = field(init=False)
     _on_end: OnEnd = field(init=False)
 
-    async def begin(self, stack: AsyncExitStack, settings: Settings, names: Names | None, shares_port: bool) -> None:
-        """`shares_port`: see Picker."""
+    async def begin(self, stack: AsyncExitStack, settings: Settings, names: Names | None) -> None:
         self.observer = self.observation.observer
         self.observer.stage_watcher = self.senses.stage_watcher
         self._tasks = await stack.enter_async_context(Tasks())
@@ -81,7 +80,7 @@ class DataPath:
         await self.warming.begin(stack, self.gateway, self.trust)
         self.server = await self._make_server(settings, stack)
         addresses, door = self.gates.addresses, self.doors.door
-        self.picker = picker_of(settings, self.server, self.gateway, door, addresses, self.clock, shares_port)
+        self.picker = picker_of(settings, self.server, self.gateway, door, addresses, self.clock)
 
     def change(self, settings: Settings, names: Names | None) -> None:
         """After all rooms have changed."""
@@ -102,13 +101,13 @@ class DataPath:
             self.picker.service.change(security, self.doors.door)
             self.picker.service.on_end = self.server.service.on_end
 
-    async def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """On these, and where gateways ask. Raises OSError."""
+    async def listen(self, sockets: Sequence[socket.socket], for_gateways: Sequence[socket.socket]) -> None:
+        """On these; on the ports of the settings where there are none. Raises OSError."""
         await self.server.start(sockets)
         if self.picker is None:
             return
         try:
-            await self.picker.start()
+            await self.picker.start(for_gateways)
         except OSError:
             await self.server.stop(0.0)
             raise

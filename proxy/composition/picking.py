@@ -34,7 +34,6 @@ def picker_of(
     door: Door | None,
     addresses: Addresses,
     clock: Clock,
-    shares_port: bool,
 ) -> Picker | None:
     """None where no port is configured. What both ports have in common is the server's: the budget of bodies, who is
     told of first bytes and ends, the connections to pods."""
@@ -47,4 +46,4 @@ def picker_of(
 
     bodies = StreamedBodies(settings.listen, server.budget)
     service: Service[EnvoyCall] = Service(gateway, settings.security, door, bodies, server.service.on_end)
-    return Picker(settings.extproc, service, addresses, lambda: server.rim, clock, shares_port)
+    return Picker(settings.extproc, service, addresses, lambda: server.rim, clock)

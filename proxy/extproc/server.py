@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
-from pathlib import Path
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -17,13 +18,13 @@ from proxy.core.tasks import Tasks
 from proxy.extproc import messages
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.call import EnvoyCall
+from proxy.extproc.front import Front
 from proxy.extproc.relay import EnvoyRelay
 from proxy.extproc.replies import immediate
 from proxy.extproc.settings import ExtProcSettings
 from proxy.extproc.stream import Stream
 from proxy.http.answer import Rim
 from proxy.http.service import Service
-from proxy.http.settings import ServerTls
 
 READY = ("", "readiness", messages.SERVICE)
 """What may be asked about, beside whether the process lives."""
@@ -33,6 +34,8 @@ LAST_WORDS = 1.0
 
 GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
 """What a write to a stream raises that has ended."""
+
+UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 CUT = "the answer is incomplete"
 
@@ -47,48 +50,56 @@ class Picker:
         addresses: Addresses,
         rim: Callable[[], Rim],
         clock: Clock,
-        shares_port: bool = False,
     ) -> None:
-        """`rim` is asked for with each request. `shares_port`: other processes may listen there too, and the kernel
-        deals connections; else it is an error."""
+        """`rim` is asked for with each request."""
         self.service = service
-        self.port = 0
-        """From `start` on."""
         self._settings = settings
         self._addresses = addresses
         self._rim = rim
         self._clock = clock
-        self._shares_port = shares_port
         self._tasks = Tasks()
         self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
         self._server: Any = None
+        self._front: Front
+        self._directory: tempfile.TemporaryDirectory[str]
 
-    async def start(self) -> None:
-        """Raises OSError if the port cannot be had, or the certificate cannot."""
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had, or the
+        certificate cannot."""
         settings = self._settings
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        self._server = grpc.aio.server(options=[*unlimited, ("grpc.so_reuseport", int(self._shares_port))])
-        self._server.add_generic_rpc_handlers(self._handlers())
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self._directory = tempfile.TemporaryDirectory(prefix="kvlane-")
+        self._front = Front(f"{self._directory.name}/picker.sock")
         try:
-            if settings.tls is None:
-                self.port = self._server.add_insecure_port(f"{host}:{settings.port}")
-            else:
-                self.port = self._server.add_secure_port(f"{host}:{settings.port}", credentials(settings.tls))
-        except RuntimeError as error:
-            raise OSError(f"extproc: {error}") from None
-        await self._server.start()
+            await self._front.start(settings.host, settings.port or 0, settings.tls, sockets)
+            server = grpc.aio.server(options=UNLIMITED)
+            server.add_generic_rpc_handlers(self._handlers())
+            server.add_insecure_port(f"unix:{self._front.path}")
+            await server.start()
+        except BaseException:
+            self._directory.cleanup()
+            raise
+        self._server = server
+
+    @property
+    def port(self) -> int:
+        return self._front.port
 
     async def stop(self, grace: float) -> None:
         """No new requests; those that run have `grace` seconds to end, then they are cut."""
         self.service.stopping = True
         if self._server is None:
             return
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace
+        await self._front.leave(grace, lambda: self.busy)
+        left = max(0.0, end - loop.time())
         async with Tasks() as tasks:
-            stopped = tasks.start(self._server.stop(grace + LAST_WORDS), "port for gateways")
-            await asyncio.wait((stopped,), timeout=grace)
+            stopped = tasks.start(self._server.stop(left + LAST_WORDS), "port for gateways")
+            await asyncio.wait((stopped,), timeout=left)
             await self._tasks.stop()
             await stopped
+        await self._front.close()
+        self._directory.cleanup()
 
     @property
     def busy(self) -> bool:
@@ -141,21 +152,3 @@ class Picker:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no such service: {request.service}")
         ready = request.service == "liveness" or not self.service.stopping
         return messages.HealthCheckResponse(status=messages.SERVING if ready else messages.NOT_SERVING)
-
-
-def credentials(tls: ServerTls) -> Any:
-    """Whose files are read again at each handshake. Raises OSError."""
-
-    def read() -> Any:
-        cert = Path(tls.cert).read_bytes()
-        key = Path(tls.key).read_bytes() if tls.key else cert
-        roots = Path(tls.client_ca).read_bytes() if tls.client_ca else None
-        return grpc.ssl_server_certificate_configuration([(key, cert)], roots)
-
-    def read_again() -> Any:
-        try:
-            return read()
-        except OSError:
-            return None
-
-    return grpc.dynamic_ssl_server_credentials(read(), read_again, require_client_authentication=bool(tls.client_ca))

@@ -6,6 +6,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from proxy.http.settings import ServerTls
 
@@ -57,11 +58,12 @@ class Followed:
             log.info("the TLS files %s were read again", names)
 
 
-def server_context(settings: ServerTls) -> ssl.SSLContext:
+def server_context(settings: ServerTls, protocols: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
     """For listeners, as long as they live: it puts the context of the present files in its place in every handshake.
     Raises OSError that names what cannot be used."""
+    make = partial(_server, settings, protocols)
     try:
-        followed = Followed((settings.cert, settings.key, settings.client_ca), lambda: _server(settings))
+        followed = Followed((settings.cert, settings.key, settings.client_ca), make)
     except (OSError, ValueError) as error:
         names = ", ".join(file for file in (settings.cert, settings.key, settings.client_ca) if file)
         raise OSError(f"the TLS files {names} cannot be used: {error}") from error
@@ -69,16 +71,16 @@ def server_context(settings: ServerTls) -> ssl.SSLContext:
     def present(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         connection.context = followed.context()
 
-    context = _server(settings)
+    context = make()
     context.sni_callback = present
     return context
 
 
-def _server(settings: ServerTls) -> ssl.SSLContext:
+def _server(settings: ServerTls, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[settings.min_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(list(protocols))
     context.load_cert_chain(settings.cert, settings.key, no_password)
     if settings.client_ca:
         context.verify_mode = ssl.CERT_REQUIRED

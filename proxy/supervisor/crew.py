@@ -35,8 +35,8 @@ class StartFailed(Exception):
 
 
 class Crew:
-    """`sockets` are those of each seat; they stay open here, whoever accepts from them. `left` is called with every
-    worker that is gone."""
+    """`sockets` are those of each seat, and `for_gateways` too; they stay open here, whoever accepts from them. `left`
+    is called with every worker that is gone."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Crew:
         clock: Clock,
         left: Callable[[Child], None],
         restarts: Tally,
-        picker_port: int | None = None,
+        for_gateways: Sequence[Sequence[socket.socket]],
     ) -> None:
         self._sockets = sockets
         self._directory = directory
@@ -54,7 +54,7 @@ class Crew:
         self._clock = clock
         self._left = left
         self._restarts = restarts
-        self._picker_port = picker_port
+        self._for_gateways = for_gateways
         self._numbers = count(1)
         self._tasks = Tasks()
         self._seated: dict[int, Child] = {}
@@ -151,20 +151,19 @@ class Crew:
 
     async def _start_worker(self, seat: int, given: Mapping[str, Any]) -> Child:
         ours, theirs = socket.socketpair()
-        sockets = self._sockets[seat]
-        listeners = tuple(sock.fileno() for sock in sockets)
+        sockets, for_gateways = self._sockets[seat], self._for_gateways[seat]
         setup = Setup(
             given,
             next(self._numbers),
             theirs.fileno(),
-            listeners,
+            _numbers(sockets),
             self._directory,
             len(self._sockets),
             seat,
-            self._picker_port,
+            _numbers(for_gateways),
         )
         with theirs:
-            child = await Child.start(seat, setup, sockets, theirs, self._clock.now())
+            child = await Child.start(seat, setup, [*sockets, *for_gateways], theirs, self._clock.now())
         self.children[child.number] = child
         self._tasks.start(self._watch(child), f"watch of worker {seat}")
         await self._hub.attach(child.number, ours)
@@ -215,6 +214,10 @@ class Crew:
             return 0.0
         lives = self._short_lives[child.seat] = self._short_lives.get(child.seat, 0) + 1
         return 0.0 if lives == 1 else min(LONGEST_PAUSE, 0.25 * 2.0 ** (lives - 1))
+
+
+def _numbers(sockets: Sequence[socket.socket]) -> tuple[int, ...]:
+    return tuple(sock.fileno() for sock in sockets)
 
 
 def _how(code: int) -> str:

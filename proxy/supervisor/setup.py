@@ -22,8 +22,8 @@ class Setup:
     """How many there are."""
     seat: int = 0
     """Which of them this one is; its successor has the same."""
-    picker_port: int | None = None
-    """At which all of them listen for gateways, if any does."""
+    for_gateways: tuple[int, ...] = ()
+    """Listening sockets too, if gateways may ask."""
 
     @property
     def metrics_path(self) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 
 def bound(host: str, port: int, workers: int) -> list[list[socket.socket]]:
@@ -24,18 +24,6 @@ def bound(host: str, port: int, workers: int) -> list[list[socket.socket]]:
             found.append(mine)
         stack.pop_all()
     return found
-
-
-@contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
-    """A port that workers may listen at and nobody else, while it is entered; which it is, where any will do. Raises
-    OSError if somebody has it."""
-    with ExitStack() as stack:
-        for family, address in _addresses(host, port):
-            _bind(family, (address[0], port, *address[2:])).close()
-            sock = stack.enter_context(_bind(family, (address[0], port, *address[2:]), shared=True))
-            port = port or sock.getsockname()[1]
-        yield port
 
 
 def _addresses(host: str, port: int) -> Sequence[tuple[int, tuple[str, int]]]:

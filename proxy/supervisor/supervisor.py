@@ -37,6 +37,7 @@ from proxy.http.upstream.trust import Trust
 from proxy.reliability.breaker import Breakers
 from proxy.replicas.hub import Hub
 from proxy.replicas.loads import PeerLoads
+from proxy.replicas.roster import Roster
 from proxy.replicas.wire import Kind, records
 from proxy.replicated import Others
 from proxy.settings import Settings
@@ -46,7 +47,7 @@ from proxy.supervisor.crew import Crew
 from proxy.supervisor.explained import WorkersDecisions
 from proxy.supervisor.host_exposition import HostExposition
 from proxy.supervisor.senses import WorkersSenses
-from proxy.supervisor.sockets import bound, reserved
+from proxy.supervisor.sockets import bound
 from proxy.telemetry import loop_lag
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
@@ -93,7 +94,9 @@ class Supervisor:
         self.fleet.form(tuple(settings.all_pools))
         self._breakers = Breakers(breaker, self._clock, self.fleet, call_later)
         self._ledger = Ledger(self._clock)
-        self._peer_loads = PeerLoads(self._used)
+        roster = Roster()
+        self.fleet.watch(roster.added, roster.removed)
+        self._peer_loads = PeerLoads(roster.get, self._ledger.elsewhere)
         self._series = EndpointSeries(
             self._catalogue,
             self.fleet,
@@ -145,12 +148,13 @@ class Supervisor:
         settings = self._settings
         async with AsyncExitStack() as stack:
             self._directory = directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvlane-"))
-            sockets = bound(settings.listen.host, settings.listen.port, self._workers)
-            for sock in (sock for seat in sockets for sock in seat):
-                stack.callback(sock.close)
+            sockets = self._bound(stack, settings.listen.host, settings.listen.port)
             self.port: int = sockets[0][0].getsockname()[1]
+            for_gateways: list[list[socket.socket]] = [[] for _ in sockets]
             if settings.extproc.port is not None:
-                self.picker_port = stack.enter_context(reserved(settings.extproc.host, settings.extproc.port))
+                for_gateways = self._bound(stack, settings.extproc.host, settings.extproc.port)
+                self.picker_port = for_gateways[0][0].getsockname()[1]
+            self._sockets = [sock for seat in (*sockets, *for_gateways) for sock in seat]
             tasks = await stack.enter_async_context(Tasks())
             tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
             self._session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
@@ -158,16 +162,15 @@ class Supervisor:
             if self._others is not None:
                 await stack.enter_async_context(self._others.deployment)
             await self._open_admin(stack)
-            for sock in (sock for seat in sockets for sock in seat):
+            for sock in self._sockets:
                 sock.listen(BACKLOG)
             restarts = self._catalogue.worker_restarts.cell()
-            self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts, self.picker_port)
+            self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts, for_gateways)
             stack.callback(self._hub.close)
             stack.push_async_callback(self._crew.stop)
             await self._crew.start(settings.source, settings.reliability.drain.grace)
             await self._asking.first_contact()
             await self.autoscaling.begin(stack)
-            self._sockets: list[socket.socket] = [sock for seat in sockets for sock in seat]
             self._stack = stack.pop_all()
         return self
 
@@ -179,6 +182,12 @@ class Supervisor:
         for sock in self._sockets:
             sock.close()
         await self._stack.aclose()
+
+    def _bound(self, stack: AsyncExitStack, host: str, port: int) -> list[list[socket.socket]]:
+        sockets = bound(host, port, self._workers)
+        for sock in (sock for seat in sockets for sock in seat):
+            stack.callback(sock.close)
+        return sockets
 
     async def settle(self) -> None:
         """Says that new requests are not wanted, and serves those that come all the same until balancers have heard."""
@@ -331,10 +340,6 @@ class Supervisor:
 
     def _left(self, child: Child) -> None:
         self._exposition.retire(child)
-
-    def _used(self, name: str, requests: int, tokens: int, work: int) -> None:
-        if endpoint := self.fleet.get(name):
-            self._ledger.elsewhere(endpoint, requests, tokens, work)
 
     def _broke(self, name: str, is_open: bool) -> None:
         if endpoint := self.fleet.get(name):

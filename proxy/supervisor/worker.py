@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -40,7 +39,6 @@ class Worker(SharingApp):
     """Serves on sockets it was given; `lost` is called when the supervisor is gone."""
 
     fleet: Mirror
-    _shares_port = True
 
     def __init__(self, settings: Settings, setup: Setup, lost: Callable[[], None]) -> None:
         self._setup = setup
@@ -51,7 +49,7 @@ class Worker(SharingApp):
         self._is_up = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._reloads = Tasks()
-        super().__init__(replace(settings, extproc=replace(settings.extproc, port=setup.picker_port)))
+        super().__init__(settings)
         self._share()
 
     async def __aenter__(self) -> Worker:
@@ -77,7 +75,7 @@ class Worker(SharingApp):
             panic_percent=self._settings.reliability.breaker.panic_percent,
             slow_start=self._make_slow_start(),
         )
-        fleet.watch(self._replica.peer_loads.added, lambda endpoint: None)
+        fleet.watch(self._replica.added, self._replica.removed)
         return fleet
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
@@ -113,6 +111,9 @@ class Worker(SharingApp):
 
     def _sockets(self) -> Sequence[socket.socket]:
         return [socket.socket(fileno=number) for number in self._setup.listeners]
+
+    def _sockets_for_gateways(self) -> Sequence[socket.socket]:
+        return [socket.socket(fileno=number) for number in self._setup.for_gateways]
 
     def _log_writer(self) -> Callable[[bytes], int]:
         return LockedWriter(self._setup.log_lock_path, sys.stdout.fileno())
