@@ -26,9 +26,11 @@ from bench.placement.report import mean
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.endpoint import Endpoint
+from proxy.latency import trust
 from proxy.latency.beside import Beside
 from proxy.latency.pod import PodModel
 from proxy.latency.rates import Rates
+from proxy.latency.trust import Trust
 from proxy.latency.work import Leg
 from proxy.plugins.producers.predicted_latency import Forecast
 from proxy.plugins.scorers import latency as scorer
@@ -54,7 +56,7 @@ WORK_COST, DECODE_COST = 0.2, 0.03
 
 def main() -> None:
     options = _options()
-    situations = dict(_situations(options))
+    situations = {name: each for name, each in _situations(options) if name in (options.only or [name])}
     rows, found = [["the default", *situations]], {}
     for name, (without, config) in _variants().items():
         found[name] = {}
@@ -84,7 +86,10 @@ def _variants() -> Mapping[str, Variant]:
         "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
         "without equal costs": (lambda: _changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
         "without speed": (lambda: _changed((Rates, "_keep_pace", _at_usual_pace)), ""),
-        "without the form beside": (lambda: _changed((Beside, "renew", _in_turn)), ""),
+        "without other forms": (lambda: _changed((Beside, "renew", _in_turn)), ""),
+        "without the divided form": (lambda: _changed((Beside, "_choose", _undivided)), ""),
+        "without fall-back": (lambda: _changed((Trust, "judge", _trusting)), ""),
+        "without pauses of trust": (lambda: _changed((trust, "FIRST_PAUSE", 0)), ""),
     }
 
 
@@ -151,6 +156,14 @@ def _in_turn(beside: Beside) -> None:
     beside.share = 1.0
 
 
+def _undivided(beside: Beside, *errors: float) -> None:
+    """The form that is beside stays what it is at first."""
+
+
+def _trusting(given: Trust, error: float, judged: int) -> bool:
+    return False
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="JSON lines in Mooncake's format")
@@ -158,6 +171,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--engine", choices=ENGINES, default="vllm")
+    parser.add_argument("--only", type=lambda text: text.split(","), metavar="SITUATION,…", help="all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
     return parser.parse_args()
 

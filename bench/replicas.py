@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.prefix.index import PrefixIndex
+from proxy.prefix.reservation import Reservation
 from proxy.replay import prompts
 from proxy.replay.workload import load_trace
 from proxy.replicas.redis_line import RedisLine
@@ -418,24 +420,20 @@ async def cost() -> dict[str, dict[str, Any]]:
 
 
 async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
-    fresh = (PrefixIndex(SystemClock(), 9, 60.0, 1 << 26) for _ in range(ROUNDS))
-    alone = min([_ticks(rate, turns, index, Endpoint("a")) for index in fresh])
-    proxy = Proxy(settings(url, lease=60.0))
-    costs, sent = [], 0
+    alone, costs, sent = [], [], 0
     async with RedisLine(settings(url), ("unheard",)) as line:
-        proxy.deployment._tells = proxy.deployment._is_up = True
         for _ in range(ROUNDS):
+            alone.append(_ticks(rate, turns))
             costs.append(0.0)
-            for spent, messages in _told(rate, turns, proxy):
+            for spent, messages in _told(rate, turns, Proxy(settings(url, lease=60.0))):
                 began = time.process_time()
                 await line.publish(messages)
                 costs[-1] += spent + time.process_time() - began
                 sent += sum(len(message) for _, message in messages)
-    requests = REQUESTS
     return {
-        "CPU, us": round((min(costs) - alone) / requests * 1e6, 1),
-        "index alone": round(alone / requests * 1e6, 1),
-        "bytes": round(sent / ROUNDS / requests),
+        "CPU, us": round((min(costs) - min(alone)) / REQUESTS * 1e6, 1),
+        "index alone": round(min(alone) / REQUESTS * 1e6, 1),
+        "bytes": round(sent / ROUNDS / REQUESTS),
     }
 
 
@@ -443,23 +441,30 @@ REQUESTS, ROUNDS = 2000, 8
 TICK = 0.01
 """Seconds."""
 
+AT_ONCE, OPEN = 100, 60
+"""Conversations, one turn of each after the other; and requests in flight: when one comes, the oldest of them ends."""
 
-def _ticks(rate: int, turns: int, index: PrefixIndex, pod: Endpoint) -> float:
+
+def _ticks(rate: int, turns: int) -> float:
+    load = Load(PrefixIndex(SystemClock(), 9, 60.0, 1 << 26), Endpoint("a"), lambda endpoint, work: None)
+    batches = list(_batches(rate, turns))
     gc.collect()
     began = time.process_time()
-    for batch in _batches(rate, turns):
+    for batch in batches:
         for chain in batch:
-            _serve(index, pod, chain, lambda endpoint, work: None)
+            load.step(chain)
     return time.process_time() - began
 
 
 def _told(rate: int, turns: int, proxy: Proxy) -> Iterator[tuple[float, list[tuple[str, bytes]]]]:
-    outbox = proxy.replica._outbox
+    proxy.deployment._tells = proxy.deployment._is_up = True
+    outbox, load = proxy.replica._outbox, Load(proxy.index, proxy.pod, proxy.replica.own_loads.changed)
+    batches = list(_batches(rate, turns))
     gc.collect()
     began, gathered = time.process_time(), 0.0
-    for batch in _batches(rate, turns):
+    for batch in batches:
         for chain in batch:
-            _serve(proxy.index, proxy.pod, chain, proxy.replica.own_loads.changed)
+            load.step(chain)
         gathered += TICK
         if gathered < round(outbox._interval / TICK) * TICK - TICK / 2:
             continue
@@ -472,25 +477,36 @@ def _told(rate: int, turns: int, proxy: Proxy) -> Iterator[tuple[float, list[tup
 
 
 def _batches(rate: int, turns: int) -> Iterator[list[list[int]]]:
-    rng, found = random.Random(1), []
+    rng = random.Random(1)
+    found: list[list[int]] = []
     while len(found) < REQUESTS:
-        chain = [rng.getrandbits(63) for _ in range(5 * turns * 2)]
-        found += [chain[: 5 * (turn + 1)] for turn in range(2 * turns)]
+        chains = [[rng.getrandbits(63) for _ in range(5 * turns * 2)] for _ in range(AT_ONCE)]
+        found += [chain[: 5 * (turn + 1)] for turn in range(2 * turns) for chain in chains]
     size = max(1, int(rate * TICK))
     for start in range(0, REQUESTS, size):
         yield found[start : min(REQUESTS, start + size)]
 
 
-def _serve(index: PrefixIndex, pod: Endpoint, chain: list[int], changed: Callable[[Endpoint, int], None]) -> None:
-    """What a request does to the loads and the index."""
-    pod.charge(1, 100)
-    changed(pod, 101)
-    reservation = index.reserve((chain,), pod, 1 << 20)
-    pod.charge(0, -100)
-    changed(pod, 0)
-    index.settle(reservation, True)
-    pod.charge(-1, 0)
-    changed(pod, 0)
+class Load:
+    """What requests do to the loads and the index, each in three parts, for one request that comes."""
+
+    def __init__(self, index: PrefixIndex, pod: Endpoint, changed: Callable[[Endpoint, int], None]) -> None:
+        self._index = index
+        self._pod = pod
+        self._changed = changed
+        self._open: deque[Reservation] = deque()
+
+    def step(self, chain: list[int]) -> None:
+        index, pod, changed = self._index, self._pod, self._changed
+        pod.charge(1, 100)
+        changed(pod, 101)
+        self._open.append(index.reserve((chain,), pod, 1 << 20))
+        pod.charge(0, -100)
+        changed(pod, 0)
+        if len(self._open) > OPEN:
+            index.settle(self._open.popleft(), True)
+            pod.charge(-1, 0)
+            changed(pod, 0)
 
 
 if __name__ == "__main__":

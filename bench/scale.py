@@ -195,9 +195,9 @@ class Host:
         self.pods = {f"pod-{each}": Endpoint(f"pod-{each}") for each in range(pods)}
         ledger = Ledger(loop)
 
-        def apply(name: str, requests: int, tokens: int, work: int) -> None:
-            ledger.elsewhere(self.pods[name], requests, tokens, work)
-            used(name, work)
+        def apply(pod: Endpoint, requests: int, tokens: int, work: int) -> None:
+            ledger.elsewhere(pod, requests, tokens, work)
+            used(pod.name, work)
 
         self.replica = Replica(
             endpoints=lambda: list(self.pods.values()),
@@ -214,9 +214,11 @@ class Host:
             garbled=Counter(),
         )
         self.index = SharedIndex(
-            loop, 9, 60.0, INDEX_BYTES, tag=1, tell=self.replica.tell, find=lambda name: self.pods.get(name)
+            loop, 9, 60.0, INDEX_BYTES, tag=1, touch=self.replica.touch, find=self.replica.roster.get
         )
         self.replica.indexes = [self.index]
+        for pod in self.pods.values():
+            self.replica.added(pod)
         self.series = ReplicaSeries(Catalogue("scale"))
         settings = ReplicaSettings(store="redis://memory", name=f"host-{number}", lease=10.0)
 

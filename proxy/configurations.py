@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from proxy.cautions import cautions
 from proxy.core.errors import ConfigError, Conflict, Problem
 from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
@@ -128,7 +129,7 @@ class Configurations:
     async def _change(self, read: Callable[[], Settings], origin: str, dry_run: bool = False) -> dict[str, Any]:
         async with self._lock:
             try:
-                wanted = await asyncio.to_thread(read)
+                wanted, warnings = await asyncio.to_thread(_with_cautions, read)
                 differences = changed(self._now.settings, wanted)
                 left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
             except ConfigError:
@@ -137,7 +138,8 @@ class Configurations:
                 raise
             if not dry_run:
                 self._follow(wanted, origin, differences, left)
-            return {**self.described(), "dryRun": dry_run, "changed": differences, "needsRestart": list(left)}
+            found = {"changed": differences, "needsRestart": list(left), "warnings": warnings}
+            return {**self.described(), "dryRun": dry_run, **found}
 
     def _with_known_actuators(self, wanted: Settings) -> Settings:
         """They run programs and send tokens, so they are for who may write the file. Raises ConfigError."""
@@ -176,6 +178,11 @@ class Configurations:
         catalogue.config_reloads.cell(result).add()
         catalogue.config_reloaded_at.cell().value = self._clock.wall()
         catalogue.config_reload_is_good.cell().value = float(result != "refused")
+
+
+def _with_cautions(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:
+    settings = read()
+    return settings, list(cautions(settings))
 
 
 def _as_written(value: Any) -> Any:

@@ -6,8 +6,10 @@ import secrets
 from collections.abc import Sequence
 from functools import cached_property
 
+from proxy.access.turns import Turns
 from proxy.app import App
 from proxy.composition.indexes import prefix_producers
+from proxy.core.endpoint import Endpoint
 from proxy.fleet.bindings import SharedBindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import SharedLedger
@@ -88,8 +90,8 @@ class SharingApp(App):
                 producer.ttl,
                 producer.max_bytes,
                 tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
-                tell=self._replica.tell,
-                find=lambda name: self.fleet.get(name),
+                touch=self._replica.touch,
+                find=self._replica.roster.get,
             )
         return producer.index
 
@@ -114,6 +116,7 @@ class SharingApp(App):
         limits = self._gates.limits
         if limits is not None and limits.on_spent is None:
             self._replica.limits = [SharedLimits(limits, self._replica.tell)]
+            limits.turns = Turns(self._workers, self._seat) if self._workers > 1 else None
 
     def _share_queues(self) -> None:
         """Those that are shared stay: siblings have said who waits."""
@@ -130,10 +133,9 @@ class SharingApp(App):
         siblings.among(*self._replica.place)
         return SharedQueue(pool, siblings, flow_control.look)
 
-    def _used_elsewhere(self, name: str, requests: int, tokens: int, work: int) -> None:
-        if endpoint := self.fleet.get(name):
-            self.ledger.elsewhere(endpoint, requests, tokens, work)
-            self._roomier(endpoint)
+    def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
+        self.ledger.elsewhere(endpoint, requests, tokens, work)
+        self._roomier(endpoint)
 
     def _bound_elsewhere(self, response_id: str, name: str) -> None:
         if endpoint := self.fleet.get(name):

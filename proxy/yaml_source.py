@@ -14,6 +14,10 @@ from proxy.core.params import FromEnvironment, join
 LONGEST = 1_000_000
 """Values of one file."""
 
+WITHHELD = "***"
+"""In the place of secrets, wherever a configuration is shown. Taken back as it is, it would be the key of everybody."""
+
+_OPEN = re.compile(r"(?<!\$)(?:\$\$)*\$\{(?![A-Za-z_][A-Za-z0-9_]*(?::-[^}]*)?\})")
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
 
 
@@ -25,7 +29,7 @@ def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
     except RecursionError:
         raise ConfigError([Problem(source, "is nested too deeply, or in itself")]) from None
     except yaml.MarkedYAMLError as error:
-        raise ConfigError([_described(error, source)]) from None
+        raise ConfigError([described(error, source)]) from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([Problem(source, str(error))]) from None
 
@@ -44,13 +48,14 @@ _ADVICE = (
 """What it mostly means, for what PyYAML says."""
 
 
-def _described(error: yaml.MarkedYAMLError, source: str) -> Problem:
+def described(error: yaml.MarkedYAMLError, source: str = "") -> Problem:
+    """With line and column, and what it mostly means."""
     said = str(error.problem or error.context or error)
     advice = next((advice for part, advice in _ADVICE if part in said), "")
     mark, began = error.problem_mark, error.context_mark
     if began is not None and mark is not None and began.line < mark.line:
         said += f", in what begins at {began.line + 1}:{began.column + 1}"
-    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+    where = f"{source}:{mark.line + 1}:{mark.column + 1}".lstrip(":") if mark else source
     return Problem(where, f"{advice} ({said})" if advice else said)
 
 
@@ -110,6 +115,8 @@ def _expand(value: Any, path: str, environ: Mapping[str, str], problems: list[Pr
         return [_expand(item, f"{path}[{index}]", environ, problems) for index, item in enumerate(value)]
     if isinstance(value, str) and "$" in value:
         return _expand_text(value, path, environ, problems)
+    if value == WITHHELD:
+        problems.append(Problem(path, f"{WITHHELD} stands for a secret that was not shown; write the secret itself"))
     return value
 
 
@@ -126,4 +133,6 @@ def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: lis
             )
         return found or ""
 
+    if _OPEN.search(text):
+        problems.append(Problem(path, "has a ${ without a name and a } behind it; write $$ for a dollar sign"))
     return FromEnvironment(_VARIABLE.sub(replace, text))

@@ -9,6 +9,7 @@ from itertools import count
 from random import Random
 from types import MappingProxyType
 
+from bench.placement.day import day
 from proxy.replay.workload import CHUNK, Job, Workload, named
 
 Jobs = list[Job]
@@ -131,6 +132,11 @@ def bimodal(requests: int, rate: float, rng: Random) -> Jobs:
     return jobs
 
 
+def mixed_day(requests: int, rate: float, rng: Random) -> Jobs:
+    """Crews of agents that branch and come together, questions and documents of twelve tenants; see `day`."""
+    return day(requests, rate, rng, _Text().chunks)
+
+
 def _lengths(prompt: int, answer: int) -> Callable[[int, float, Random], Jobs]:
     """By half more or less, and nobody shares anything."""
 
@@ -155,6 +161,7 @@ GENERATORS: Mapping[str, Callable[[int, float, Random], Jobs]] = MappingProxyTyp
         "tenants": tenants,
         "burst": burst,
         "bimodal": bimodal,
+        "day": mixed_day,
     }
 )
 

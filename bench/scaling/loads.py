@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 
@@ -90,15 +91,45 @@ def mixed(rng: Random) -> Callable[[float], tuple[float, float]]:
     return rates
 
 
+def walk(rng: Random) -> Callable[[float], tuple[float, float]]:
+    """Each kind by itself from one level to another, every four to twelve minutes: two times of three slowly, and else
+    within half a minute."""
+    paths = [_path(rng, low, high) for low, high in ((1.0, 5.0), (0.6, 3.2))]
+    return lambda now: (_along(paths[0], now), _along(paths[1], now))
+
+
 LOADS: Mapping[str, Load] = MappingProxyType(
     {
         "diurnal": Load(60 * MINUTE, (4.5, 3.0), diurnal),
         "burst": Load(90 * MINUTE, (5.6, 4.0), burst),
         "shift": Load(60 * MINUTE, (8.0, 5.8), shift),
         "mixed": Load(60 * MINUTE, (12.0, 8.0), mixed),
+        "walk": Load(60 * MINUTE, (5.0, 3.2), walk),
     }
 )
-"""By name. Policies are tuned on the others and judged on `mixed`."""
+"""By name. Policies are tuned on the others and judged on `walk`."""
+
+
+Path = Sequence[tuple[float, float]]
+"""Moments and levels, with straight lines between them."""
+
+
+def _path(rng: Random, low: float, high: float) -> Path:
+    found = [(0.0, rng.uniform(low, high))]
+    while found[-1][0] < 60 * MINUTE:
+        begin, level = found[-1]
+        end, reached = begin + rng.uniform(4, 12) * MINUTE, rng.uniform(low, high)
+        if rng.random() < 1 / 3:
+            found.append((end - MINUTE / 2, level))
+        found.append((end, reached))
+    return found
+
+
+def _along(path: Path, now: float) -> float:
+    for (begin, level), (end, reached) in pairwise(path):
+        if now < end:
+            return level + (reached - level) * (now - begin) / (end - begin)
+    return path[-1][1]
 
 
 def _about(mean: int, rng: Random) -> int:

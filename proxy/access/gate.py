@@ -9,6 +9,7 @@ from typing import Protocol, final
 
 from proxy.access.meter import Amounts, Meter, Shortage
 from proxy.access.settings import ANY_OTHER, Limits
+from proxy.access.turns import Turns
 from proxy.access.window import Bucket
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
@@ -50,6 +51,8 @@ class LimitsGate:
         """By kind and name, the one used last at the end."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
         """Told of every charge: whose, how many requests he has running, and the amounts."""
+        self.turns: Turns | None = None
+        """Among the workers of this host, where there are several."""
 
     def change(self, limits: Mapping[str, Limits], tenants: Mapping[str, str]) -> None:
         """What was had stays had."""
@@ -96,6 +99,11 @@ class LimitsGate:
             message = f"'{meter.name}' may have {shortage.what}; try again in {shortage.seconds:.0f} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
+    async def wait_for_turn(self, turns: Turns, meters: Sequence[Meter]) -> None:
+        """Returns when the request may go on, or is to be refused."""
+        while (pause := self._pause(turns, meters)) > 0.0:
+            await turns.sleep(pause)
+
     def headers(self, meters: Sequence[Meter]) -> Pairs:
         """Of those that refuse, where the least is left."""
         now = self.clock.now()
@@ -113,7 +121,8 @@ class LimitsGate:
         if who[2] in self._limits:
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
-            meter.charge(spent, self.clock.now())
+            meter.let_in_at = now = self.clock.now()
+            meter.charge(spent, now)
 
     def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
         """As a peer knows it; told to who may not have heard all."""
@@ -129,6 +138,16 @@ class LimitsGate:
     def known(self) -> list[tuple[Who, int, Sequence[float]]]:
         """Who was limited, the requests that run here, and what was used."""
         return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
+
+    def _pause(self, turns: Turns, meters: Sequence[Meter]) -> float:
+        now = self.clock.now()
+        left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
+        if any(few < 1 for _, _, few in left):
+            return 0.0
+        return max(
+            (turns.pause((meter.kind, meter.name, what), few, now, meter.let_in_at) for meter, what, few in left),
+            default=0.0,
+        )
 
     def _meter(self, kind: str, name: str, of: str) -> Meter:
         meters, limits = self._meters, self._limits[of]
@@ -167,6 +186,8 @@ class Stay:
         gate, request, meters = self._gate, self._request, self.meters
         if not meters:
             return
+        if gate.turns is not None:
+            await gate.wait_for_turn(gate.turns, meters)
         now, reserved = gate.clock.now(), []
         for meter in meters:
             wanted = meter.estimate(request.prompt.tokens, request.max_tokens)

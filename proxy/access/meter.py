@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from proxy.access.settings import Limits
 from proxy.access.window import Bucket, Day
@@ -45,6 +46,8 @@ class Meter:
         self.running = 0
         self.elsewhere: dict[int, int] = {}
         """Requests that run in other workers, by worker."""
+        self.let_in_at = -math.inf
+        """When it is known that somebody was, by whatever worker."""
         self._clock = clock
         self._output = FIRST_OUTPUT
         self._set(limits)
@@ -75,8 +78,18 @@ class Meter:
                 longest, found = wait, f"{bucket.most:.0f} {_WHAT[index]}"
         return None if found is None else Shortage(found, longest)
 
+    def left(self, now: float) -> Iterator[tuple[str, int]]:
+        """Of each limit on the number of requests, as far as is known; nothing where it only counts."""
+        if self.limits.shadow:
+            return
+        if self.limits.concurrent_requests is not None:
+            yield "concurrent", self.limits.concurrent_requests - self.running - sum(self.elsewhere.values())
+        if self.requests is not None:
+            yield "requests", int(self.requests.most - self.requests.used(now))
+
     def begin(self, reserved: Amounts, now: float) -> None:
         self.running += 1
+        self.let_in_at = now
         self.charge(reserved, now)
 
     def end(self, reserved: Amounts, usage: Usage | None, now: float) -> Amounts:

@@ -12,7 +12,7 @@ from typing import Protocol
 from proxy.autoscale.controls import Controls
 from proxy.autoscale.decision import Decision, Mode
 from proxy.autoscale.observed import Observed, Situation, Source
-from proxy.autoscale.recommender import Recommender
+from proxy.autoscale.recommender import Recommendation, Recommender
 from proxy.autoscale.settings import PoolSettings, RoleSettings
 from proxy.core.ports import Clock
 
@@ -67,6 +67,11 @@ class Loop:
     @property
     def latest(self) -> Decision | None:
         return self.history[-1] if self.history else None
+
+    @property
+    def recommended(self) -> Recommendation | None:
+        """The latest that there was, as far back as decisions are kept."""
+        return next((one.recommendation for one in reversed(self.history) if one.valid), None)
 
     def change(self, pool: PoolSettings, actuators: Mapping[str, Actuator], patience: float = PATIENCE) -> None:
         """Another policy; what was seen and said stays."""

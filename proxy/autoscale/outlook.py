@@ -17,6 +17,9 @@ WINDOW = 240.0
 FEWEST = 5
 """Readings that it takes."""
 
+FLAT = 0.01
+"""Share by which a sum may grow and still counts as even."""
+
 Point = tuple[float, float]
 
 
@@ -26,27 +29,39 @@ class Outlook:
     replicas that are there, and has no trend of its own."""
 
     _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
+    """By role and metric, while the replicas that were ready had enough room for it: beyond that it grows by what
+    waits for them, which says how many are missing now and not how many will be."""
 
     def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
-        """The role in so many seconds, if what grows goes on growing; what falls is taken as it is."""
-        grown = {
-            metric.name: self._grown(now, one, metric.name, seconds) for metric in metrics if metric.kind == "total"
-        }
+        """The role in so many seconds, if what grew while it was served goes on growing; what falls is taken as it
+        is."""
+        grown = {metric.name: self._grown(now, one, metric, seconds) for metric in metrics if metric.kind == "total"}
         return replace(one, metrics={**one.metrics, **grown}) if seconds > 0 else one
 
-    def _grown(self, now: float, one: Sized, name: str, seconds: float) -> Any:
-        value = one.metrics.get(name)
+    def rises(self, now: float, seconds: float) -> bool:
+        """Whether some sum will be more than it is. One that nobody has told for long says nothing."""
+        told = [past for past in self._past.values() if past and past[-1][0] >= now - WINDOW]
+        return any(_expected(past, now + seconds) > (1 + FLAT) * past[-1][1] for past in told)
+
+    def _grown(self, now: float, one: Sized, metric: Metric, seconds: float) -> Any:
+        value = one.metrics.get(metric.name)
         whole = _whole(value)
         if whole is None:
             return value
-        past = self._past.setdefault((one.role.name, name), deque())
-        past.append((now, whole))
-        while past[0][0] < now - WINDOW:
+        past = self._past.setdefault((one.role.name, metric.name), deque())
+        while past and past[0][0] < now - WINDOW:
             past.popleft()
-        by = trend(past) * seconds
+        if whole <= one.ready * metric.target:
+            past.append((now, whole))
+        will = max(_expected(past, now + seconds), whole) if past else whole
         if not isinstance(value, list | tuple):
-            return whole + by
-        return [one * (whole + by) / whole for one in value] if whole > 0 else value
+            return will
+        return [one * will / whole for one in value] if whole > 0 else value
+
+
+def _expected(past: Sequence[Point], at: float) -> float:
+    since, last = past[-1]
+    return last + trend(past) * (at - since)
 
 
 def trend(points: Sequence[Point]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from proxy.autoscale import bands as band
 from proxy.autoscale.policy import Coordination, Result, Role
@@ -13,19 +13,22 @@ PRESSED = 0.6
 Sizes = Mapping[str, int]
 
 
-def filled(roles: Sequence[Role], result: Result, total: int) -> dict[str, int]:
+def filled(roles: Sequence[Role], coordination: Coordination, result: Result, total: int) -> dict[str, int]:
     """So many replicas, and no role gives one to another: what is added goes where most is missing of the result, what
-    is taken away comes from where there is most too much."""
+    is taken away comes from where there is most too much. Where roles are divided by their demand those go first that
+    ask for more than they have, or for less: else one would shrink again for what another asked for."""
     target = result.target or result.replicas
+    by_demand = coordination.baseline == "demand"
+    asked = {role.name: role.demand if by_demand and role.demand is not None else role.current or 0 for role in roles}
     held = {role.name: min(max(role.current or 0, role.min), role.max) for role in roles}
     missing = total - sum(held.values())
     for _ in range(abs(missing)):
         if missing > 0:
             open_roles = [role.name for role in roles if held[role.name] < role.max]
-            held[max(open_roles, key=lambda name: target[name] - held[name])] += 1
+            held[max(open_roles, key=lambda name: (asked[name] > held[name], target[name] - held[name]))] += 1
         else:
             open_roles = [role.name for role in roles if held[role.name] > role.min]
-            held[min(open_roles, key=lambda name: target[name] - held[name])] -= 1
+            held[min(open_roles, key=lambda name: (asked[name] >= held[name], target[name] - held[name]))] -= 1
     return held
 
 
@@ -33,32 +36,37 @@ def may_stay(
     roles: Sequence[Role], coordination: Coordination, result: Result, kept: Sizes, *, told_apart: bool, gated: bool
 ) -> bool:
     """Whether `kept` does as well as the result. `told_apart`: the demand of each role is its own; else only the
-    distance from the target counts. Behind the gate only a role that asks for more than it would have is a need: those
-    that start for it are counted, and its pressure may end when they serve."""
-    asking = told_apart and any(role.demand is not None and role.demand > kept[role.name] for role in roles)
-    if gated and not asking:
+    distance from the target counts."""
+    if suffices(roles, coordination, result, kept, gated=gated) if told_apart else gated:
         return True
-    if result.band_satisfied and not _within_bands(roles, coordination, result, kept):
+    return _keeps_bands(roles, coordination, result, kept) and _is_near(coordination, result, kept)
+
+
+def suffices(roles: Sequence[Role], coordination: Coordination, result: Result, sizes: Sizes, *, gated: bool) -> bool:
+    """Whether each role has what it asks for, none is pressed, and ratios are kept. Behind the gate only the first is a
+    need: those that start are counted, and pressure may end when they serve."""
+    if any(role.demand is not None and role.demand > sizes[role.name] for role in roles):
         return False
-    return (told_apart and not asking and not _is_pressed(result, kept)) or _is_near(coordination, result, kept)
+    return gated or (_keeps_bands(roles, coordination, result, sizes) and not _is_pressed(result, sizes))
 
 
-def stepped(kept: Sizes, wanted: Sizes, most: int) -> dict[str, int]:
-    """From one to the other by at most `most` replicas that change their role, those first that are missed most; 0 is
-    any number."""
-    held = dict(kept)
-    for _ in range(most):
+def stepped(kept: Sizes, wanted: Sizes, most: int, enough: Callable[[Sizes], bool] | None) -> dict[str, int]:
+    """From one towards the other, replica by replica, those first that are missed most: until it is enough, and by at
+    most `most` replicas that change their role; 0 is any number."""
+    held, moved = dict(kept), 0
+    while held != wanted and (moved < most or not most) and not (enough and enough(held)):
         lacking = max(held, key=lambda name: wanted[name] - held[name])
         giving = min(held, key=lambda name: wanted[name] - held[name])
-        if held[lacking] < wanted[lacking]:
-            held[lacking] += 1
-            held[giving] -= 1
-    return held if most else dict(wanted)
+        held[lacking] += 1
+        held[giving] -= 1
+        moved += 1
+    return held
 
 
-def _within_bands(roles: Sequence[Role], coordination: Coordination, result: Result, kept: Sizes) -> bool:
+def _keeps_bands(roles: Sequence[Role], coordination: Coordination, result: Result, sizes: Sizes) -> bool:
+    """As far as the result does."""
     bands, _ = band.read(coordination.preferred_ratio, roles)
-    return all(one.holds(kept[name], result.total) for name, one in bands.items())
+    return not result.band_satisfied or all(one.holds(sizes[name], result.total) for name, one in bands.items())
 
 
 def _is_pressed(result: Result, kept: Sizes) -> bool:

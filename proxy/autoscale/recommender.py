@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from proxy.autoscale import bands as band
 from proxy.autoscale.behavior import Damping
 from proxy.autoscale.observed import Situation
 from proxy.autoscale.outlook import Outlook
-from proxy.autoscale.placement import filled, may_stay, stepped
+from proxy.autoscale.placement import filled, may_stay, stepped, suffices
 from proxy.autoscale.policy import Result, Role
 from proxy.autoscale.recommend import bounded, distribute, within
 from proxy.autoscale.settings import PoolSettings
@@ -64,6 +65,8 @@ class Recommender:
         wanted, panic = self._damping.correct(now, current, raw)
         if self._pool.surge and any(one.is_starting for one in situations.values()):
             wanted = max(wanted, current)
+        if self._outlook.rises(now, self._pool.look_ahead):
+            wanted = max(wanted, current)
         recommendation = self._divided(now, roles, situations, (current, raw, wanted), panic)
         self._damping.applied(now, recommendation.total)
         return recommendation
@@ -111,10 +114,10 @@ class Recommender:
             result = distribute(roles, pool.coordination, total, signals, panic, pool.cost_expansion_rate_percent)
             live = bounded(roles, pool.coordination, total)
             if result.applied == "off":
-                return result, filled(live, result, result.total) if gated else dict(result.replicas)
+                return result, filled(live, pool.coordination, result, result.total) if gated else dict(result.replicas)
             if panic and pool.coordination.panic_hold:
                 calm = distribute(roles, pool.coordination, total, signals, False, pool.cost_expansion_rate_percent)
-                return result, filled(live, calm, calm.total)
+                return result, filled(live, pool.coordination, calm, calm.total)
             return result, _placed(pool, live, result, gated)
 
         corrected = within(roles, wanted)
@@ -127,12 +130,15 @@ _SHORTEST_GAP = 60.0
 
 
 def _placed(pool: PoolSettings, roles: Sequence[Role], result: Result, gated: bool) -> dict[str, int]:
+    """Where nobody knows what each role asks for a move goes all the way, so that the next is far off."""
+    told, told_apart = pool.coordination, pool.total == "sum"
     if not result.target:
         return dict(result.replicas)
-    kept = filled(roles, result, result.total)
-    if may_stay(roles, pool.coordination, result, kept, told_apart=pool.total == "sum", gated=gated):
+    kept = filled(roles, told, result, result.total)
+    if may_stay(roles, told, result, kept, told_apart=told_apart, gated=gated):
         return kept
-    moved = stepped(kept, result.replicas, pool.max_moves)
+    enough = partial(suffices, roles, told, result, gated=gated) if told_apart else None
+    moved = stepped(kept, result.replicas, pool.max_moves, enough)
     both = {name: max(count, kept[name]) for name, count in moved.items()}
     return both if pool.surge and pool.affords(both) else moved
 

@@ -35,12 +35,12 @@ class Question:
 
 
 def question(written: Any) -> Question:
-    """Raises ConfigError where there is no answer: roles or a total that are none."""
+    """Raises ConfigError where there is no answer, roles or a total that are none; then with all other faults, too."""
     if not isinstance(written, Mapping):
         raise ConfigError([Problem("", "must be an object with roles and total")])
     fatal = [*validation.role_faults(written.get("roles")), *_total_faults(written)]
     if fatal:
-        raise ConfigError(fatal)
+        raise ConfigError([*fatal, *validation.coordination_faults(written.get("coordination"), _names(written))])
     roles = tuple(_role(one) for one in written["roles"])
     expansion = reading(written.get("cost_expansion_rate_percent"))
     return Question(
@@ -94,6 +94,12 @@ def _total_faults(written: Mapping[str, Any]) -> list[Problem]:
     total = written.get("total")
     is_number = isinstance(total, int) and not isinstance(total, bool)
     return [] if is_number else [Problem("total", "must be an integer")]
+
+
+def _names(written: Mapping[str, Any]) -> list[str]:
+    """Of the roles that have one, whatever else is wrong with them."""
+    listed = written.get("roles")
+    return [str(one.get("name")) for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]
 
 
 def _overlooked(written: Mapping[str, Any], roles: Sequence[str]) -> Iterator[Problem]:

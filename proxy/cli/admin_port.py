@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 import click
 import orjson
 
-TIMEOUT = aiohttp.ClientTimeout(total=30.0)
+from proxy.core.errors import cause
 
+TIMEOUT = 30.0
+"""Seconds."""
+
+DEFAULT_URL = "http://localhost:9190"
 KEY_VARIABLE = "KVLANE_ADMIN_KEY"
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 
-def asked(url: str, path: str, key: str, query: Mapping[str, str], body: bytes | None = None) -> Any:
+
+def in_full(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """`localhost:9190` means what it means in a browser."""
+    return value if not value or "://" in value else f"http://{value}"
+
+
+def url_option(command: Command) -> Command:
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="Admin port of the proxy."
+    )(command)
+
+
+def key_option(command: Command) -> Command:
+    return click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")(
+        command
+    )
+
+
+def asked(
+    url: str, path: str, key: str, query: Mapping[str, str], body: bytes | None = None, timeout: float = TIMEOUT
+) -> Any:
     """The JSON of the answer; a body is posted. What is no good answer ends the command with what it says."""
     try:
-        return asyncio.run(_asked(url.rstrip("/") + path, key, query, body))
+        return asyncio.run(_asked(url.rstrip("/") + path, key, query, body, timeout))
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        said = str(error) or type(error).__name__
-        click.echo(f"{url}: {said}; is this the admin port, 9190 unless configured?", err=True)
-        raise SystemExit(2) from None
+        no_admin_port(url, error)
 
 
-async def _asked(url: str, key: str, query: Mapping[str, str], body: bytes | None) -> Any:
+def no_admin_port(url: str, error: Exception) -> NoReturn:
+    click.echo(f"{url}: {cause(error)}; is this the admin port, 9190 unless configured?", err=True)
+    raise SystemExit(2)
+
+
+def hint(status: int) -> str:
+    return f" Give the key with --key, or in {KEY_VARIABLE}." if status in (401, 403) else ""
+
+
+async def _asked(url: str, key: str, query: Mapping[str, str], body: bytes | None, timeout: float) -> Any:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with (
-        aiohttp.ClientSession(timeout=TIMEOUT, headers=headers) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout), headers=headers) as session,
         session.request("GET" if body is None else "POST", url, params=dict(query), data=body) as answer,
     ):
         said = orjson.loads(await answer.read())
@@ -41,5 +73,4 @@ async def _asked(url: str, key: str, query: Mapping[str, str], body: bytes | Non
 def _refusal(status: int, said: Any) -> str:
     error = said.get("error") if isinstance(said, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
-    hint = f" Give the key with --key, or in {KEY_VARIABLE}." if status in (401, 403) else ""
-    return f"{message or f'the admin port answered {status}'}{hint}"
+    return f"{message or f'the admin port answered {status}'}{hint(status)}"

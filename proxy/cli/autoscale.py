@@ -26,7 +26,15 @@ from proxy.core.params import suggestion
 
 @click.group()
 def autoscale() -> None:
-    """How many replicas should each role have."""
+    """How many replicas should each role have.
+
+    \b
+    kvlane autoscale validate kvlane.yaml                   all faults of the section autoscale
+    kvlane autoscale replay history.json -c kvlane.yaml     what it would have said of decisions that were kept
+    kvlane autoscale eval question.json                     one division of a total, as JSON
+
+    A proxy that runs is asked at its admin port: GET /autoscale/pools
+    """
 
 
 @autoscale.command("eval")

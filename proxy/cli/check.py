@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,11 @@ import orjson
 import yaml
 
 from proxy.app import App
-from proxy.cli.configuration import NO_PODS, Misconfigured, config_option, loaded, pod_option
+from proxy.cautions import cautions
+from proxy.cli.configuration import Misconfigured, config_option, loaded, pod_option
 from proxy.cli.settings_reference import markdown
-from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
 from proxy.core.errors import ConfigError
-from proxy.disagg import cautions as disagg
 from proxy.http.admin_config import redacted
-from proxy.http.upstream.dial import is_address
-from proxy.reliability import cautions as reliability
-from proxy.settings import Settings
 
 
 @click.command()
@@ -53,34 +47,8 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     else:
         _print(described, "")
         click.secho("The configuration is good.", fg="green", err=True)
-    for caution in _cautions(settings):
+    for caution in cautions(settings):
         click.secho(f"Warning: {caution}", fg="yellow", err=True)
-    if not settings.has_pods:
-        click.secho(f"Warning: {NO_PODS}", fg="yellow", err=True)
-
-
-def _cautions(settings: Settings) -> Iterator[str]:
-    yield from _of_addresses(settings)
-    yield from map(str, settings.remarks)
-    pools = settings.all_pools
-    yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
-    for name, pool in pools.items():
-        types = {entry.type for entry in pool.scheduling.plugins}
-        roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
-        yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)
-
-
-def _of_addresses(settings: Settings) -> Iterator[str]:
-    if not settings.admin.api_key and not _is_loopback(settings.admin.host):
-        yield f"admin.host: whoever reaches {settings.admin.host} may change everything, as there is no admin.apiKey."
-    for name, pool in settings.all_pools.items():
-        if pool.pods.file is not None and not Path(pool.pods.file).exists():
-            path = "" if name == DEFAULT_POOL else f"pools.{name}."
-            yield f"{path}pods.file: {pool.pods.file} is not there; until it is, no pods come from it."
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _print(value: Any, indent: str, lead: str | None = None) -> None:

@@ -18,9 +18,6 @@ config_option = click.option(
 pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
 
 
-NO_PODS = "no pods are configured: add some under pods, or through the admin port; until then every request is a 503"
-
-
 class Misconfigured(click.ClickException):
     """Every fault on a line of its own."""
 

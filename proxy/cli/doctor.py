@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import yaml
@@ -19,6 +18,7 @@ from proxy.doctor.findings import Finding, Level, of_fleet, of_pod
 from proxy.doctor.look import EVENTS_PORT, IDLE, Manner, look_at
 from proxy.doctor.recommend import recommended
 from proxy.doctor.seen import Seen
+from proxy.fleet.settings import PodSettings
 
 TO_MEND = 1
 
@@ -27,9 +27,10 @@ _COLOURS = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Leve
 
 def _urls(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
     for url in value:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise click.BadParameter(f"{url!r} is no URL of a pod; write http://host:port")
+        try:
+            PodSettings(url)
+        except ValueError as error:
+            raise click.BadParameter(str(error).removeprefix("url: ")) from None
     return list(dict.fromkeys(url.rstrip("/") for url in value))
 
 
@@ -64,6 +65,9 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
         for line in _lines(found):
             click.echo(line, err=True)
         if configuration["pods"]["static"]:
+            for pod in pods:
+                if pod.unreachable:
+                    click.echo(f"# left out, as it did not answer: {pod.url}")
             click.echo(yaml.safe_dump(configuration, sort_keys=False, width=120), nl=False)
     if any(finding.is_bad for finding in found):
         raise SystemExit(TO_MEND)

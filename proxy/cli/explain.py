@@ -18,12 +18,12 @@ import orjson
 
 from proxy import yaml_source
 from proxy.cli import explained_tables as tables
-from proxy.cli.admin_port import KEY_VARIABLE
 from proxy.cli.admin_port import asked as ask
+from proxy.cli.admin_port import in_full, key_option
 from proxy.cli.configuration import config_option
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.core.errors import ConfigError, Problem
+from proxy.core.errors import ConfigError, Problem, cause
 from proxy.core.ports import Clock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
@@ -49,8 +49,8 @@ class Asked:
 @click.argument("body", required=False)
 @click.option("--state", "source", help="JSON or YAML file with scheduling, request and endpoints; - is stdin.")
 @config_option
-@click.option("--url", help="Admin port of a proxy that runs, as http://localhost:9190.")
-@click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")
+@click.option("--url", callback=in_full, help="Admin port of a proxy that runs, as http://localhost:9190.")
+@key_option
 @click.option("--id", "name", help="Of a decision, or the x-request-id of a request.")
 @click.option("--last", is_flag=True, help="The latest of those that the filters leave.")
 @click.option("--slow", metavar="TIME", help="Those with a longer time to the first byte, as 2s or 0.5.")
@@ -173,5 +173,5 @@ def _text(source: str) -> str:
     try:
         return Path(source).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        click.echo(f"{source}: {error}", err=True)
+        click.echo(f"{source}: {cause(error)}", err=True)
         raise SystemExit(2) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.configuration import Misconfigured
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, cause
 from proxy.migration.files import Unreadable
 from proxy.migration.imported import Imported
 from proxy.migration.litellm import litellm
@@ -46,7 +46,11 @@ def import_() -> None:
 @_output
 @_words
 def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
-    """The command line of vllm-router, as words, as one quoted text, or - to read it from standard input."""
+    """The command line of vllm-router, as words, as one quoted text, or - to read it from standard input.
+
+    \b
+    kvlane import vllm-router vllm-router --worker-urls http://a:8000 http://b:8000 --policy cache_aware
+    """
     _write(lambda: vllm_router(_split(words)), output)
 
 
@@ -54,7 +58,11 @@ def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
 @_output
 @_words
 def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
-    """The command line of sglang-router, as words, as one quoted text, or - to read it from standard input."""
+    """The command line of sglang-router, as words, as one quoted text, or - to read it from standard input.
+
+    \b
+    kvlane import sglang-router "python -m sglang_router.launch_router --worker-urls http://a:8000 http://b:8000"
+    """
     _write(lambda: sglang_router(_split(words)), output)
 
 
@@ -62,7 +70,12 @@ def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
 @_output
 @_words
 def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
-    """The command line of the production stack's router, or the file of its dynamic configuration."""
+    """The command line of the production stack's router, or the file of its dynamic configuration.
+
+    \b
+    kvlane import production-stack vllm-router --static-backends http://a:8000 --routing-logic roundrobin
+    kvlane import production-stack dynamic_config.yaml
+    """
     _write(lambda: production_stack(_split(words)), output)
 
 
@@ -78,7 +91,11 @@ def from_endpoint_picker(output: Path | None, file: Path) -> None:
 @_output
 @_file
 def from_litellm(output: Path | None, file: Path) -> None:
-    """What a LiteLLM configuration says of vLLM servers."""
+    """What a LiteLLM configuration says of vLLM servers.
+
+    \b
+    kvlane import litellm config.yaml -o kvlane.yaml
+    """
     _write(lambda: litellm(file), output)
 
 
@@ -112,4 +129,4 @@ def _save(output: Path, text: str) -> None:
     try:
         output.write_text(text)
     except OSError as error:
-        raise click.UsageError(f"{output}: {error}") from None
+        raise click.UsageError(f"{output}: {cause(error)}") from None

@@ -9,7 +9,7 @@ import click
 
 from proxy.cli.configuration import Misconfigured
 from proxy.cli.settings_schema import schema as written
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, cause
 from proxy.core.registry import Registry
 
 
@@ -35,4 +35,4 @@ def schema(output: Path | None) -> None:
     try:
         output.write_text(text + "\n")
     except OSError as error:
-        raise click.UsageError(f"{output}: {error}") from None
+        raise click.UsageError(f"{output}: {cause(error)}") from None

@@ -16,11 +16,13 @@ from typing import Any
 import click
 import uvloop
 
-from proxy.cli.configuration import NO_PODS, config_option, pod_option, reader, settings_of
+from proxy.cautions import NO_PODS
+from proxy.cli.configuration import config_option, pod_option, reader, settings_of
 from proxy.cli.watch import digest, watch
 from proxy.collector import Collector, resident
 from proxy.configurations import Configurations, Reader
 from proxy.core.tasks import Tasks
+from proxy.fleet.settings import bracketed
 from proxy.replicated import app_of
 from proxy.settings import Settings
 from proxy.supervisor.crew import StartFailed
@@ -89,11 +91,10 @@ async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
         idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
         async with idle, app, _reloading(app.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d, admin on %s:%d (/dashboard)%s",
+                "serving on %s:%d, admin on %s%s",
                 settings.listen.host,
                 app.port,
-                settings.admin.host,
-                app.admin_port,
+                _dashboard(settings, app.admin_port),
                 _for_gateways(settings, app.picker_port),
             )
             await signals.stop(app.settle)
@@ -108,12 +109,11 @@ async def _supervise(settings: Settings, source: Reader, watched: Watched, worke
         supervisor.autoscaling.on_first_pool = lambda: signals.on_halt(supervisor.autoscaling.pause_all)
         async with Collector(), supervisor, _reloading(supervisor.configurations, signals.again, watched):
             log.info(
-                "serving on %s:%d with %d workers, admin on %s:%d (/dashboard)%s",
+                "serving on %s:%d with %d workers, admin on %s%s",
                 settings.listen.host,
                 supervisor.port,
                 workers,
-                settings.admin.host,
-                supervisor.admin_port,
+                _dashboard(settings, supervisor.admin_port),
                 _for_gateways(settings, supervisor.picker_port),
             )
             await signals.stop(supervisor.settle, supervisor.kill)
@@ -176,6 +176,11 @@ class _Signals:
         self._seen.add(number)
         self._by_person |= number is signal.SIGINT and not self._told.is_set()
         self._told.set()
+
+
+def _dashboard(settings: Settings, port: int) -> str:
+    scheme = "http" if settings.admin.tls is None else "https"
+    return f"{scheme}://{bracketed(settings.admin.host)}:{port}/dashboard"
 
 
 def _for_gateways(settings: Settings, port: int | None) -> str:

@@ -101,7 +101,15 @@ def sim(
     time_scale: float,
     old_metric_names: bool,
 ) -> None:
-    """Run simulated vLLM pods: the wire formats, the batching and the prefix cache of the engine, and no model."""
+    """Run simulated vLLM pods: the wire formats, the batching and the prefix cache of the engine, and no model.
+
+    \b
+    kvlane sim --port 8101 --pods 3 --slow-pod 5
+    kvlane sim --port 8101 --roles 2P2D --connector nixl
+    kvlane sim --port 8101 --pods 2 --gpu h100-llama-3.1-8b --gpu a100-llama-3.1-8b
+
+    Ctrl-C ends them. Exit code 1 if a port is taken.
+    """
     config = SimConfig(
         model=model,
         lora_adapters=lora,
@@ -119,10 +127,9 @@ def sim(
     if gpu_blocks is not None:
         configs = [replace(one, num_gpu_blocks=gpu_blocks) for one in configs]
     configs[0] = replace(configs[0], slowdown=slow_pod)
-    click.echo(_said(configs, host, port))
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(serve_pods(configs, host=host, port=port))
+            uvloop.run(serve_pods(configs, host=host, port=port, begun=lambda: click.echo(_said(configs, host, port))))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from None
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from proxy.cli.admin_port import KEY_VARIABLE
+from proxy.cli.admin_port import hint, key_option, no_admin_port, url_option
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import Tasks
 from proxy.top.feed import LOOK_INTERVAL, Feed, Refused
@@ -34,8 +34,8 @@ PATIENCE = 9.0
 
 
 @click.command("top")
-@click.option("--url", default="http://localhost:9190", show_default=True, help="Admin port of the proxy.")
-@click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")
+@url_option
+@key_option
 @click.option("--once", is_flag=True, help="Print all pods once, and end.")
 def top(url: str, key: str, once: bool) -> None:
     """The fleet, live: pods by load, state, KV cache, hit rate and latency.
@@ -44,6 +44,7 @@ def top(url: str, key: str, once: bool) -> None:
     q           quit                      arrows up/down, PgUp, PgDn    scroll
     s, S        sort by the next column, the one before                 r  reverse
 
+    FLY are requests that kvlane has at the pod, WAIT and RUN what the pod has of all, KV the used share of its cache.
     HIT, TTFT and TOK/S are what engines count themselves, over the last five seconds, of up to 40 pods that are on the
     screen; with --once over two seconds, of the first 40. Everything else is kvlane's own, and costs it what an open
     dashboard does. Where there is no terminal that can be drawn on, a table is printed again and again.
@@ -55,15 +56,10 @@ def top(url: str, key: str, once: bool) -> None:
         with suppress(KeyboardInterrupt):
             asyncio.run(_top(url, headers, once))
     except Refused as error:
-        hint = f" Give the key with --key, or in {KEY_VARIABLE}." if error.status in (401, 403) else ""
-        _fail(f"{url}: {error}{hint}")
+        click.echo(f"{url}: {error}{hint(error.status)}", err=True)
+        raise SystemExit(2) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        _fail(f"{url}: {str(error) or type(error).__name__}; is this the admin port, 9190 unless configured?")
-
-
-def _fail(message: str) -> None:
-    click.echo(message, err=True)
-    raise SystemExit(2)
+        no_admin_port(url, error)
 
 
 async def _top(url: str, headers: dict[str, str], once: bool) -> None:

@@ -12,6 +12,7 @@ import yaml
 from proxy.cli.configuration import config_option
 from proxy.cli.simulated_fleet import Situation, Unusable, options, settings_of
 from proxy.core.endpoint import DEFAULT_POOL
+from proxy.core.errors import cause
 from proxy.replay.gain import OBJECTIVES
 from proxy.replay.knobs import Tunable
 from proxy.replay.tune import TooFew, Tuned
@@ -74,9 +75,10 @@ def tune(config: Path | None, objective: str, trials: int, output: Path | None, 
 
 def _verdict(found: Tuned, meaning: str) -> list[str]:
     gain = found.gain
+    change = f"{abs(gain.share):.1%} {'less' if gain.share >= 0 else 'more'}"
     return [
         f"{meaning}: {gain.after:.4g} instead of {gain.before:.4g}",
-        f"that is {gain.share:.1%} less, in 95 of 100 cases between {gain.low:.1%} and {gain.high:.1%}",
+        f"that is {change}; in 95 of 100 cases it is between {gain.low:.1%} and {gain.high:.1%} less",
     ]
 
 
@@ -99,4 +101,4 @@ def _write(output: Path, patch: str) -> None:
     try:
         output.write_text(patch)
     except OSError as error:
-        raise Unusable(f"{output}: {error}") from None
+        raise Unusable(f"{output}: {cause(error)}") from None

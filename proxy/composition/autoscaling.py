@@ -8,7 +8,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from proxy.autoscale.decision import Decision
+from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
+from proxy.autoscale.recommender import Recommendation
 from proxy.composition.lead import Lead
 from proxy.composition.scaled_pool import Blocks, ScaledPool, ask_nobody
 from proxy.composition.senses import Senses
@@ -82,7 +84,7 @@ class Autoscaling:
             for (role, actuator, result), number in pool.actuations.items():
                 c.actuations.cell(name, role, actuator, result).add(number)
             if (decision := pool.loop.latest) is not None:
-                self._read_pool(name, decision)
+                self._read_pool(name, decision, pool.loop.recommended)
                 self._read_drains(name, pool)
 
     def _follow(self) -> None:
@@ -125,21 +127,24 @@ class Autoscaling:
                 log.exception("autoscale: pool %s: a step failed", pool.name)
             await asyncio.sleep(self._settings.interval)
 
-    def _read_pool(self, name: str, decision: Decision) -> None:
-        c, found = self._catalogue, decision.recommendation
+    def _read_pool(self, name: str, decision: Decision, found: Recommendation | None) -> None:
+        """`found` is the latest there was: it holds while nothing can be seen."""
+        c = self._catalogue
         c.autoscale_valid.cell(name).value = float(decision.valid)
         c.decided_at.cell(name).value = decision.at
         c.autoscale_panic.cell(name).value = float(found is not None and found.panic)
         for role in decision.bounds:
             self._read_role(name, role, decision)
+            if found is not None:
+                self._read_shares(name, role, found.result)
         if found is None:
             return
         c.total_recommended.cell(name, "raw").value = found.raw
         c.total_recommended.cell(name, "corrected").value = found.corrected
         if found.result.band_satisfied is not None:
             c.band_satisfied.cell(name).value = float(found.result.band_satisfied)
-        for reason in found.result.reasons:
-            c.autoscale_reason.cell(name, reason.value).value = 1
+        for reason in Cause:
+            c.autoscale_reason.cell(name, reason.value).value = float(reason in found.result.reasons)
 
     def _read_role(self, pool: str, role: str, decision: Decision) -> None:
         """What is not known is not shown, and never 0."""
@@ -157,12 +162,8 @@ class Autoscaling:
         missing = decision.missing.get(role, ())
         for name in {*missing, *(seen.metrics if seen else ()), *(seen.signals if seen else ())}:
             c.signal_missing.cell(pool, role, name).value = float(name in missing)
-        if decision.recommendation is not None:
-            self._read_shares(pool, role, decision)
 
-    def _read_shares(self, pool: str, role: str, decision: Decision) -> None:
-        assert decision.recommendation is not None
-        result = decision.recommendation.result
+    def _read_shares(self, pool: str, role: str, result: Result) -> None:
         kinds = {
             "baseline": result.baseline_share,
             "pressure": result.pressure_share,

@@ -62,9 +62,7 @@ class Decision(NamedTuple):
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
-        profile, ranked = result
-        target, *fallbacks = map(_endpoint, ranked)
-        return decision((target, tuple(fallbacks), profile, (), (), ""))
+        return decided(*result)
 
     def candidates(self) -> Sequence[Endpoint]:
         """Target first, then the fallbacks."""
@@ -75,6 +73,11 @@ class Decision(NamedTuple):
 scored_endpoints: Callable[[Iterable[tuple[Endpoint, float]]], Iterator[ScoredEndpoint]] = partial(
     map, tuple.__new__, repeat(ScoredEndpoint)
 )
-profile_result = partial(tuple.__new__, ProfileResult)
-decision = partial(tuple.__new__, Decision)
+_decision = partial(tuple.__new__, Decision)
 _endpoint = itemgetter(0)
+
+
+def decided(profile: str, ranked: Sequence[ScoredEndpoint]) -> Decision:
+    """Of what a profile ranked, for the first of it."""
+    target, *fallbacks = map(_endpoint, ranked)
+    return _decision((target, tuple(fallbacks), profile, (), (), ""))

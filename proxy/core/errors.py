@@ -43,6 +43,7 @@ Messages name what to do and never name a pod's URL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -373,3 +374,11 @@ class ConfigError(KvlaneError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+def cause(error: Exception) -> str:
+    """What went wrong, in the words of the system where it has some: those of libraries repeat the address."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    by_asyncio = error.strerror.startswith("Connect call failed")
+    return os.strerror(error.errno) if by_asyncio and error.errno else error.strerror

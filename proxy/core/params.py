@@ -99,7 +99,7 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
     """As `load`, but raises Invalid; `injected` are the values of fields that are not for the YAML to set."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
-        raise Invalid(Problem(path, f"must be a mapping, not {_spell(data)}{_as_mapping(cls, data)}"))
+        raise Invalid(Problem(path, f"must be a mapping, not {_named(cls, data)}{_as_mapping(cls, data)}"))
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in injected}  # type: ignore[arg-type]
     values, problems = dict(injected), _unknown_keys(fields.values(), data, path)
     for field in fields.values():
@@ -184,7 +184,8 @@ def _coerce_mapping(kinds: tuple[Any, ...], value: Any, path: str) -> dict[str, 
 
 def _coerce_items(origin: type, kind: Any, value: Any, path: str) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise Invalid(Problem(path, f"must be a list, not {_spell(value)}"))
+        advice = "" if isinstance(value, Mapping) or value is None else f"; write [{value}]"
+        raise Invalid(Problem(path, f"must be a list, not {_spell(value)}{advice}"))
     container = frozenset if issubclass(origin, frozenset) else tuple
     pairs = ((index, f"{path}[{index}]", item) for index, item in enumerate(value))
     return _collect(pairs, kind, lambda built: container(item for _, item in built))
@@ -227,7 +228,13 @@ def _as_mapping(cls: type[Any], data: Any) -> str:
     if isinstance(data, str) and "://" in data and hints(cls).get(first) is str:
         return f"; write {{{first}: {data}}}"
     keys = [yaml_key(field) for field in fields[:SOME]]
-    return f"; its keys are {', '.join(keys)}{', …' if len(fields) > SOME else ''}" if isinstance(data, list) else ""
+    return f"; its keys are {', '.join(keys)}{', …' if len(fields) > SOME else ''}"
+
+
+def _named(cls: type[Any], data: Any) -> str:
+    """What stands in the place of one. Of classes that are never printed it may be the secret."""
+    hidden = not cls.__dataclass_params__.repr and isinstance(data, str)
+    return "a text" if hidden else _spell(data)
 
 
 def _given_key(field: dataclasses.Field[Any], data: Mapping[Any, Any]) -> str | None:

@@ -33,11 +33,10 @@ class Prompt:
         """`tokens` are to be given if `parts` are only a beginning."""
         self.parts = parts  # type: ignore[misc]
         self.salt = salt  # type: ignore[misc]
-        self.tokens = tokens or sum(map(_tokens, parts))  # type: ignore[misc]
-
-
-def _tokens(part: bytes) -> int:
-    return -(-len(part) // BYTES_PER_TOKEN)
+        if not tokens:
+            for part in parts:
+                tokens -= -len(part) // BYTES_PER_TOKEN  # rounded up
+        self.tokens = tokens  # type: ignore[misc]
 
 
 EMPTY_PROMPT = Prompt()

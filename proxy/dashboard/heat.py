@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
@@ -24,6 +25,7 @@ MEMORY = 60.0
 """Seconds in which a use comes to count for 1/e."""
 
 MOST_KNOWN = 2000
+FORGOTTEN = 0.05
 SHOWN_GROUPS = 24
 SHOWN_PODS = 40
 
@@ -34,6 +36,10 @@ class Group(NamedTuple):
     key: int
     first: int
     blocks: int
+
+
+Row = tuple[float, Group, dict[str, float]]
+"""How hot it is, on all pods together, and on each."""
 
 
 @dataclass(slots=True)
@@ -75,18 +81,16 @@ class Heat:
             for name in uses:
                 uses[name] *= factor
         if len(self._uses) > MOST_KNOWN:
-            self._uses = dict(self._hottest(MOST_KNOWN // 2))
+            self._uses = {group: uses for _, group, uses in _hottest(self._rows(), MOST_KNOWN // 2)}
 
-    def _hottest(self, number: int) -> list[tuple[Group, dict[str, float]]]:
-        return sorted(self._uses.items(), key=lambda item: (sum(item[1].values()), item[0].blocks), reverse=True)[
-            :number
-        ]
+    def _rows(self) -> list[Row]:
+        return [(sum(uses.values()), group, uses) for group, uses in self._uses.items()]
 
     def _shown(self, indexes: Sequence[PrefixIndex]) -> dict[str, Any]:
         """Columns are the pods with most of it; a cell is the place of its column, and how hot it is."""
-        rows = [(group, uses) for group, uses in self._hottest(SHOWN_GROUPS) if sum(uses.values()) > 0.05]
+        rows = _hottest(_in_common(self._rows()), SHOWN_GROUPS)
         warmth: dict[str, float] = {}
-        for _, uses in rows:
+        for _, _, uses in rows:
             for name, heat in uses.items():
                 warmth[name] = warmth.get(name, 0.0) + heat
         names = sorted(sorted(warmth, key=warmth.__getitem__, reverse=True)[:SHOWN_PODS], key=_natural)
@@ -103,9 +107,20 @@ class Heat:
                     "blocks": group.blocks,
                     "cells": [[places[name], round(heat, 2)] for name, heat in uses.items() if name in places],
                 }
-                for group, uses in sorted(rows, key=lambda row: min(map(_natural, row[1])))
+                for _, group, uses in sorted(rows, key=lambda row: min(map(_natural, row[2])))
             ],
         }
+
+
+def _hottest(rows: Sequence[Row], number: int) -> list[Row]:
+    return heapq.nlargest(number, rows, key=lambda row: (row[0], row[1].blocks))
+
+
+def _in_common(rows: Sequence[Row]) -> list[Row]:
+    """Without the ends of prompts, which one request had: two looks find what one request uses in between. Where there
+    is nothing else, as at the first look, all that is not forgotten."""
+    more = [row for row in rows if row[0] > (2.0 if row[1].first else 1.0)]
+    return more or [row for row in rows if row[0] > FORGOTTEN]
 
 
 def _used(pod: PodMemory, since: float, steps: int) -> list[Segment]:

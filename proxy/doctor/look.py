@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from proxy.core.errors import cause
 from proxy.core.ports import Clock, Random
 from proxy.doctor import exposition, lines, trials
 from proxy.doctor.asking import Answer, Asking
@@ -52,7 +53,7 @@ async def _look(pod: Asking, manner: Manner, random: Random) -> Seen:
     try:
         health = await pod.get("/health")
     except trials.FAILURES as error:
-        return Seen(pod.url, unreachable=str(error) or type(error).__name__)
+        return Seen(pod.url, unreachable=cause(error))
     asked = _ask(pod, health, manner, random)
     said, kept = await asyncio.gather(asked, lines.keep_alive(pod.url, manner.idle, pod.clock))
     return replace(said, keep_alive=kept)

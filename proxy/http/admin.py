@@ -16,7 +16,7 @@ from proxy.http.admin_answers import json_answer
 from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
 from proxy.http.admin_config import ConfigRoutes, Configurations
 from proxy.http.admin_decisions import DecisionRoutes, Explained
-from proxy.http.admin_keys import Handler, Keys, audited, nobody, requiring
+from proxy.http.admin_keys import DOORSTEPS, Handler, Keys, audited, nobody, requiring
 from proxy.http.admin_logging import LoggingRoutes
 from proxy.http.admin_pods import PodRoutes
 from proxy.http.admin_relay import PodRelay
@@ -66,6 +66,8 @@ def admin_application(
     AutoscaleRoutes(scaled, fleet).add_to(app.router)
     if dashboard is not None:
         dashboard.add_to(app.router)
+        for path in DOORSTEPS:
+            app.router.add_get(path, _to_dashboard)
     if explained is not None:
         DecisionRoutes(explained).add_to(app.router)
     if levels is not None:
@@ -107,6 +109,10 @@ class _Probes:
         if replicas := self._replicas():
             detail["replicas"] = replicas
         return json_answer(detail, 200 if wanted else 503)
+
+
+async def _to_dashboard(request: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"location": "/dashboard"})
 
 
 @web.middleware

@@ -12,13 +12,14 @@ from aiohttp import web
 from proxy.core.errors import BadRequest, ConfigError
 from proxy.http.admin_answers import json_answer
 from proxy.http.admin_keys import Keys
-
-REDACTED = "***"
+from proxy.yaml_source import WITHHELD
 
 _SECRET = re.compile(
     r"(?:^|\.)(?:\w*apiKeys?|\w*password|\w*secret|\w*token|collectorHeaders)(?:\[\d+\])?(?:\.|$)", re.IGNORECASE
 )
 """Names, alone or in a path, whose values are nobody's business."""
+
+_SHOWN_OF_A_KEY = frozenset(("name", "tenant", "models", "objectives", "scopes", "limits", "expires"))
 
 _ABOUT = ("origin", "source")
 """What is said about a value beside it."""
@@ -65,7 +66,9 @@ class ConfigRoutes:
             text = (await request.read()).decode()
         except UnicodeDecodeError:
             raise BadRequest("The request body is not UTF-8.") from None
-        dry_run = request.query.get("dry_run", "0").lower() not in ("", "0", "false")
+        if unknown := request.query.keys() - {"dry_run"}:
+            raise BadRequest(f"Unknown in the query: {', '.join(sorted(unknown))}. There is dry_run=1.")
+        dry_run = request.query.get("dry_run", "0").lower() not in ("0", "false")
         try:
             return json_answer(await self._configurations.propose(text, dry_run, any(self._keys())))
         except ConfigError as error:
@@ -94,5 +97,10 @@ def redacted(value: Any, secret: bool = False) -> Any:
             for key, item in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [redacted(item, secret) for item in value]
-    return REDACTED if secret and value is not None else value
+        return [_of_a_key(item) if secret and isinstance(item, Mapping) else redacted(item, secret) for item in value]
+    return WITHHELD if secret and value is not None else value
+
+
+def _of_a_key(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One of `apiKeys`: who has it, and what it may."""
+    return {name: redacted(item, name not in _SHOWN_OF_A_KEY) for name, item in entry.items()}

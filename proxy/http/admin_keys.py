@@ -16,7 +16,10 @@ from proxy.telemetry.logs import AUDIT
 
 audit = logging.getLogger(AUDIT)
 
-OPEN_PATHS = ("/metrics", "/healthz", "/readyz", "/dashboard")
+DOORSTEPS = ("/", "/dashboard/")
+"""Where people come who want the dashboard."""
+
+OPEN_PATHS = ("/metrics", "/healthz", "/readyz", "/dashboard", *DOORSTEPS)
 """What needs no key: orchestrators and Prometheus ask for it, and browsers for a page that is empty until its user has
 given one. Every other path does, those that do not exist too."""
 

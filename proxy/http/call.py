@@ -19,25 +19,7 @@ HTTP_10 = (1, 0)
 
 
 class HttpCall:
-    """Implements `core.ports.Call`. What most requests never change stands on the class, and is not stored for each."""
-
-    body = b""
-    payload: Body | None = None
-    """Has the body if it is not collected before it is served."""
-    retained = 0
-    """Bytes that its body takes of the budget."""
-    upload: Upload | None = None
-    """The rest of a body that is streamed."""
-    answered = 0
-    """The status that was sent; 0: nothing was."""
-    sent = 0
-    """Bytes of body in an answer of our own."""
-    wants_websocket = False
-    answer_lines = b""
-    """Of every answer, a pod's or our own."""
-    identity: Identity | None = None
-    story: Story | None = None
-    """Of an answer that may go on with another pod."""
+    """Implements `core.ports.Call`."""
 
     def __init__(self, head: Head, connection: ClientConnection, ids: Iterator[str], received_at: float) -> None:
         """`ids` are for requests that bring none. `received_at` is when the head was whole, in monotonic seconds."""
@@ -55,8 +37,23 @@ class HttpCall:
         self.closing: bool = head.should_close
         """Whether this is the connection's last answer."""
         self.chunked = head.chunked
-        if head.upgrade:
-            self.wants_websocket = self.headers.get("upgrade", "").lower() == "websocket"
+        self.wants_websocket = head.upgrade and self.headers.get("upgrade", "").lower() == "websocket"
+        self.body = b""
+        self.payload: Body | None = None
+        """Has the body if it is not collected before it is served."""
+        self.retained = 0
+        """Bytes that its body takes of the budget."""
+        self.upload: Upload | None = None
+        """The rest of a body that is streamed."""
+        self.answered = 0
+        """The status that was sent; 0: nothing was."""
+        self.sent = 0
+        """Bytes of body in an answer of our own."""
+        self.answer_lines = b""
+        """Of every answer, a pod's or our own."""
+        self.identity: Identity | None = None
+        self.story: Story | None = None
+        """Of an answer that may go on with another pod."""
 
     @property
     def content_length(self) -> int | None:

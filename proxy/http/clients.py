@@ -51,7 +51,7 @@ class Clients:
         self.unserved = unserved
         self.settings = settings
         self.now = clock.now
-        self.ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
+        self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
         """Of requests that have none."""
         self.connections: set[ClientConnection] = set()
         self._loop = asyncio.get_running_loop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -140,12 +140,12 @@ class Paths:
         raise NotFound(f"No such path: {path}. Only inference paths are served here.")
 
 
-def check_extension(path: str) -> None:
-    """Raises ValueError if the path cannot be one of `security.relayPaths`."""
+def faults_of_extension(path: str) -> Iterator[str]:
+    """Why the path cannot be one of `security.relayPaths`."""
     if not path.startswith("/") or "?" in path or not _is_plain(path.removesuffix("/*")):
-        raise ValueError(f"relayPaths: {path!r} must start with / and hold neither a query, '%', '//' nor '..'")
-    if path.rstrip("/") in CONTROL:
-        raise ValueError(f"relayPaths: {path} steers an engine; reach it through the admin port")
+        yield f"relayPaths: {path!r} must start with / and hold neither a query, '%', '//' nor '..'"
+    elif path.rstrip("/") in CONTROL:
+        yield f"relayPaths: {path} steers an engine; reach it through the admin port"
 
 
 @lru_cache(maxsize=64)  # of up to 64 KiB each

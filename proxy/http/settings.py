@@ -9,7 +9,7 @@ from typing import Literal
 from proxy.access.settings import Access
 from proxy.core.params import param
 from proxy.core.units import Duration, Size
-from proxy.http.paths import check_extension
+from proxy.http.paths import faults_of_extension
 
 MIB = 1024 * 1024
 
@@ -100,5 +100,6 @@ class Security(Access):
 
     def __post_init__(self) -> None:
         Access.__post_init__(self)
-        for path in self.relay_paths:
-            check_extension(path)
+        faults = [fault for path in self.relay_paths for fault in faults_of_extension(path)]
+        if faults:
+            raise ValueError("; ".join(faults))

@@ -1,22 +1,23 @@
-"""The other form that a pod may have: it computes prompts side by side, and who finds no room waits for that of others.
+"""The other forms that a pod may have: it computes prompts side by side, or divides itself among them.
 
-A prompt takes load * (fixed + tokens * per_token) seconds, whatever else is computed, where load is how much slower the
-answers are among those that run than one would be alone. Before it, whoever comes when all places or all blocks of the
-KV cache are taken waits until as many have ended as they need: in the time that a request takes in all, all that is
-taken has become free. The two coefficients are learnt, and by what the wait is to be multiplied.
+A prompt takes load * (fixed + tokens * per_token) seconds, where load is how much slower the answers are among those
+that run than one would be alone; and who comes waits, for room (see `Places`) or for his share of the pod (see
+`ahead`). The two coefficients are learnt, and by what the wait is to be multiplied: for each of the two forms, of which
+that is taken which was less wrong of late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from math import exp, inf
 
-from proxy.core.endpoint import Freshness, LoadView, Metrics
+from proxy.core.endpoint import LoadView, Metrics
+from proxy.latency.among import ahead
 from proxy.latency.fleet import BESIDE_SHRINK, FleetModel
+from proxy.latency.places import Places
 from proxy.latency.rates import MEMORY, MOST_SURPRISE, SOLVE_EVERY, TRUST, Rates
 from proxy.latency.regression import Regression
-from proxy.latency.work import TOKEN_SCALE, Guess, Leg
+from proxy.latency.work import TOKEN_SCALE, Guess, Leg, Told
 
 ALLOWANCE = 0.01
 """Seconds by which even the soonest first token may be off."""
@@ -39,110 +40,81 @@ forms add up to this: one of which a form foretold twice what the other did adds
 HARDLY, NEARLY = 0.15, 0.7
 """Shares below the one are 0, above the other 1: chance makes a pod that computes in turn look a bit otherwise."""
 
+DIVIDED = 0.5
+"""Of the two forms the other is taken when its error is less than this share of that which was taken."""
+
 
 class Beside:
     """Of one pod. Lives as long as the pod's memory."""
 
     __slots__ = (
         "_alike",
-        "_blocks",
-        "_blocks_stay",
+        "_among",
         "_faded_at",
         "_fleet",
-        "_held",
         "_is_news",
-        "_most",
         "_of",
+        "_off",
         "_places",
         "_rates",
-        "_running",
+        "_roomy",
         "_shown_at",
+        "divides",
         "fixed",
         "load",
         "per_token",
         "share",
-        "stay",
-        "terms",
         "waits",
     )
 
     def __init__(self, fleet: FleetModel, rates: Rates) -> None:
         self._fleet = fleet
         self._rates = rates
-        self.terms = Regression(fleet.beside, MEMORY, TRUST, BESIDE_SHRINK, SOLVE_EVERY)
+        self._roomy = Regression(fleet.beside, MEMORY, TRUST, BESIDE_SHRINK, SOLVE_EVERY)
+        self._among = Regression(fleet.among, MEMORY, TRUST, BESIDE_SHRINK, SOLVE_EVERY)
+        self._places = Places(fleet)
         self.share = 1.0
         """How much of the truth is that prompts are computed in turn, from 0 to 1: the form that was right of late, or
         a mixture that was better than both."""
+        self.divides = False
+        """The other form is that of a pod that divides itself among prompts."""
         self._of = self._alike = 0.0
+        self._off = 0.0, 0.0
+        """Squared relative errors of the two other forms, of late."""
         self._is_news = False
         self._shown_at = self._faded_at = -inf
-        self._places: float = inf
-        """Those that can run, as far as it was seen."""
-        self._most = 0
-        """That were ever seen to run. Where fewer run and others wait, these wait for blocks: of a long prompt, which
-        may be more than seem to be left."""
-        self._blocks = self._held = 0.0
-        """Tokens that the KV cache has room for, and those in it."""
-        self._running = 0
         self.load = 1.0
-        self.stay = 0.0
-        """Seconds that a request takes in all, once it has a place."""
-        self._blocks_stay = 0.0
-        """The same of the request that a block is held by: most are by the long ones."""
         self.see(0)
         self.renew()
 
     def look(self, scrape: Metrics) -> None:
-        """Those that wait do so for places, or for blocks; where nobody runs, for what comes from another pod."""
         self._fade(scrape.scraped_at)
-        if scrape.freshness is Freshness.STALE:
-            self._places, self._most, self._blocks = inf, 0, 0.0
-            return
-        self._blocks = scrape.blocks * scrape.block_size
-        self._held = scrape.kv_usage * self._blocks
-        self._running = running = scrape.running
-        is_full = self._blocks and self._held + self._fleet.prompt > self._blocks
-        if running > self._places or (scrape.waiting and running and running >= self._most and not is_full):
-            self._places = running
-        self._most = max(self._most, running)
+        self._places.look(scrape)
 
     def see(self, running: int) -> None:
         """So many run or wait there; `rates` have changed."""
-        rates, fleet = self._rates, self._fleet
-        self.fixed, per_token, self.waits = self.terms.coefficients
+        rates = self._rates
+        self.fixed, per_token, self.waits = (self._among if self.divides else self._roomy).coefficients
         self.per_token = per_token * TOKEN_SCALE
-        pace = rates.step + rates.per_running * (1 + min(running, self._places))
+        pace = rates.step + rates.per_running * (1 + self._places.running(running))
         self.load = load = min(MOST_LOAD, pace / rates.alone)
-        work, answer = load * self.fixed, fleet.output * pace
-        self.stay = work + load * self.per_token * fleet.prompt + answer
-        self._blocks_stay = work + load * self.per_token * fleet.prompt_of_token + answer
+        self._places.take(load * self.fixed, load * self.per_token, self._fleet.output * pace)
 
-    def wait(self, view: LoadView, legs: Sequence[Leg]) -> tuple[float, float]:
-        """(seconds that the next request waits, and for each token more that it needs). The `legs` are those without a
-        first token, the youngest last."""
-        there = view.waiting + view.running
-        place = there + 1 - self._places
-        seconds = place * self.stay / self._places if place > 0 else 0.0
-        if not self._blocks:
-            return seconds, 0.0
-        unseen = max(0, there - self._running)
-        to_come = sum(leg.tokens for leg in islice(reversed(legs), unseen)) + self._fleet.prompt
-        beyond = self._held + to_come - self._blocks
-        if beyond <= 0.0:
-            return seconds, 0.0
-        per_token = self._blocks_stay / self._blocks
-        return max(seconds, beyond * per_token), per_token
+    def wait(self, view: LoadView, legs: Sequence[Leg], others: float) -> tuple[float, float]:
+        """(what the next request waits, and for each token more that it has), of which each is `waits` seconds. The
+        `legs` are those without a first token, the youngest last, `others` the tokens of prompts that are not ours."""
+        return self._turns(legs, others) if self.divides else self._places.wait(view, legs)
 
-    def guess(self, in_turn: float, tokens: float, wait: tuple[float, float]) -> Guess:
-        """Beside what the other form foretells."""
-        load, (seconds, per_token) = self.load, wait
-        features = (load, load * tokens * TOKEN_SCALE, seconds + tokens * per_token)
-        return Guess(in_turn, self.terms.predict(features), features)
+    def guess(self, in_turn: float, tokens: float, view: LoadView, legs: Sequence[Leg], others: float) -> Guess:
+        """Beside what the first form foretells."""
+        roomy = self._told(self._roomy, tokens, self._places.wait(view, legs))
+        return Guess(in_turn, roomy, self._told(self._among, tokens, self._turns(legs, others)))
 
     def take(self, guess: Guess, seconds: float) -> None:
         """What came of it."""
         self._is_news = True
-        in_turn, beside, features = guess
+        in_turn, *others = guess
+        beside = others[self.divides].seconds
         apart, unit = in_turn - beside, in_turn + beside + ALLOWANCE
         of = alike = DULL
         if abs(apart) > TELLING * unit:
@@ -151,9 +123,38 @@ class Beside:
         self._of = SHARE_MEMORY * self._of + of
         self._alike = SHARE_MEMORY * self._alike + alike
         self._fleet.share_of(of, alike)
+        self._choose(*(((told.seconds - seconds) / (told.seconds + seconds + ALLOWANCE)) ** 2 for told in others))
         self.renew()
-        if self.terms.observe(features, seconds, ALLOWANCE):
-            self._fleet.beside.observe(features, seconds, ALLOWANCE)
+        self._learn(guess, seconds)
+
+    def renew(self) -> None:
+        """With what was seen of all pods."""
+        share = (self._of + OF_ALL * self._fleet.share) / (self._alike + OF_ALL)
+        self.share = 0.0 if share < HARDLY else 1.0 if share > NEARLY else share
+
+    def _turns(self, legs: Sequence[Leg], others: float) -> tuple[float, float]:
+        tokens, per_token = ahead(legs, self._fleet.prompt)
+        unit = self.load * TOKEN_SCALE
+        return unit * (tokens + others), unit * per_token
+
+    def _told(self, terms: Regression, tokens: float, wait: tuple[float, float]) -> Told:
+        load, (more, per_token) = self.load, wait
+        features = (load, load * tokens * TOKEN_SCALE, more + tokens * per_token)
+        return Told(terms.predict(features), features)
+
+    def _learn(self, guess: Guess, seconds: float) -> None:
+        fleet = self._fleet
+        if self._roomy.observe(guess.beside.features, seconds, ALLOWANCE):
+            fleet.beside.observe(guess.beside.features, seconds, ALLOWANCE)
+        if self._among.observe(guess.among.features, seconds, ALLOWANCE):
+            fleet.among.observe(guess.among.features, seconds, ALLOWANCE)
+
+    def _choose(self, roomy: float, among: float) -> None:
+        self._off = SHARE_MEMORY * self._off[0] + roomy, SHARE_MEMORY * self._off[1] + among
+        self._fleet.off_by(roomy, among)
+        off = [own + OF_ALL * others for own, others in zip(self._off, self._fleet.off, strict=True)]
+        if off[not self.divides] < DIVIDED * off[self.divides]:
+            self.divides = not self.divides
 
     def _fade(self, now: float) -> None:
         """What a pod has shown counts less and less, once it shows nothing new."""
@@ -163,10 +164,6 @@ class Beside:
             left = exp((self._faded_at - now) / SHARE_SECONDS)
             self._of *= left
             self._alike *= left
+            self._off = left * self._off[0], left * self._off[1]
             self.renew()
         self._faded_at = now
-
-    def renew(self) -> None:
-        """With what was seen of all pods."""
-        share = (self._of + OF_ALL * self._fleet.share) / (self._alike + OF_ALL)
-        self.share = 0.0 if share < HARDLY else 1.0 if share > NEARLY else share

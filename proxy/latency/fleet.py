@@ -22,6 +22,9 @@ FIRST_DECODE = (0.01, 0.002, 0.0)
 FIRST_BESIDE = (0.0, 0.1, 1.0)
 """Of pods that compute prompts side by side: 100 us per token, and the wait as it is reckoned."""
 
+FIRST_AMONG = (0.0, 0.1, 0.1)
+"""Of pods that divide themselves among prompts: 100 us per token, its own or another's."""
+
 FIRST_SHARE, SHARE_MEMORY = 0.2, 0.99
 """That prompts are computed in turn counts as much as lessons that add up to this; see OF_ALL."""
 
@@ -60,6 +63,9 @@ class FleetModel:
         self.prefill = Regression(FIRST_PREFILL, MEMORY, FIRST_TRUST, SHRINK, SOLVE_EVERY)
         self.decode = Regression(FIRST_DECODE, MEMORY, FIRST_TRUST, every=SOLVE_EVERY)
         self.beside = Regression(FIRST_BESIDE, MEMORY, FIRST_TRUST, BESIDE_SHRINK, SOLVE_EVERY)
+        self.among = Regression(FIRST_AMONG, MEMORY, FIRST_TRUST, BESIDE_SHRINK, SOLVE_EVERY)
+        self.off = 0.0, 0.0
+        """Squared relative errors of what these two foretell of all pods, of late."""
         self.share = 1.0
         """Of the pods together: see `Beside`."""
         self._of = self._alike = FIRST_SHARE
@@ -100,6 +106,9 @@ class FleetModel:
         self._of = SHARE_MEMORY * self._of + of
         self._alike = SHARE_MEMORY * self._alike + alike
         self.share = min(1.0, max(0.0, self._of / self._alike))
+
+    def off_by(self, beside: float, among: float) -> None:
+        self.off = SHARE_MEMORY * self.off[0] + beside, SHARE_MEMORY * self.off[1] + among
 
     def hurry(self, expected: float, seconds: float) -> None:
         self._took = SPEED_MEMORY * self._took + seconds

@@ -20,9 +20,9 @@ RESIDUE = 0.5
 LEAST_OBSERVED = 8
 """Prompts. What is predicted after fewer is a guess, and is not judged."""
 
-LESSON_SECONDS, FIRST_LESSONS = 0.25, 16
-"""After the first lessons a pod gives one every so many seconds: a prompt and its answer take 600 bytecodes to learn
-from, 100 to be counted out."""
+LESSON_SECONDS, FIRST_LESSONS = 0.33, 16
+"""After the first lessons a pod gives one every so many seconds: to learn from a prompt and its answer takes 3,000
+bytecodes more than to count them out."""
 
 LEAST_LESSON_SECONDS = 0.05
 """Of a pod that computes prompts side by side, chance hides more."""

@@ -36,14 +36,15 @@ MIXED_SECONDS = 0.05
 
 
 class PodModel(TaughtPod):
-    """Lives as long as the pod's memory. A pod that `changed` finds must catch up before it is scored."""
+    """Lives as long as the pod's memory. A pod that has changed must catch up before it is scored."""
 
     def __init__(self, endpoint: Endpoint, fleet: FleetModel, prices: Prices, now: float) -> None:
         super().__init__(fleet, prices, now)
         self.endpoint = endpoint
         self._staged = StagedLegs()
         self._tokens = self._pairs = 0.0
-        self._strange_tokens = 0.0
+        self._strange_tokens = self._others = 0.0
+        """Of prompts that strangers wait for there; and that siblings do as well, as it was published."""
         self._due = now
         """When the first in line should be answered, if prompts are computed in turn."""
         self._line = 0.0
@@ -116,7 +117,7 @@ class PodModel(TaughtPod):
         if self._share < 1.0:
             fixed, per_token, per_pair = self._in_turn
             in_turn = self._line + fixed + leg.tokens * per_token + leg.pairs * per_pair
-        leg.guess = beside.guess(in_turn, leg.tokens, beside.wait(self.endpoint.view, self.legs))
+        leg.guess = beside.guess(in_turn, leg.tokens, self.endpoint.view, self.legs, self._others)
         leg.is_guess = self.rates.prefill.observed < LEAST_OBSERVED
         self._followed += 1
 
@@ -133,7 +134,7 @@ class PodModel(TaughtPod):
         if not -COARSE < running - self._running < COARSE or not self._is_paced:
             self._publish_pace(max(0, running), now)
         _, per_token, per_pair = self._in_turn
-        ahead = self._strange_tokens + endpoint.load.remote_tokens
+        self._others = ahead = self._strange_tokens + endpoint.load.remote_tokens
         if legs:
             self.rest = (ahead + self._tokens) * per_token + self._pairs * per_pair
             self._turn_to(legs[0])
@@ -148,7 +149,7 @@ class PodModel(TaughtPod):
         beside, left = self.beside, self.due - now
         self._line = line = self.rest + (left if left > 0.0 else left * self.patience)
         share, other = self._share, 1.0 - self._share
-        wait, per_token = beside.wait(self.endpoint.view, self.legs)
+        wait, per_token = beside.wait(self.endpoint.view, self.legs, self._others)
         self.rest = share * line + other * beside.waits * wait
         self.due = self.patience = 0.0
         self.look_at = now + MIXED_SECONDS

@@ -25,12 +25,19 @@ class Group:
         self.pairs = 0.0
 
 
+class Told(NamedTuple):
+    """Seconds to a first token as a form of a pod foretold them, and what from."""
+
+    seconds: float
+    features: Features
+
+
 class Guess(NamedTuple):
-    """Seconds to a first token as either form of a pod foretold them, and what the second did so from."""
+    """Seconds to a first token as each form of a pod foretold them."""
 
     in_turn: float
-    beside: float
-    features: Features
+    beside: Told
+    among: Told
 
 
 class Leg:

@@ -99,7 +99,7 @@ def _deployments(made: Imported, entries: Sequence[Any]) -> Iterator[_Deployment
 
 
 def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, str]:
-    """Aliases where one model stands behind a name, rewrites where several do; the model of each name that has one."""
+    """Aliases where one model stands behind a name, rewrites where several do; as what fallbacks know each name."""
     names: dict[str, dict[str, float | None]] = {}
     for one in deployments:
         if one.model:
@@ -114,7 +114,7 @@ def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, 
         made.put("models.rewrites", [_rewrite(name, models) for name, models in several.items()])
     if any(one.weight is not None for one in deployments) and not several:
         made.note("weights between pods of one model are pods.static[].weight, and count where random-picker decides")
-    return {name: next(iter(models)) for name, models in names.items() if len(models) == 1}
+    return {name: next(iter(models)) if len(models) == 1 else name for name, models in names.items()}
 
 
 def _rewrite(name: str, models: Mapping[str, float | None]) -> dict[str, Any]:
@@ -153,11 +153,17 @@ def _setting(made: Imported, section: str, key: str, value: Any, names: Mapping[
 def _fallbacks(made: Imported, value: Any, names: Mapping[str, str]) -> None:
     entries = [mapping(one, "an entry of fallbacks") for one in items(value, "fallbacks")]
     pairs = {str(name): items(others, "fallbacks") for one in entries for name, others in one.items()}
-    found = {names.get(name, name): [names.get(str(other), str(other)) for other in pairs[name]] for name in pairs}
-    if "*" in found:
+    if pairs.pop("*", None) is not None:
         made.lacks("fallbacks of *", "each model has fallbacks of its own")
-        del found["*"]
-    made.put("models.fallbacks", found)
+    found: dict[str, list[str]] = {}
+    for name, others in pairs.items():
+        for other in map(str, others):
+            if name in names and other in names:
+                found.setdefault(names[name], []).append(names[other])
+            else:
+                made.lacks(f"fallback of {name} to {other}", "one of them is not on a vLLM server")
+    if found:
+        made.put("models.fallbacks", found)
 
 
 def _group_aliases(made: Imported, value: Any, names: Mapping[str, str]) -> None:

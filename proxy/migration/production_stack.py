@@ -34,7 +34,7 @@ _NEEDLESS = {
 }
 _BATCH = "there is no batch API"
 _SENTRY = "there is no Sentry; errors are in the log and at /metrics"
-_TRACES = "there are no traces"
+_TRACES = "set telemetry.tracing.endpoint: OTLP over HTTP, which collectors mostly take on port 4318"
 _MISSING = {
     "callbacks": "write a plugin: see writing-plugins.md",
     "enable_batch_api": _BATCH,

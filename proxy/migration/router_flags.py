@@ -56,6 +56,8 @@ NEEDLESS: Mapping[str, tuple[int, str]] = {
 WITH_PODS = "list the pods, or see pods.kubernetes and pods.dns"
 _BY_ROLE = "label pods with llm-d.ai/role, and name all of them by one selector under pods.kubernetes"
 _ENGINE = "the engine does it: see its own flag"
+_TRACES = "set telemetry.tracing.endpoint: OTLP over HTTP, which collectors mostly take on port 4318"
+OF_ROLES = "both roles are scheduled by predicted time; see schedulingProfiles"
 MISSING: Mapping[str, tuple[int, str]] = {
     "--prefill-selector": (MANY, _BY_ROLE),
     "--decode-selector": (MANY, _BY_ROLE),
@@ -73,13 +75,13 @@ MISSING: Mapping[str, tuple[int, str]] = {
     "--api-key-validation-urls": (MANY, "keys and tokens are under security"),
     "--prometheus-host": (1, "the admin port stays on loopback; set admin.host and admin.apiKey together"),
     "--prometheus-duration-buckets": (MANY, "buckets are fixed"),
-    "--prefill-policy": (1, "both roles are scheduled by predicted time; see schedulingProfiles"),
-    "--decode-policy": (1, "both roles are scheduled by predicted time; see schedulingProfiles"),
+    "--prefill-policy": (1, OF_ROLES),
+    "--decode-policy": (1, OF_ROLES),
     "--kv-event-replay-source": (MANY, "replay ports are the label kvlane/kv-replay-port"),
     "--pd-kv-events": (MANY, "event ports are the label kvlane/kv-events-port"),
     "--mini-lb": (0, "there is one kind of proxy"),
-    "--enable-trace": (0, "there are no traces"),
-    "--otlp-traces-endpoint": (1, "there are no traces"),
+    "--enable-trace": (0, _TRACES),
+    "--otlp-traces-endpoint": (1, _TRACES),
     "--reasoning-parser": (1, _ENGINE),
     "--tool-call-parser": (1, _ENGINE),
     "--mcp-config-path": (1, "tools are the client's to call"),

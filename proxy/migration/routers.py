@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from proxy.disagg.connectors import CONNECTORS
 from proxy.kvevents.sources import EVENTS_PORT
 from proxy.migration.imported import Imported
-from proxy.migration.router_flags import ARITIES, MISSING, NEEDLESS, SET, WITH_PODS
+from proxy.migration.router_flags import ARITIES, MISSING, NEEDLESS, OF_ROLES, SET, WITH_PODS
 from proxy.migration.words import Found, read
 from proxy.scheduling import presets
 
@@ -56,6 +56,8 @@ def _one(imported: Imported, flag: str, values: list[str]) -> None:
             raise ValueError(f"{flag}: {values[:1]!r} is no number") from None
     elif flag in NEEDLESS:
         imported.needs_no(_spelt(flag, values), NEEDLESS[flag][1])
+    elif flag in ("--prefill-policy", "--decode-policy"):
+        _of_roles(imported, flag, values)
     elif flag in MISSING:
         imported.lacks(_spelt(flag, values), MISSING[flag][1])
     elif flag == "--disable-retries":
@@ -153,7 +155,13 @@ def _roles(imported: Imported, found: Found, engine: str) -> None:
     imported.put("disaggregation.connector", connector)
     imported.put("scheduling", presets.disaggregated(presets.decider(CONNECTORS[connector].needs_pair)))
     if "--policy" in found:
-        imported.lacks(f"--policy {found['--policy'][-1][0]}", MISSING["--prefill-policy"][1])
+        _of_roles(imported, "--policy", found["--policy"][-1])
+
+
+def _of_roles(imported: Imported, flag: str, values: Sequence[str]) -> None:
+    """Time that is predicted counts what these go by: cached prefixes, and load."""
+    say = imported.needs_no if values[0] in ("cache_aware", "power_of_two", "least_load") else imported.lacks
+    say(f"{flag} {values[0]}", OF_ROLES)
 
 
 def _event_ports(imported: Imported, found: Found) -> None:

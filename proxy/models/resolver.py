@@ -178,12 +178,13 @@ class Resolver:
         return model, ""
 
     def _draw(self, rule: Rewrite, headers: Mapping[str, str]) -> Target:
-        """By weight; where some have one, the others are never drawn."""
+        """By weight; where some have one, the others are never drawn, and one of 0 is not either."""
         who = headers.get(rule.sticky, "") if rule.sticky else ""
         share = (
             xxhash.xxh3_64_intdigest(who.encode("utf-8", "surrogateescape")) / 2**64 if who else self._random.random()
         )
-        targets = [target for target in rule.targets if target.weight] or rule.targets
+        targets = [target for target in rule.targets if target.weight]
+        targets = targets or [target for target in rule.targets if target.weight is None] or list(rule.targets)
         weights = [target.weight or 1.0 for target in targets]
         at = share * sum(weights)
         for target, weight in zip(targets, weights, strict=True):

@@ -34,6 +34,8 @@ class Rewrite:
             raise ValueError("a rewrite needs targets")
         if any(not target.model for target in self.targets):
             raise ValueError("each target needs a model")
+        if all(target.weight == 0 for target in self.targets):
+            raise ValueError("the weights of all targets are 0: one must have more, or none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping
-from itertools import chain
-from operator import itemgetter
 from sys import byteorder
 from typing import Any
 
@@ -45,8 +43,8 @@ _OTHER_FIELDS = (
 )
 """What a template shows of a message besides role and content."""
 
-_ROLE_AND_CONTENT = itemgetter("role", "content")
-_TWO_FIELDS = {2}
+ROLE_AND_CONTENT = 2
+"""Fields, and no others."""
 
 
 def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
@@ -67,15 +65,21 @@ def media_digest(part: Mapping[str, Any]) -> str:
 
 
 def _plain(messages: Any) -> bytes | None:
-    """The usual conversation, where every message is a role and a text, without a step of Python per message: what
-    `_conversation` would give, for a seventh of the steps. None for any other."""
+    """The usual conversation, where every message is a role and a text: what `_conversation` would give, for half the
+    price. None for any other."""
+    pieces: list[Any] = []
+    add = pieces.append
     try:
-        pieces = [*chain.from_iterable(map(_ROLE_AND_CONTENT, messages)), ""]
-        if set(map(len, messages)) == _TWO_FIELDS and all(pieces[:-1:2]):
-            return "\n".join(pieces).encode("utf-8", "surrogatepass")
+        for message in messages:
+            role = message["role"]
+            if len(message) != ROLE_AND_CONTENT or not role:
+                return None
+            add(role)
+            add(message["content"])
+        add("")
+        return "\n".join(pieces).encode("utf-8", "surrogatepass")
     except (KeyError, TypeError, IndexError):
-        pass
-    return None
+        return None
 
 
 def _conversation(tools: Any, messages: Any, system: Any) -> str:

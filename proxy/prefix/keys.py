@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import mul, sub
 from typing import Protocol
 
 from proxy.core.cycle_state import DataKey
@@ -40,8 +38,7 @@ class PrefixMatch(Protocol):
         """Tokens of the blocks each endpoint lacks, and those of the prompt beyond its blocks."""
         size, total = self.block_size, self.total
         cold = max(prompt_tokens, total * size)
-        held = map(min, self.matched(endpoints), repeat(total))
-        return list(map(sub, repeat(cold), map(mul, held, repeat(size))))
+        return [cold - size * (held if held < total else total) for held in self.matched(endpoints)]
 
 
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")

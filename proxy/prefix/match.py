@@ -14,17 +14,16 @@ from proxy.prefix.keys import PrefixMatch
 class ChainMatch(PrefixMatch):
     """Lives as long as the request. Once `frozen` it keeps its answers: a request's own blocks are no hits."""
 
-    frozen = False
-    turn: Turn | None = None
-    """Where the one prompt of a conversation goes on."""
-    _version = -1
-    _depths: dict[Endpoint, int]
-
     def __init__(self, index: PrefixIndex, chains: tuple[Chain, ...], block_size: int) -> None:
         self.block_size = block_size
         self.chains = chains
-        self.total = sum(map(index.depth_of, map(len, chains)))
+        self.total = index.depth_of(len(chains[0])) if len(chains) == 1 else sum(index.depth_of(len(c)) for c in chains)
+        self.frozen = False
+        self.turn: Turn | None = None
+        """Where the one prompt of a conversation goes on."""
         self._index = index
+        self._version = -1
+        self._depths: dict[Endpoint, int] = {}
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
         index = self._index

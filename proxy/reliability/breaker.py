@@ -131,13 +131,11 @@ class Breakers:
             self._fleet.trust(endpoint, PROBED)
         if isinstance(error, ConnectFailed):
             self._leave_alone(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
-        elif isinstance(error, Declined) and error.status == 429:
-            if error.retry_after:
-                self._leave_alone(endpoint, RESTING, min(MOST_REST, error.retry_after))
         elif _is_failure(exchange, error):
-            if isinstance(error, Declined) and SHUTTING_DOWN in error.text:
-                self._leave_alone(endpoint, LEAVING, LEAVING_SECONDS)
-            self._failed(endpoint)
+            if isinstance(error, Declined):
+                self._heed(endpoint, error)
+            if not (isinstance(error, Declined) and error.status == 429):
+                self._failed(endpoint)
         elif circuit is not None and exchange.ending is Ending.COMPLETE:
             self._succeeded(endpoint, circuit)
 
@@ -161,6 +159,13 @@ class Breakers:
         self._close(endpoint)
         for why in (UNREACHABLE, RESTING, LEAVING):
             self._take_back(endpoint, why)
+
+    def _heed(self, endpoint: Endpoint, error: Declined) -> None:
+        """What it says of itself."""
+        if error.retry_after:
+            self._leave_alone(endpoint, RESTING, min(MOST_REST, error.retry_after))
+        if SHUTTING_DOWN in error.text:
+            self._leave_alone(endpoint, LEAVING, LEAVING_SECONDS)
 
     def _failed(self, endpoint: Endpoint) -> None:
         circuit = self._circuit_of(endpoint)

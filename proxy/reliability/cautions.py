@@ -20,6 +20,11 @@ def cautions(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[st
             break
     if health.path is not None and health.timeout >= timeouts.request:
         yield _never("health.timeout", health.timeout, "timeouts.request", timeouts.request)
+    hedging = settings.hedging
+    for name, seconds in (("firstByte", timeouts.first_byte), ("request", timeouts.request)):
+        if hedging is not None and hedging.after is not None and hedging.after >= seconds:
+            yield _never("hedging.after", hedging.after, f"timeouts.{name}", seconds)
+            break
     backoff = settings.retries.backoff
     if backoff.initial > backoff.max:
         yield f"reliability.retries.backoff.initial: {backoff.initial:g} s is never waited: max is {backoff.max:g} s."

@@ -65,8 +65,6 @@ class Journey:
     """Tries that came to a pod, or that were made after everybody had been tried."""
     died: list[Endpoint] = field(default_factory=list)
     """Pods that broke off without an answer."""
-    is_saturated: bool = False
-    """A pod said 429: one other is asked, no more."""
     is_first_round: bool = True
 
 
@@ -112,10 +110,7 @@ class Failover:
         journey = exchange.journey or Journey()
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(exchange.request):
             return True
-        if status == TOO_MANY_REQUESTS:
-            wanted = not journey.is_saturated
-        else:
-            wanted = status in self._statuses
+        wanted = status == TOO_MANY_REQUESTS or status in self._statuses
         if not wanted or journey.counted + 1 >= self._settings.attempts or not self._budget.has_one:
             return False
         return bool(self._left(exchange, [*journey.tried, exchange.endpoint]))
@@ -184,9 +179,7 @@ class Failover:
     def _count(self, journey: Journey, exchange: Exchange, error: UpstreamFailed) -> float:
         """Seconds to wait; whoever has not been tried is not waited for if nobody has begun."""
         unreached = isinstance(error, ConnectFailed)
-        if isinstance(error, Declined):
-            journey.is_saturated |= error.status == TOO_MANY_REQUESTS
-        elif _cause(error) not in self._settings.on:
+        if not isinstance(error, Declined) and _cause(error) not in self._settings.on:
             raise _gave_up(exchange, error)
         if unreached and journey.is_first_round and self._left(exchange, journey.tried):
             return 0.0
@@ -224,11 +217,8 @@ class Failover:
         return is_second or not self._left(exchange, journey.tried)
 
     def _is_exhausted(self, journey: Journey, exchange: Exchange, error: UpstreamFailed) -> bool:
-        """Whether a pod has no room, as others had none."""
-        if not isinstance(error, Declined):
-            return False
-        saturated = journey.is_saturated and error.status == TOO_MANY_REQUESTS
-        return saturated or not self._left(exchange, journey.tried)
+        """Whether a pod has no room, and nobody else is left."""
+        return isinstance(error, Declined) and not self._left(exchange, journey.tried)
 
 
 def _has_fallbacks(request: InferenceRequest) -> bool:

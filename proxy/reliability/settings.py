@@ -31,7 +31,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Only before the first byte of an answer. 429 is tried on one other pod; any other 4xx is the client's."""
+    """Only before the first byte of an answer. 429 is tried on other pods, on each once; any other 4xx is final."""
 
     attempts: int = param(3, "pods that are given the request; one that takes no connection does not count", at_least=1)
     on: tuple[Cause, ...] = param(

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.errors import KvlaneError
+from proxy.core.errors import KvlaneError, cause
 
 CHUNK = 512
 """Tokens of a prompt that one id of a trace in Mooncake's format stands for."""
@@ -121,7 +121,8 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
                 if line.strip():
                     yield number, _object(path, number, line)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadTrace(f"{path}, after line {number}: cannot be read: {error}") from None
+        place = f"{path}, after line {number}" if number else f"{path}"
+        raise BadTrace(f"{place}: cannot be read: {cause(error)}") from None
 
 
 def number_in(path: Path, line: int, row: Mapping[str, Any], name: str, least: float = 0) -> float:

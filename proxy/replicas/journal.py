@@ -5,44 +5,76 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-Key = tuple[str, bytes]
+from proxy.prefix.hashing import Chain
+from proxy.prefix.reservation import Span
+
+NEAR = 3
+"""Segments before the end of a prompt at whose ends one is looked for that it goes on from."""
+
+Key = tuple[int, int]
+"""The pod's number, and the last hash of a chain."""
 
 
 class Journal:
-    """(pod, packed chains). A prompt that is confirmed again is moved to the end and not kept twice."""
+    """Packed chains. One that is confirmed again is moved to the end and not kept twice."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._size = 0
-        self._entries: OrderedDict[Key, bytes] = OrderedDict()
+        self._era = 1
+        self._entries: OrderedDict[Key, tuple[bytes, int]] = OrderedDict()
+        """And the era in which all processes were told, 0: nobody knows whether they were."""
 
-    def add(self, pod: str, chains: bytes) -> None:
-        key = (pod, chains[-8:])
-        self._size += len(chains) - len(self._entries.pop(key, b""))
-        self._entries[key] = chains
+    def add(self, key: Key, chain: bytes, all_know: bool) -> None:
+        entries = self._entries
+        if (before := entries.pop(key, None)) is not None:
+            self._size -= len(before[0])
+        entries[key] = chain, self._era if all_know else 0
+        self._size += len(chain)
         while self._size > self._most:
-            self._size -= len(self._entries.popitem(last=False)[1])
+            self._size -= len(entries.popitem(last=False)[1][0])
 
-    def get(self, pod: str, last: bytes) -> bytes | None:
-        """The chains that end with this hash."""
-        return self._entries.get((pod, last))
+    def get(self, key: Key) -> bytes | None:
+        entry = self._entries.get(key)
+        return entry and entry[0]
 
-    def forget(self, pod: str) -> None:
+    def longest_known(self, pod: int, span: Span) -> bytes:
+        """What all processes know of a chain: one is looked for that ends where the pod's memory does, for that is
+        where a turn goes on from another one, or where one of the last segments before does."""
+        chain, length, at, way = span
+        if at and (found := self._known(pod, chain, at)):
+            return found
+        end = length
+        for holding in way[: -NEAR - 1 : -1]:
+            end -= len(holding.segment.hashes)
+            if 0 < end < at and (found := self._known(pod, chain, end)):
+                return found
+        return b""
+
+    def _known(self, pod: int, chain: Chain, length: int) -> bytes:
+        entry = self._entries.get((pod, chain[length - 1]))
+        return entry[0] if entry is not None and entry[1] == self._era and len(entry[0]) == 8 * length else b""
+
+    def begin_anew(self) -> None:
+        """From now on nobody is taken to know anything that was told before."""
+        self._era += 1
+
+    def forget(self, pod: int) -> None:
         for key in [key for key in self._entries if key[0] == pod]:
-            self._size -= len(self._entries.pop(key))
+            self._size -= len(self._entries.pop(key)[0])
 
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """A copy of the moment, in the order of their last confirmation."""
-        return iter([(pod, chains) for (pod, _), chains in self._entries.items()])
+        return iter([(pod, chain) for (pod, _), (chain, _) in self._entries.items()])
 
-    def latest(self, most_bytes: int) -> list[tuple[str, bytes]]:
+    def latest(self, most_bytes: int) -> list[tuple[int, bytes]]:
         """As much of its end as fits."""
-        found: list[tuple[str, bytes]] = []
-        for (pod, _), chains in reversed(self._entries.items()):
-            most_bytes -= len(chains)
+        found: list[tuple[int, bytes]] = []
+        for (pod, _), (chain, _) in reversed(self._entries.items()):
+            most_bytes -= len(chain)
             if most_bytes < 0:
                 break
-            found.append((pod, chains))
+            found.append((pod, chain))
         return found[::-1]
 
     @property

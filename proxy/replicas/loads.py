@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
 
 from proxy.core.endpoint import Endpoint
+from proxy.replicas.columns import longs, read_longs, read_words, words
+from proxy.replicas.roster import pod_number
 from proxy.replicas.wire import Garbled
 
-_ENTRY = Struct("<HiqQ")
-"""Length of the pod's name, requests, tokens, work since the last time; the name follows."""
+_COUNT = Struct("<I")
+"""Of the pods; their numbers follow, then what there is of each: requests, tokens, work since the last time."""
 
-Apply = Callable[[str, int, int, int], None]
+Apply = Callable[[Endpoint, int, int, int], None]
 """(pod, requests and tokens of all peers together, work that was added)"""
 
 
@@ -22,25 +25,25 @@ class OwnLoads:
 
     def __init__(self, touch: Callable[[], None]) -> None:
         self._touch = touch
-        self._changed: dict[Endpoint, int] = {}
+        self._changed: defaultdict[Endpoint, int] = defaultdict(int)
 
     def changed(self, endpoint: Endpoint, work: int) -> None:
         """On the hot path: three times per leg."""
         changed = self._changed
         if not changed:
             self._touch()
-        changed[endpoint] = changed.get(endpoint, 0) + work
+        changed[endpoint] += work
 
     def take_changes(self) -> bytes:
         """The body of a record about the pods that changed; empty if there are none."""
-        body = b"".join([_entry(endpoint, work) for endpoint, work in self._changed.items()])
+        body = _body(self._changed)
         self._changed.clear()
         return body
 
     @staticmethod
     def all(endpoints: Iterable[Endpoint]) -> bytes:
         """The body of a record that, after a reset, says everything."""
-        return b"".join([_entry(endpoint, 0) for endpoint in endpoints if _own_requests(endpoint)])
+        return _body({endpoint: 0 for endpoint in endpoints if endpoint.load.requests > endpoint.load.remote_requests})
 
 
 @dataclass(slots=True)
@@ -62,55 +65,56 @@ class _Pod:
 class PeerLoads:
     """What the peers have in flight. A pod that is not known yet is remembered until it is."""
 
-    def __init__(self, apply: Apply) -> None:
+    def __init__(self, find: Callable[[int], Endpoint | None], apply: Apply) -> None:
+        """`find` gives the living pod of a number."""
+        self._find = find
         self._apply = apply
-        self._of: dict[str, _Pod] = {}
+        self._of: dict[int, _Pod] = {}
 
     def take(self, peer: int, body: bytes) -> None:
         """Raises Garbled, and has taken nothing then."""
-        for name, requests, tokens, work in list(_entries(body)):
-            pod = self._of.get(name)
+        pods, numbers, count = _read(body) if body else ([], [], 0)
+        columns = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
+        for number, requests, tokens, work in zip(pods, *columns, strict=True):
+            pod = self._of.get(number)
             if pod is None:
-                pod = self._of[name] = _Pod()
+                pod = self._of[number] = _Pod()
             pod.put(peer, requests, tokens)
-            self._tell(name, pod, work)
+            self._tell(number, pod, work)
 
     def vanished(self, peer: int) -> None:
         """All that it had in flight is gone at once."""
-        for name, pod in list(self._of.items()):
+        for number, pod in list(self._of.items()):
             if peer in pod.peers:
                 pod.put(peer, 0, 0)
-                self._tell(name, pod, 0)
+                self._tell(number, pod, 0)
 
     def added(self, endpoint: Endpoint) -> None:
         """A pod came that peers may have used already."""
-        if (pod := self._of.get(endpoint.name)) is not None:
-            self._tell(endpoint.name, pod, 0)
+        if (pod := self._of.get(pod_number(endpoint.name))) is not None:
+            self._apply(endpoint, pod.requests, pod.tokens, 0)
 
-    def _tell(self, name: str, pod: _Pod, work: int) -> None:
+    def _tell(self, number: int, pod: _Pod, work: int) -> None:
         if not pod.peers:
-            del self._of[name]
-        self._apply(name, pod.requests, pod.tokens, work)
+            del self._of[number]
+        if (endpoint := self._find(number)) is not None:
+            self._apply(endpoint, pod.requests, pod.tokens, work)
 
 
-def _own_requests(endpoint: Endpoint) -> int:
-    return endpoint.load.requests - endpoint.load.remote_requests
+def _read(body: bytes) -> tuple[list[int], list[int], int]:
+    try:
+        (count,) = _COUNT.unpack_from(body)
+    except StructError:
+        raise Garbled("a load is cut off") from None
+    at = _COUNT.size + 8 * count
+    return read_longs(body, _COUNT.size, count), read_words(body, at, 3 * count), count
 
 
-def _entry(endpoint: Endpoint, work: int) -> bytes:
-    load, name = endpoint.load, endpoint.name.encode()
-    requests, tokens = load.requests - load.remote_requests, load.tokens - load.remote_tokens
-    return _ENTRY.pack(len(name), requests, tokens, work) + name
-
-
-def _entries(body: bytes) -> Iterable[tuple[str, int, int, int]]:
-    at = 0
-    while at < len(body):
-        try:
-            size, requests, tokens, work = _ENTRY.unpack_from(body, at)
-            at += _ENTRY.size + size
-            if at > len(body):
-                raise Garbled("a load is cut off")
-            yield body[at - size : at].decode(), requests, tokens, work
-        except (StructError, UnicodeDecodeError):
-            raise Garbled("a load that is none") from None
+def _body(changed: Mapping[Endpoint, int]) -> bytes:
+    if not changed:
+        return b""
+    pods = [pod_number(endpoint.name) for endpoint in changed]
+    loads = [endpoint.load for endpoint in changed]
+    requests = [load.requests - load.remote_requests for load in loads]
+    tokens = [load.tokens - load.remote_tokens for load in loads]
+    return _COUNT.pack(len(pods)) + longs(pods) + words([*requests, *tokens, *changed.values()])

@@ -9,7 +9,7 @@ from struct import Struct
 
 from proxy.replicas.wire import Frames, Garbled, Kind, kinds, record, records
 
-VERSION = 1
+VERSION = 2
 ID_BYTES = 8
 
 _HEAD = Struct(f"<BB{ID_BYTES}sQ")
@@ -79,9 +79,7 @@ SHARED = frozenset(
     {
         Kind.RESET,
         Kind.LOAD,
-        Kind.RESERVE,
-        Kind.RESERVE_ON,
-        Kind.SETTLE,
+        Kind.MOVES,
         Kind.FORGET,
         Kind.MEMORY,
         Kind.BINDINGS,

@@ -4,41 +4,46 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from struct import Struct
 from struct import error as StructError
+from sys import byteorder
 from zlib import crc32
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.depth import DEPTHS
 from proxy.prefix.hashing import Chain
+from proxy.prefix.holdings import PodMemory
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
-from proxy.replicas.journal import Journal
-from proxy.replicas.wire import Garbled, Kind
+from proxy.replicas.journal import Journal, Key
+from proxy.replicas.moves import Moves
+from proxy.replicas.roster import pod_number
+from proxy.replicas.wire import Garbled, Kind, record
 
 JOURNAL_BYTES = 4 * 1024 * 1024
 """Eight bytes are a hash: 130,000 tokens in blocks of 64 take 1.8 KB."""
 
-NEAR = 24
-"""Hashes before its end within which a prompt is looked for that another one goes on from: a turn of 1,500 tokens."""
-
 ANEW = 60.0
 """Seconds after which prompts are told as a whole again, for those who have lost the one that they go on from."""
 
-Tell = Callable[[Kind, bytes], None]
-Find = Callable[[str], Endpoint | None]
+PER_RECORD = 100
 
-_RESERVE = Struct("<IIQH")
-"""Index, number of the reservation, capacity, length of the pod's name; the name follows, then the chains."""
+Find = Callable[[int], Endpoint | None]
 
-_SETTLE = Struct("<II?")
-_POD = Struct("<IQH")
-"""As a reservation, without a number."""
+Told = tuple[int, Key, bytes]
+"""The number of a chain that was reserved, where the journal will have it, and its hashes."""
+
+OfPeer = tuple[Reservation, Key, bytes]
+
+_FORGET = Struct("<IQ")
+"""Index, the pod's number."""
+
+_MEMORY = Struct("<IQQI")
+"""Index, the pod's number, capacity, and how many hashes of a chain follow."""
 
 _TAG = Struct("<I")
-_LENGTH = Struct("<I")
+_LARGEST = 0x7FFFFFFF
 
 
 def index_tag(name: str, block_tokens: int) -> int:
@@ -47,72 +52,143 @@ def index_tag(name: str, block_tokens: int) -> int:
 
 
 class SharedIndex(PrefixIndex):
-    """`tell(kind, body)` is called for everything that this process does to it; `take` does what a peer did.
+    """`take_changes` gives what this process did to it, and `touch` is called when there is something; `take` does what
+    a peer did.
 
-    Reservations of a peer are numbered by the peer. They pin here what they pin there, until they are settled, or the
-    peer is gone.
+    Reservations of a peer are numbered by the peer, chain by chain. They pin here what they pin there, until they are
+    settled, or the peer is gone.
     """
 
     def __init__(
-        self, clock: Clock, max_siblings: int, ttl: float, max_bytes: float, *, tag: int, tell: Tell, find: Find
+        self,
+        clock: Clock,
+        max_siblings: int,
+        ttl: float,
+        max_bytes: float,
+        *,
+        tag: int,
+        touch: Callable[[], None],
+        find: Find,
     ) -> None:
-        """`find` gives the living pod of a name."""
+        """`find` gives the living pod of a number."""
         super().__init__(clock, max_siblings, ttl, max_bytes)
         self._tag = tag
-        self._tell = tell
+        self._touch = touch
         self._find = find
-        self._numbers = count(1)
-        self._own: dict[Reservation, tuple[int, bytes]] = {}
-        self._of_peers: dict[int, dict[int, tuple[Reservation, bytes]]] = {}
+        self._number = 0
+        self._fresh: list[Reservation] = []
+        self._settled: dict[Reservation, bool] = {}
+        """Of both nobody was told; and whether the pod has computed what is settled."""
+        self._records: list[bytes] = []
+        self._own: dict[Reservation, list[Told]] = {}
+        self._of_peers: dict[int, dict[int, OfPeer]] = {}
         self._journal = Journal(JOURNAL_BYTES)
-        self._ends: dict[str, dict[bytes, int]] = {}
-        """By pod, of the prompts that were told and confirmed, which all others know: last hash, and where it ends."""
         self._now = clock.now
         self._anew_at = clock.now() + ANEW
 
     # What this process does.
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
-        reservation = super().reserve(chains, endpoint, capacity)
-        packed, known = self._going_on(reservation) or (self._pack(reservation), 0)
-        if packed:
-            self._own[reservation] = next(self._numbers) & 0xFFFFFFFF, packed
-            if known:
-                self._tell(Kind.RESERVE_ON, self._reserve_body(reservation, packed[known - 8 :]))
-            else:
-                self._tell(Kind.RESERVE, self._reserve_body(reservation, packed))
+        """On the hot path, as `settle`: all else is done once for a batch."""
+        reservation = PrefixIndex.reserve(self, chains, endpoint, capacity)
+        if not self._fresh:
+            self._touch()
+        self._fresh.append(reservation)
         return reservation
 
     def settle(self, reservation: Reservation, computed: bool) -> None:
-        super().settle(reservation, computed)
-        self._settled(reservation, computed)
+        PrefixIndex.settle(self, reservation, computed)
+        if not self._settled:
+            self._touch()
+        self._settled.setdefault(reservation, computed)
 
     def lost(self, endpoint: Endpoint) -> None:
         super().lost(endpoint)
-        self._tell(Kind.FORGET, self._pod_body(endpoint.name, 0))
+        self._gather()
+        self._records.append(record(Kind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
+        self._touch()
 
     def forget(self, endpoint: Endpoint) -> None:
         super().forget(endpoint)
-        self._journal.forget(endpoint.name)
-        self._ends.clear()
+        self._journal.forget(pod_number(endpoint.name))
 
-    # What a process that joins must be told.
+    # What others are told.
+
+    def take_changes(self) -> bytes:
+        """Records; empty if there is nothing to say."""
+        if self._fresh or self._settled:
+            self._gather()
+        found = b"".join(self._records)
+        self._records.clear()
+        return found
 
     def begin_anew(self) -> None:
         """Somebody may not know what all others do."""
-        self._ends.clear()
+        self._journal.begin_anew()
         self._anew_at = self._now() + ANEW
 
-    def in_flight(self) -> list[bytes]:
-        """Bodies of RESERVE: all that is not settled."""
-        return [self._reserve_body(reservation, packed) for reservation, (_, packed) in self._own.items()]
+    def in_flight(self) -> Iterator[bytes]:
+        """Bodies of MOVES: all that is not settled."""
+        own = [(reservation, *told) for reservation, all_told in self._own.items() for told in all_told]
+        for start in range(0, len(own), PER_RECORD):
+            moves, places = Moves(), _Places()
+            for reservation, number, _, packed in own[start : start + PER_RECORD]:
+                moves.reserved += (2 * number, places[reservation.pod][0], len(packed) >> 3)
+                moves.hashes.append(packed)
+            moves.pods = places.pods
+            yield moves.packed(self._tag)
 
     def memory(self, most_bytes: int = JOURNAL_BYTES) -> Iterator[bytes]:
         """Bodies of MEMORY: what was confirmed last, oldest first."""
-        for pod, chains in self._journal.latest(most_bytes):
-            endpoint = self._find(pod)
+        for number, packed in self._journal.latest(most_bytes):
+            endpoint = self._find(number)
             if endpoint is not None and endpoint in self._pods:
-                yield self._pod_body(pod, self._pods[endpoint].capacity) + chains
+                capacity = max(0, self._pods[endpoint].capacity)
+                yield _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
+
+    def _gather(self) -> None:
+        """Into a record: all that was settled and reserved."""
+        if self._now() >= self._anew_at:
+            self.begin_anew()
+        fresh, settled, self._fresh, self._settled = self._fresh, self._settled, [], {}
+        moves = Moves(self._settle_own(settled))
+        self._reserve_own(fresh, moves)
+        moves.settled_last = self._settle_own({each: settled[each] for each in fresh if each in settled})
+        if moves.settled or moves.reserved:
+            self._records.append(record(Kind.MOVES, moves.packed(self._tag)))
+
+    def _settle_own(self, settled: dict[Reservation, bool]) -> list[int]:
+        """Of those others were told of; and what was computed is kept."""
+        pop, keep = self._own.pop, self._journal.add
+        said: list[int] = []
+        for reservation, computed in settled.items():
+            is_kept = computed and not reservation.pod.retired
+            for number, key, packed in pop(reservation, ()):
+                said.append(2 * number + computed)
+                if is_kept:
+                    keep(key, packed, True)
+        return said
+
+    def _reserve_own(self, fresh: Sequence[Reservation], moves: Moves) -> None:
+        """A chain is told from the last hash on that all others know."""
+        own, number, longest_known = self._own, self._number, self._journal.longest_known
+        places, hashes, reserved = _Places(), moves.hashes, moves.reserved
+        for reservation in fresh:
+            place, pod = places[reservation.pod]
+            told: list[Told] = []
+            for span in reservation.spans:
+                chain, length, _, _ = span
+                if not length:
+                    continue
+                known = longest_known(pod, span)
+                at, number = len(known) >> 3, (number + 1) & _LARGEST
+                said = array("Q", chain[at - 1 if at else 0 : length]).tobytes()
+                reserved += (2 * number + (at > 0), place, len(said) >> 3)
+                hashes.append(said)
+                told.append((number, (pod, chain[length - 1]), known + said[8:] if at else said))
+            own[reservation] = told
+        self._number = number
+        moves.pods = places.pods
 
     # What a peer did.
 
@@ -121,149 +197,87 @@ class SharedIndex(PrefixIndex):
         try:
             if _TAG.unpack_from(body)[0] == self._tag:
                 _TAKE[kind](self, peer, body)
-        except (StructError, ValueError):
+        except StructError:
             raise Garbled(f"{kind.name} that is none") from None
 
     def vanished(self, peer: int) -> None:
         """Its answers, if there are any, reach nobody."""
-        for reservation, _ in self._of_peers.pop(peer, {}).values():
-            super().settle(reservation, False)
+        for reservation, _, _ in self._of_peers.pop(peer, {}).values():
+            PrefixIndex.settle(self, reservation, False)
 
-    def _take_reserve(self, peer: int, body: bytes) -> None:
-        _, number, capacity, size = _RESERVE.unpack_from(body)
-        endpoint, packed = self._pod_and_chains(body, _RESERVE.size, size)
-        self._reserve_of(peer, number, capacity, endpoint, packed)
-
-    def _take_reserve_on(self, peer: int, body: bytes) -> None:
-        """If what it goes on from is not known here, nobody is told: it will be, when it is told anew."""
-        _, number, capacity, size = _RESERVE.unpack_from(body)
-        endpoint, rest = self._pod_and_chains(body, _RESERVE.size, size)
-        if len(rest) < 8 or len(rest) % 8:
-            raise Garbled("the rest of a chain is cut off")
-        known = None if endpoint is None else self._journal.get(endpoint.name, rest[:8])
-        if known is not None and _is_one(known):
-            self._reserve_of(peer, number, capacity, endpoint, _longer(known, rest[8:]))
-
-    def _reserve_of(self, peer: int, number: int, capacity: int, endpoint: Endpoint | None, packed: bytes) -> None:
-        chains = _unpack(packed)
-        if endpoint is None:
-            return
+    def _take_moves(self, peer: int, body: bytes) -> None:
+        moves = Moves.read(body)
         of_peer = self._of_peers.setdefault(peer, {})
-        if number in of_peer:
-            super().settle(of_peer.pop(number)[0], False)
-        of_peer[number] = super().reserve(chains, endpoint, capacity), packed
+        self._settle_of(of_peer, moves.settled)
+        self._reserve_of(of_peer, moves)
+        self._settle_of(of_peer, moves.settled_last)
 
-    def _take_settle(self, peer: int, body: bytes) -> None:
-        _, number, computed = _SETTLE.unpack(body)
-        reservation, packed = self._of_peers.get(peer, {}).pop(number, (None, b""))
-        if reservation is None:
-            return
-        super().settle(reservation, computed)
-        if computed:
-            self._keep(reservation, packed)
+    def _reserve_of(self, of_peer: dict[int, OfPeer], moves: Moves) -> None:
+        reserve, hashes, end = PrefixIndex.reserve, b"".join(moves.hashes), 0
+        pods = [(self._find(number), number, capacity) for number, capacity in moves.pods]
+        rows = moves.reserved
+        for number, place, length in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+            endpoint, pod, capacity = pods[place]
+            packed = hashes[end : end + 8 * length]
+            end += 8 * length
+            if number & 1:
+                packed = self._whole(pod, packed)
+            if endpoint is None or not packed:
+                continue
+            number >>= 1
+            if number in of_peer:
+                PrefixIndex.settle(self, of_peer.pop(number)[0], False)
+            chain = array("Q", packed).tolist()
+            of_peer[number] = reserve(self, (chain,), endpoint, capacity), (pod, chain[-1]), packed
+
+    def _whole(self, pod: int, packed: bytes) -> bytes:
+        """Empty if what it goes on from is not known here: it will be told anew."""
+        known = self._journal.get((pod, int.from_bytes(packed[:8], byteorder))) or b""
+        whole = known + packed[8:]
+        return whole if known and len(whole) < 8 * len(DEPTHS) else b""
+
+    def _settle_of(self, of_peer: dict[int, OfPeer], settled: list[int]) -> None:
+        settle, keep = PrefixIndex.settle, self._journal.add
+        for each in settled:
+            found = of_peer.pop(each >> 1, None)
+            if found is None:
+                continue
+            reservation, key, packed = found
+            settle(self, reservation, bool(each & 1))
+            if each & 1 and not reservation.pod.retired:
+                keep(key, packed, True)
 
     def _take_forget(self, peer: int, body: bytes) -> None:
-        endpoint, _ = self._pod_and_chains(body, _POD.size, _POD.unpack_from(body)[2])
+        endpoint = self._find(_FORGET.unpack(body)[1])
         if endpoint is not None:
             self.forget(endpoint)
 
     def _take_memory(self, peer: int, body: bytes) -> None:
-        _, capacity, size = _POD.unpack_from(body)
-        endpoint, packed = self._pod_and_chains(body, _POD.size, size)
-        chains = _unpack(packed)
+        """Whoever says this tells nobody else."""
+        _, number, capacity, hashes = _MEMORY.unpack_from(body)
+        packed, endpoint = body[_MEMORY.size :], self._find(number)
+        if not 0 < hashes < len(DEPTHS) or len(packed) != 8 * hashes:
+            raise Garbled("a chain is cut off, or longer than any")
         if endpoint is not None:
-            reservation = super().reserve(chains, endpoint, capacity)
-            super().settle(reservation, True)
-            self._keep(reservation, packed)
+            chain = array("Q", packed).tolist()
+            PrefixIndex.settle(self, PrefixIndex.reserve(self, (chain,), endpoint, capacity), True)
+            self._journal.add((number, chain[-1]), packed, False)
 
-    def _settled(self, reservation: Reservation, computed: bool) -> None:
-        number, packed = self._own.pop(reservation, (0, b""))
-        if not number:
-            return
-        self._tell(Kind.SETTLE, _SETTLE.pack(self._tag, number, computed))
-        if computed:
-            self._keep(reservation, packed)
-            if len(reservation.spans) == 1:
-                self._ends.setdefault(reservation.pod.endpoint.name, {})[packed[-8:]] = len(packed)
 
-    def _going_on(self, reservation: Reservation) -> tuple[bytes, int] | None:
-        """Packed, and up to which byte all others know it: of a prompt that goes on where one of its segments ends, so
-        that only what is behind that is packed anew. None of any other, and of several chains."""
-        if self._now() >= self._anew_at:
-            self.begin_anew()
-        pod, spans = reservation.pod.endpoint.name, reservation.spans
-        ends = self._ends.get(pod)
-        if ends is None or len(spans) != 1:
-            return None
-        ((_, length, _, way),) = spans
-        end, rest = _LENGTH.size + 8 * length, b""
-        for at in range(len(way) - 1, 0, -1):
-            rest = way[at].segment.hashes.tobytes() + rest
-            if len(rest) > 8 * NEAR:
-                return None
-            last = way[at - 1].segment.hashes[-1:].tobytes()
-            if ends.get(last) == end - len(rest):
-                known = self._journal.get(pod, last) or b""
-                is_it = len(known) == end - len(rest) and _is_one(known)
-                return (_longer(known, rest), len(known)) if is_it else None
-        return None
+class _Places(dict[PodMemory, tuple[int, int]]):
+    """Of pods in a batch: which of them it is, and its number."""
 
-    def _keep(self, reservation: Reservation, packed: bytes) -> None:
-        if packed and not reservation.pod.retired:
-            self._journal.add(reservation.pod.endpoint.name, packed)
+    def __missing__(self, pod: PodMemory) -> tuple[int, int]:
+        place = self[pod] = len(self), pod_number(pod.endpoint.name)
+        return place
 
-    def _pack(self, reservation: Reservation) -> bytes:
-        """Copied from the segments, which are packed already: a list of 512 integers would take 10 us. The way of a
-        reservation that was just made is whole, unless a second chain has cut it."""
-        parts: list[bytes] = []
-        for hashes, length, _, way in reservation.spans:
-            if len(reservation.spans) > 1:
-                way = self._forest.way(reservation.pod, hashes, length)
-            parts.append(_LENGTH.pack(length))
-            parts.extend([holding.segment.hashes.tobytes() for holding in way])
-        return b"".join(parts)
-
-    def _reserve_body(self, reservation: Reservation, packed: bytes) -> bytes:
-        number, _ = self._own[reservation]
-        pod = reservation.pod
-        name = pod.endpoint.name.encode()
-        return _RESERVE.pack(self._tag, number, max(0, pod.capacity), len(name)) + name + packed
-
-    def _pod_body(self, name: str, capacity: int) -> bytes:
-        encoded = name.encode()
-        return _POD.pack(self._tag, max(0, capacity), len(encoded)) + encoded
-
-    def _pod_and_chains(self, body: bytes, at: int, size: int) -> tuple[Endpoint | None, bytes]:
-        if at + size > len(body):
-            raise Garbled("a pod's name is cut off")
-        return self._find(body[at : at + size].decode()), body[at + size :]
+    @property
+    def pods(self) -> list[tuple[int, int]]:
+        return [(number, max(0, pod.capacity)) for pod, (_, number) in self.items()]
 
 
 _TAKE: dict[Kind, Callable[[SharedIndex, int, bytes], None]] = {
-    Kind.RESERVE: SharedIndex._take_reserve,
-    Kind.RESERVE_ON: SharedIndex._take_reserve_on,
-    Kind.SETTLE: SharedIndex._take_settle,
+    Kind.MOVES: SharedIndex._take_moves,
     Kind.FORGET: SharedIndex._take_forget,
     Kind.MEMORY: SharedIndex._take_memory,
 }
-
-
-def _is_one(packed: bytes) -> bool:
-    """Whether these are the hashes of one chain."""
-    return bool(_LENGTH.unpack_from(packed)[0] * 8 + _LENGTH.size == len(packed))
-
-
-def _longer(packed: bytes, hashes: bytes) -> bytes:
-    return _LENGTH.pack((len(packed) + len(hashes) - _LENGTH.size) // 8) + packed[_LENGTH.size :] + hashes
-
-
-def _unpack(packed: bytes) -> list[Chain]:
-    chains: list[Chain] = []
-    at = 0
-    while at < len(packed):
-        (hashes,) = _LENGTH.unpack_from(packed, at)
-        at += _LENGTH.size + 8 * hashes
-        if at > len(packed) or hashes >= len(DEPTHS):
-            raise Garbled("a chain is cut off, or longer than any")
-        chains.append(array("Q", packed[at - 8 * hashes : at]).tolist())
-    return chains

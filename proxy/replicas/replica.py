@@ -20,6 +20,7 @@ from proxy.replicas.loads import Apply, OwnLoads, PeerLoads
 from proxy.replicas.outbox import Outbox
 from proxy.replicas.prefixes import JOURNAL_BYTES, SharedIndex
 from proxy.replicas.queues import SharedQueue
+from proxy.replicas.roster import Roster
 from proxy.replicas.sessions import MOST_TOLD, SharedSessions
 from proxy.replicas.way import Way
 from proxy.replicas.wire import EVERYBODY, HUB, Garbled, Kind, record, records
@@ -80,7 +81,7 @@ class Replica:
         self._lost = lost
         self._dropped = dropped
         self._garbled = garbled
-        self._outbox = Outbox(self._send, self._loads)
+        self._outbox = Outbox(self._send, self._changes)
         self._tasks = Tasks()
         self._link: Way
         self.place = (1, 0)
@@ -89,9 +90,11 @@ class Replica:
         self.sessions: list[SharedSessions] = []
         self.limits: list[SharedLimits] = []
         self.queues: list[SharedQueue] = []
+        self.roster = Roster()
         self.own_loads = OwnLoads(self._outbox.touch)
-        self.peer_loads = PeerLoads(apply)
+        self.peer_loads = PeerLoads(self.roster.get, apply)
         self.tell = self._outbox.add
+        self.touch = self._outbox.touch
 
     async def connect(self, sock: socket.socket) -> None:
         """Over a connected socket whose other end is the hub's."""
@@ -123,6 +126,14 @@ class Replica:
     def reloaded(self, number: int, is_good: bool) -> None:
         """Whether this process serves with the settings of this number."""
         self._link.send(HUB, record(Kind.RELOADED, orjson.dumps((number, is_good))))
+
+    def added(self, endpoint: Endpoint) -> None:
+        """To the pods of this process, as `removed` from them."""
+        self.roster.added(endpoint)
+        self.peer_loads.added(endpoint)
+
+    def removed(self, endpoint: Endpoint) -> None:
+        self.roster.removed(endpoint)
 
     def bound(self, response_id: str, endpoint: Endpoint) -> None:
         self.tell(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
@@ -156,9 +167,10 @@ class Replica:
     def _send(self, batch: bytes) -> None:
         self._link.send(EVERYBODY, batch)
 
-    def _loads(self) -> bytes:
+    def _changes(self) -> bytes:
         body = self.own_loads.take_changes()
-        return record(Kind.LOAD, body) if body else b""
+        loads = record(Kind.LOAD, body) if body else b""
+        return b"".join([loads, *[index.take_changes() for index in self.indexes]])
 
     @property
     def members(self) -> list[int]:
@@ -255,7 +267,7 @@ class Replica:
         yield record(Kind.DOUBTS, orjson.dumps(self._doubts()))
         for index in self.indexes:
             for body in index.in_flight():
-                yield record(Kind.RESERVE, body)
+                yield record(Kind.MOVES, body)
         for limits in self.limits:
             for body in limits.in_flight():
                 yield record(Kind.USED, body)
@@ -280,4 +292,4 @@ class Replica:
             yield record(Kind.BINDINGS, orjson.dumps(bound[start : start + 200]))
 
 
-_OF_INDEXES = frozenset({Kind.RESERVE, Kind.RESERVE_ON, Kind.SETTLE, Kind.FORGET, Kind.MEMORY})
+_OF_INDEXES = frozenset({Kind.MOVES, Kind.FORGET, Kind.MEMORY})

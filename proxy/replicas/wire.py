@@ -48,8 +48,8 @@ class Kind(IntEnum):
     RESET = 16
     """What I said of my requests in flight is void; all there is follows."""
     LOAD = 17
-    RESERVE = 18
-    SETTLE = 19
+    MOVES = 18
+    """What I reserved and settled in an index."""
     FORGET = 20
     MEMORY = 21
     BINDINGS = 22
@@ -59,8 +59,6 @@ class Kind(IntEnum):
     FAREWELL = 25
     """My last exposition."""
     SESSIONS = 26
-    RESERVE_ON = 27
-    """As RESERVE, of a prompt that goes on where one ends that was told and confirmed."""
     SPENT = 40
     """Of the limits of a key or a tenant."""
     USED = 41

@@ -44,9 +44,10 @@ class GuardedScorer(Scorer):
             if len(scores) != len(endpoints):
                 self._fault(WRONG_LENGTH, f"gave {len(scores)} scores for {len(endpoints)} pods")
                 return [0.0] * len(endpoints)
-            if not len(scores) or (min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0):
-                return scores
-            return self._repair(scores)
+            for score in scores:
+                if not 0.0 <= score <= 1.0:  # as is NaN
+                    return self._repair(scores)
+            return scores
         except Exception as error:  # noqa: BLE001  # whatever it is, the cycle goes on
             self._fault(RAISED, "failed", error)
             return [0.0] * len(endpoints)

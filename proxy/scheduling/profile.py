@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, profile_result, scored_endpoints
+from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
 from proxy.core.plugin import Filter
@@ -47,16 +47,22 @@ class Profile:
         self._first_attempt = ProfileRun(self.name, 0, self.shadow)
 
     def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> ProfileResult:
+        """Raises what `rank` raises."""
+        return ProfileResult(self.name, tuple(self.rank(request, endpoints, attempt)))
+
+    def rank(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0
+    ) -> Sequence[ScoredEndpoint]:
         """Raises Saturated or NoEndpoints, naming the profile and the filter that left nothing."""
         run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
         filters, totals, pick = next(self.rounds)
         if filters or not endpoints:
             endpoints = self._filter(filters, run, request, endpoints)
         scored = list(scored_endpoints(zip(endpoints, totals(run, request, endpoints), strict=True)))
-        ranked = tuple(pick(run, request, scored))
+        ranked = pick(run, request, scored)
         if not ranked:
             raise NoEndpoints(f"The picker of profile '{self.name}' picked none of {len(scored)} pods.")
-        return profile_result((self.name, ranked))
+        return ranked
 
     def _filter(
         self, filters: Sequence[FilterStep], run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
-from proxy.core.decision import Decision, ProfileResult
+from proxy.core.decision import Decision, ProfileResult, decided
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, RequestError
 from proxy.core.params import suggestion
@@ -52,7 +52,7 @@ class Scheduler:
         if self._only is None:
             decision = self._discussed(request, endpoints, attempt)
         else:
-            decision = Decision.from_result(self._only.run(request, endpoints, attempt))
+            decision = decided(self._only.name, self._only.rank(request, endpoints, attempt))
         for shadow in self._shadows:
             self._observe(shadow, decision, request, endpoints, attempt)
         return decision

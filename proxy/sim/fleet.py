@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -52,7 +52,10 @@ class SimFleet:
         await self._stack.aclose()
 
 
-async def serve(configs: Sequence[SimConfig], *, host: str, port: int) -> None:
-    """Run a pod for each configuration on `port`, `port` + 1, … until cancelled."""
+async def serve(
+    configs: Sequence[SimConfig], *, host: str, port: int, begun: Callable[[], None] = lambda: None
+) -> None:
+    """Run a pod for each configuration on `port`, `port` + 1, … until cancelled; `begun` is called when all listen."""
     async with SimFleet(len(configs), configs, port=port, host=host):
+        begun()
         await asyncio.Event().wait()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
-from itertools import compress, repeat
-from operator import add, is_not, sub
 
 import orjson
 
@@ -14,7 +11,7 @@ from proxy.core.ports import Clock
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.line_writer import LineWriter
 from proxy.telemetry.logs import spelt_out
-from proxy.telemetry.records import SENDER, VALUE, Record
+from proxy.telemetry.records import VALUE, Record
 
 FIELDS = (
     "time",
@@ -36,11 +33,6 @@ FIELDS = (
     "tenant",
 )
 """Times are seconds; a field without a value is left out."""
-
-_NO_USAGE = (None, None, None)
-"""In place of a usage, which is a tuple of its tokens in the order of the fields."""
-_NOBODY = (None, None)
-_is_known = partial(is_not, None)
 
 
 class AccessLog:
@@ -74,37 +66,34 @@ class AccessLog:
 
 def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     """A line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was 0."""
-    calls, ended_at, statuses, outcomes, sent, legs = zip(*requests, strict=True)
-    ids, methods, paths, received_at, identities = zip(*calls, strict=True)
-    senders = [(None,) * len(ids)] * 2
-    if any(identities):
-        senders = list(zip(*[SENDER(each) if each else _NOBODY for each in identities], strict=True))
-    models, endpoints, begun_at, usages, received, attempts = zip(*legs, strict=True)
-    waits = [None if at is None else round(at - since, 6) for at, since in zip(begun_at, received_at, strict=True)]
-    columns = (
-        map(datetime.fromtimestamp, map(add, ended_at, repeat(epoch)), repeat(UTC)),
-        ids,
-        methods,
-        paths,
-        models,
-        endpoints,
-        statuses,
-        map(VALUE, outcomes),
-        waits,
-        map(round, map(sub, ended_at, received_at), repeat(6)),
-        *zip(*[usage or _NO_USAGE for usage in usages], strict=True),
-        [own or relayed for own, relayed in zip(sent, received, strict=True)],
-        map(add, attempts, repeat(1)),
-        *senders,
-    )
-    return _encode(list(zip(*columns, strict=True)))
+    # One by one a line takes 18,000 instructions, by columns with iterators of C 33,000.
+    return _encode([_fields(request, epoch) for request in requests])
 
 
-def _encode(rows: Sequence[Sequence[object]]) -> bytes:
-    """orjson is called once: calling it costs more than ten times what it does for a line. No text can be taken for
-    what lies between two lines, because inside a JSON string quotes are escaped."""
-    pairs, known = map(partial(zip, FIELDS), rows), map(partial(map, _is_known), rows)
-    lines = list(map(dict, map(compress, pairs, known)))
+def _fields(request: Record, epoch: float) -> dict[str, object]:
+    (name, method, path, received_at, identity), ended_at, status, outcome, sent, leg = request
+    model, endpoint, begun_at, usage, relayed, attempt = leg
+    fields = {"time": datetime.fromtimestamp(ended_at + epoch, UTC), "request_id": name, "method": method, "path": path}
+    if endpoint is not None:
+        fields["model"], fields["endpoint"] = model, endpoint
+    fields["status"], fields["outcome"] = status, VALUE(outcome)
+    if begun_at is not None:
+        fields["ttft"] = round((begun_at - received_at) * 1e6) / 1e6
+    fields["duration"] = round((ended_at - received_at) * 1e6) / 1e6
+    if usage is not None:
+        prompt, completion, cached = usage
+        fields["prompt_tokens"], fields["completion_tokens"] = prompt, completion
+        if cached is not None:
+            fields["cached_tokens"] = cached
+    fields["bytes"], fields["attempts"] = sent or relayed, attempt + 1
+    if identity is not None:
+        fields["key"], fields["tenant"] = identity.name, identity.tenant
+    return fields
+
+
+def _encode(lines: Sequence[Mapping[str, object]]) -> bytes:
+    """orjson is called once: calling it costs a third of what it does for a line. No text can be taken for what lies
+    between two lines, because inside a JSON string quotes are escaped."""
     try:
         batch = orjson.dumps(lines, option=orjson.OPT_UTC_Z)
     except TypeError:  # lone surrogates, from headers and paths, which are no Unicode

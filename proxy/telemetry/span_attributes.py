@@ -63,8 +63,7 @@ def of_end(call: Call, status: int, outcome: Ending | Reason, exchange: Exchange
         found["kvlane.endpoint"] = exchange.endpoint.name
         found["kvlane.attempts"] = exchange.attempt + 1
         found |= of_usage(exchange.usage)
-        if exchange.first_byte_at is not None:
-            found["gen_ai.response.time_to_first_chunk"] = exchange.first_byte_at - call.received_at
+        found |= _of_first_chunk(exchange, call.received_at)
     return found | _error(outcome, status)
 
 
@@ -112,9 +111,15 @@ def of_leg_end(exchange: Exchange) -> Attributes:
         found["http.response.status_code"] = exchange.status
     if exchange.predicted_cached_tokens is not None:
         found["kvlane.predicted_cached_tokens"] = exchange.predicted_cached_tokens
-    if exchange.first_byte_at is not None:
-        found["gen_ai.response.time_to_first_chunk"] = exchange.first_byte_at - exchange.started_at
+    found |= _of_first_chunk(exchange, exchange.started_at)
     return found | _error(exchange.ending or Ending.COMPLETE, exchange.status or 0)
+
+
+def _of_first_chunk(exchange: Exchange, since: float) -> Attributes:
+    """In seconds; of streams alone, as the convention wants it: what comes whole comes when all of it is ready."""
+    if exchange.first_byte_at is None or not exchange.request.stream:
+        return {}
+    return {"gen_ai.response.time_to_first_chunk": exchange.first_byte_at - since}
 
 
 def of_usage(usage: Usage | None) -> Attributes:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
-from proxy.core.errors import KvlaneError
+from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
 from proxy.top.engines import Look, between, look
 from proxy.top.picture import Picture
@@ -61,7 +61,7 @@ class Feed:
                 self.refused = error
                 self._changed()
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                self._lost(str(error) or type(error).__name__)
+                self._lost(cause(error))
                 await asyncio.sleep(AGAIN)
 
     async def begin(self) -> None:

@@ -13,15 +13,19 @@ from proxy.autoscale.total import Metric, Sized
 SUM, LEVEL = Metric("load", "total", 0.8), Metric("usage", "value", 0.8)
 
 
-def seen(value: object, name: str = "load") -> Sized:
-    return Sized(Role("decode", 1, 20, current=4, ready=4), {name: value})
+def seen(value: object, name: str = "load", ready: int = 20) -> Sized:
+    return Sized(Role("decode", 1, 20, current=20, ready=ready), {name: value})
 
 
-def carried(values: list[object], metric: Metric = SUM, seconds: float = 120.0) -> object:
+def carried(values: list[object], metric: Metric = SUM, seconds: float = 120.0, ready: int = 20) -> object:
     """The last of the values that came every 15 seconds, as it will be."""
-    outlook, found = Outlook(), None
+    return carried_by(Outlook(), values, metric, seconds, ready)
+
+
+def carried_by(outlook: Outlook, values: list[object], metric: Metric, seconds: float, ready: int) -> object:
+    found = None
     for at, value in enumerate(values):
-        found = outlook.ahead(15.0 * at, seen(value, metric.name), [metric], seconds).metrics[metric.name]
+        found = outlook.ahead(15.0 * at, seen(value, metric.name, ready), [metric], seconds).metrics[metric.name]
     return found
 
 
@@ -46,6 +50,47 @@ def test_a_few_readings_are_no_trend() -> None:
 def test_a_jump_is_not_carried_on_for_ever() -> None:
     values: list[object] = [*[1.0] * 20, *[4.0] * 20]
     assert carried(values) == 4.0
+
+
+def test_what_waits_for_replicas_is_not_carried_on() -> None:
+    """Four replicas have room for 3.2: the rest is a queue, which grows since they are too few."""
+    full = [3.0] * 10
+    queue = [3.5 + 0.5 * at for at in range(10)]
+    assert carried([*full, *queue], ready=4) == queue[-1]
+    assert carried([*full, *queue], ready=20) > queue[-1] + 0.02 * 120  # type: ignore[operator]
+
+
+def test_the_trend_from_before_it_was_too_much_goes_on() -> None:
+    """0.01 per second, of which the replicas that are full show no more."""
+    rising, full = [2.0 + 0.15 * at for at in range(9)], [3.3] * 4
+    assert carried([*rising, *full], ready=4) == pytest.approx(rising[-1] + 0.01 * (4 * 15 + 120))
+    assert carried([*rising, *[3.3] * 30], ready=4) == 3.3
+
+
+def test_nothing_was_served_where_there_is_no_replica() -> None:
+    assert carried([1.0 * at for at in range(1, 10)], ready=0) == 9.0
+
+
+def test_what_is_even_or_falls_does_not_rise() -> None:
+    rng = random.Random(2)
+    for values, rises in (
+        ([2.0 + 0.15 * at for at in range(9)], True),
+        ([0.1] * 9, False),
+        ([3.0 - 0.15 * at for at in range(9)], False),
+        ([2.0 + rng.uniform(-0.001, 0.001) for _ in range(9)], False),
+    ):
+        outlook = Outlook()
+        assert not outlook.rises(0.0, 120.0)
+        carried_by(outlook, list(values), SUM, 120.0, 20)
+        assert outlook.rises(120.0, 120.0) is rises
+        assert not outlook.rises(120.0, 0.0)
+
+
+def test_what_is_not_told_any_more_does_not_rise() -> None:
+    outlook = Outlook()
+    carried_by(outlook, [2.0 + 0.15 * at for at in range(9)], SUM, 120.0, 20)
+    assert outlook.rises(360.0, 120.0)
+    assert not outlook.rises(361.0, 120.0)
 
 
 def test_levels_are_left_alone() -> None:

@@ -86,8 +86,26 @@ def test_so_many_change_their_role_in_one_decision(most: int, after: int) -> Non
 
 def test_of_several_roles_the_one_that_misses_most_goes_first() -> None:
     kept, wanted = {"a": 6, "b": 1, "c": 1}, {"a": 2, "b": 4, "c": 2}
-    assert stepped(kept, wanted, 2) == {"a": 4, "b": 3, "c": 1}
-    assert stepped(kept, wanted, 0) == stepped(kept, wanted, 4) == wanted
+    assert stepped(kept, wanted, 2, None) == {"a": 4, "b": 3, "c": 1}
+    assert stepped(kept, wanted, 0, None) == stepped(kept, wanted, 4, None) == wanted
+    assert stepped(kept, wanted, 0, lambda held: held["b"] >= 2) == {"a": 5, "b": 2, "c": 1}
+
+
+def test_what_is_added_goes_to_the_role_that_asks_for_it() -> None:
+    """By shares decode misses more; but it has what it asks for, and would have to give it back."""
+    calm = pool(behavior=HELD, coordination={"mode": "preferred", "hysteresisPercent": 20})
+    usage = {"queue_depth": 40.0, "kv_cache_utilization": 0.6}
+    found = asked(Recommender(calm), needing(4, 11, (5, 11), decode_signals=usage))
+    assert found.result.target["decode"] - 11 > found.result.target["prefill"] - 4
+    assert found.replicas == {"prefill": 5, "decode": 11}
+
+
+def test_no_more_change_their_role_than_somebody_is_short_of() -> None:
+    """Nine are held; by shares of three and five it would be three and six."""
+    calm = pool(behavior=HELD, coordination={"mode": "preferred", "alpha": 0})
+    found = asked(Recommender(calm), needing(5, 4, (2, 5)))
+    assert found.result.replicas == {"prefill": 3, "decode": 6}
+    assert found.replicas == {"prefill": 4, "decode": 5}
 
 
 class TestSurge:

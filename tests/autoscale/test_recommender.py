@@ -146,6 +146,15 @@ class TestThePast:
         assert first(told, seen(3, 7, kv=0.8), 301.0).corrected == 4
 
 
+def test_while_a_role_grows_the_total_does_not_shrink() -> None:
+    """Ten would do as long as decode has enough; it will not for long."""
+    free = {"scaleUp": {"select": "none"}, "scaleDown": {"select": "none", "stabilization": "0s"}}
+    for ahead, total in (("150s", 14), ("0s", 10)):
+        told = Recommender(pool(behavior=free, lookAhead=ahead))
+        totals = [first(told, seen(7, 7, backlog=4.5, kv=3.2 + 0.1 * at), 15.0 * at).total for at in range(20)]
+        assert totals[-1] == total, totals
+
+
 def test_all_roles_can_be_sized_as_one() -> None:
     joint = pool(
         total="joint",

@@ -106,7 +106,13 @@ def test_what_is_made_up_comes_in_order_at_the_rate_asked_for_and_the_same_for_t
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [("shared-prompt", 0.9, 1.0), ("conversations", 0.7, 0.95), ("agents", 0.85, 0.97), ("bimodal", 0.0, 0.0)],
+    [
+        ("shared-prompt", 0.9, 1.0),
+        ("conversations", 0.7, 0.95),
+        ("agents", 0.85, 0.97),
+        ("bimodal", 0.0, 0.0),
+        ("day", 0.55, 0.85),
+    ],
 )
 def test_as_much_is_shared_as_the_kind_of_traffic_implies(name: str, least: float, most: float) -> None:
     assert least <= reusable_share(generate(name, 2_000, 20.0, Random(4)).jobs) <= most

@@ -92,6 +92,10 @@ class TestEval:
             ({"roles": {}, "total": 2.5}, ["roles:", "total: must be an integer"]),
             ({"total": True}, ["total"]),
             (
+                {"total": "ten", "coordination": {"mode": "sometimes", "preferred_ratio": {"prefil": {}}}},
+                ["total", "coordination.mode", "coordination.preferred_ratio: there is no role 'prefil'"],
+            ),
+            (
                 {"roles": [{"name": "a", "min": 0, "max": 10**400, "current": 10**400}]},
                 ["roles[0].max", "roles[0].current"],
             ),

@@ -7,6 +7,8 @@ import dataclasses
 import random
 from contextlib import AsyncExitStack
 
+from proxy.autoscale.measures import Known
+from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
 from proxy.composition.autoscaling import Autoscaling
 from proxy.composition.lead import Lead
@@ -64,6 +66,36 @@ async def test_what_nobody_knows_is_not_shown_as_nothing() -> None:
     assert samples["valid", "default"] == 0
     assert ("desired_replicas", "default", "prefill") not in samples
     assert samples["desired_replicas", "default", "decode"] == 1
+
+
+async def test_what_was_recommended_last_is_shown_while_nothing_can_be_seen() -> None:
+    rig = Rig(decode=2)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        before = shown.samples()
+        rig.senses.all["prefill"] = Known()
+        rig.clock.advance(100.0)
+        await shown.autoscaling.pools["default"].step()
+        after = shown.samples()
+    assert (before["valid", "default"], after["valid", "default"]) == (1, 0)
+    held = {"desired_replicas", "total_recommended", "share", "reason", "band_satisfied", "panic"}
+    assert {key: after.get(key) for key in before if key[0] in held} == {
+        key: value for key, value in before.items() if key[0] in held
+    }
+    assert after["signal_missing", "default", "decode", "kv_cache_utilization_sum"] == 1
+
+
+async def test_every_reason_is_shown_whether_it_holds_or_not() -> None:
+    rig = Rig(decode=2)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        reasons = {key[2]: value for key, value in shown.samples().items() if key[0] == "reason"}
+    assert set(reasons) == {cause.value for cause in Cause}
+    assert set(reasons.values()) <= {0, 1}
 
 
 async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:

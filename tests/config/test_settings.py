@@ -117,7 +117,7 @@ def test_a_key_that_stands_twice_is_an_error_with_its_place(files: Files) -> Non
         ("listen: {host: 2024-13-45}", "kvlane.yaml: month must be in 1..12"),
         (
             "pods: {refresh: 5}\nscheduling: {plugins: [{type: metrics-data-source, parameters: {interval: 1s}}]}",
-            "pods.refresh: must be a mapping, not 5",
+            "pods.refresh: must be a mapping, not 5; its keys are interval, timeout, maxCore, attributes, …",
         ),
     ],
 )
@@ -218,6 +218,24 @@ def test_every_missing_variable_is_named_with_its_path(files: Files) -> None:
         "listen.port: environment variable PORT",
         "pods.static[0].url: environment variable HOST",
     ]
+
+
+def test_what_is_no_variable_and_no_secret_is_not_taken_for_one(files: Files) -> None:
+    text = 'admin: {apiKey: "${KEY"}\nsecurity: {apiKeys: [{name: a, key: "***"}]}\nlisten: {host: "$${x"}'
+    faults = files.faults(text)
+    assert [fault.partition(":")[0] for fault in faults] == ["admin.apiKey", "security.apiKeys[0].key"]
+    assert "***" in faults[1]
+
+
+def test_a_key_in_the_place_of_its_entry_is_not_repeated(files: Files) -> None:
+    (fault,) = files.faults("security: {apiKeys: [kvl_secret]}")
+    assert fault == "security.apiKeys[0]: must be a mapping, not a text; its keys are name, key, hash, tenant, …"
+
+
+def test_all_paths_that_cannot_be_relayed_are_named(files: Files) -> None:
+    (fault,) = files.faults("security: {relayPaths: [/metrics, /fine, x]}")
+    assert "/metrics steers an engine" in fault
+    assert "'x' must start with /" in fault
 
 
 def test_a_variable_that_is_no_number_is_refused_where_one_is_wanted(files: Files) -> None:

@@ -45,6 +45,14 @@ async def test_what_prompts_have_in_common_is_hotter_than_what_one_had() -> None
     assert all(heat < hottest["cells"][0][1] / 2 for heat in others)
 
 
+async def test_what_one_request_had_leaves_room_for_what_many_had() -> None:
+    warm, pod = Warm(), Endpoint("a")
+    for _ in range(3):
+        warm.answer(pod, SHARED)
+        shown = await warm.look()
+    assert [group["first"] for group in shown["groups"]] == [0]
+
+
 async def test_cells_are_of_the_pods_that_answered() -> None:
     warm = Warm()
     pods = [Endpoint(f"pod-{number}") for number in (2, 10)]

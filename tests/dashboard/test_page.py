@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.core.endpoint import EndpointState
+from proxy.fleet.settings import PodSettings
 from proxy.sim import SimConfig
 from tests.dashboard.browser import ENTER, ESCAPE, TAB, Page, chromium, needs_axe, needs_chromium
 from tests.dashboard.scene import Scene, scene
@@ -167,6 +168,40 @@ async def test_a_key_is_asked_for_where_one_is_needed_and_kept_nowhere(page: Pag
         assert "s3cret" not in kept
         await page.open(f"{made.url}/dashboard")
         await page.until("document.querySelector('#key-dialog').open")
+
+
+async def test_who_closes_the_question_for_the_key_can_have_it_again(page: Page) -> None:
+    async with scene(pods=2, api_key="s3cret") as made:
+        await page.open(f"{made.url}/dashboard")
+        await page.until("document.querySelector('#key-dialog').open")
+        await page.press(ESCAPE)
+        await page.says("#attention-title", "without the admin key")
+        await page.says("#connection", "no key")
+        await page.click("#enter-key")
+        await page.write("#key", "s3cret")
+        await page.press(ENTER)
+        await page.says("#attention-title", "All is well: 2 pods ready")
+        await page.until("!document.querySelector('#enter-key')")
+
+
+async def test_a_pod_that_never_answers_is_something_to_look_at(page: Page) -> None:
+    async with scene(pods=1) as made:
+        made.fleet.add(PodSettings(url="http://vllm-9:8000", name="vllm-9"))
+        await page.open(f"{made.url}/dashboard")
+        await page.says("#findings", "vllm-9 has not answered yet")
+        await page.says("#attention-title", "All is well")
+        await page.says("#findings", "vllm-9 has never answered: kvlane doctor")
+        await page.says("#attention-title", "1 thing to look at")
+
+
+async def test_a_fleet_without_pods_says_how_to_add_one(page: Page) -> None:
+    async with scene() as made:
+        await page.open(f"{made.url}/dashboard")
+        await page.says("#fleet-legend", "POST /admin/pods")
+        made.add("vllm-0")
+        await page.until("!document.querySelector('#fleet-legend').innerText")
+        await page.write("#fleet-filter", "nobody")
+        await page.says("#fleet-legend", "No pod is like that.")
 
 
 async def test_all_of_it_can_be_done_with_the_keyboard(page: Page) -> None:

@@ -17,7 +17,7 @@ async def test_the_page_and_its_parts_need_no_key_and_its_events_do() -> None:
         for path in ("/dashboard", *(f"/dashboard/assets/{name}" for name in load())):
             async with http.get(path) as answer:
                 assert answer.status == 200, path
-        for path in ("/dashboard/events", "/dashboard/", "/dashboard/other", "/admin/config/source"):
+        for path in ("/dashboard/events", "/dashboard/other", "/admin/config/source"):
             async with http.get(path) as answer:
                 assert answer.status == 401, path
         async with http.get("/dashboard/events", headers=KEY) as answer:
@@ -25,6 +25,13 @@ async def test_the_page_and_its_parts_need_no_key_and_its_events_do() -> None:
             name, data = await anext(events(answer))
     assert name == "all"
     assert set(data["pods"]) == {"vllm-0"}
+
+
+async def test_who_comes_to_the_port_itself_is_sent_to_the_page() -> None:
+    async with scene(pods=1, api_key="s3cret") as made, aiohttp.ClientSession(made.url) as http:
+        for path in ("/", "/dashboard/"):
+            async with http.get(path) as answer:
+                assert (answer.status, answer.url.path, answer.content_type) == (200, "/dashboard", "text/html"), path
 
 
 async def test_the_page_may_load_and_reach_nothing_but_its_own_port() -> None:

@@ -36,7 +36,7 @@ KVLANE = [words for words in WORDS if words[0].endswith("kvlane")]
 STAYS = {"serve", "sim", "demo", "top"}
 """Commands that run for long; tests/cli has them. What `serve` is given is checked here."""
 
-OPERATES = {"explain", "doctor"}
+OPERATES = {"explain", "doctor", "drain", "undrain"}
 """Commands that ask pods or a proxy, which there are."""
 
 LONG = {"tune": ["--trials", "1"]}
@@ -96,7 +96,8 @@ async def test_a_command_that_asks_is_answered(words: list[str], desk: Path) -> 
         line = re.sub(r"--slow \S+", "--slow 0s", shlex.join(words)).replace("http://localhost:9190", s.admin)
         for number, pod in enumerate(s.sim.urls):
             line = line.replace(f"http://vllm-{number}:8000", pod)
-        good(words, await asyncio.to_thread(run, shlex.split(line)))
+        elsewhere = [] if "--url" in words or "doctor" in words else ["--url", s.admin]
+        good(words, await asyncio.to_thread(run, [*shlex.split(line), *elsewhere]))
 
 
 @asynccontextmanager

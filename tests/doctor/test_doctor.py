@@ -278,6 +278,16 @@ class TestTheCommand:
         result = CliRunner().invoke(main, ["doctor", "vllm-0"])
         assert result.exit_code == 2
         assert "'vllm-0' is no URL of a pod" in result.output
+        assert "ends in /v1" in CliRunner().invoke(main, ["doctor", "http://vllm-0:8000/v1"]).output
+
+    async def test_says_in_the_configuration_whom_it_left_out(self) -> None:
+        async with serving(FakePod()) as pod:
+            gone = f"http://127.0.0.1:{free_port()}"
+            words = ["doctor", pod.url, gone, "--no-requests", "--timeout", "1"]
+            result = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert result.stdout.startswith(f"# left out, as it did not answer: {gone}\n")
+        assert "Connection refused\n" in result.stderr
+        assert [pod["url"] for pod in yaml.safe_load(result.stdout)["pods"]["static"]] == [pod.url]
 
 
 def announcing(port: int) -> FakePod:

@@ -44,7 +44,7 @@ def test_an_empty_file_is_no_pods() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: [", "while parsing"),
+        ("a: [", "expected"),
         ("a: 1", "must be a list of pods"),
         ("- 7", "[0]: must be a mapping"),
         ("- {url: 'http://a', port: 1}", "[0]: unknown field 'port'"),
@@ -100,6 +100,9 @@ async def test_a_broken_edit_keeps_the_pods_and_is_logged_once(
     assert await source.poll() is None
     assert caplog.text.count("is broken") == 1
     assert "[0]: url: 'nonsense'" in caplog.text
+    path.write_text("- {url: http://a:1\n")
+    assert await source.poll() is None
+    assert "\n2:1: " in caplog.text
     path.write_bytes(b"\xff\xfe")
     assert await source.poll() is None
     path.write_text(OURS)

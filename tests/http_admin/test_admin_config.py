@@ -14,7 +14,8 @@ from tests.http_admin.fakes import admin_port
         ({"admin": {"port": 9190, "apiKey": "***"}}, {"admin": {"port": 9190, "apiKey": "s3"}}),
         ({"apiKey": None}, {"apiKey": None}),
         ({"apiKeys": ["***", "***"]}, {"apiKeys": ["s3", "s4"]}),
-        ({"apiKeys": [{"name": "***", "key": "***"}]}, {"apiKeys": [{"name": "a", "key": "s3"}]}),
+        ({"apiKeys": [{"name": "a", "key": "***"}]}, {"apiKeys": [{"name": "a", "key": "s3"}]}),
+        ({"apiKeys": [{"scopes": ["admin"], "hash": "***"}]}, {"apiKeys": [{"scopes": ["admin"], "hash": "s3"}]}),
         ({"apiKey": {"value": "***", "origin": "file"}}, {"apiKey": {"value": "s3", "origin": "file"}}),
         ({"pods.static[0].apiKey": "***"}, {"pods.static[0].apiKey": "s3"}),
         ({"security.apiKeys[0].key": "***"}, {"security.apiKeys[0].key": "s3"}),
@@ -47,6 +48,12 @@ async def test_faults_of_a_configuration_are_told_one_by_one() -> None:
 async def test_a_configuration_that_is_no_text_is_no_crash() -> None:
     async with admin_port() as port:
         assert (await port.error("POST", "/admin/config", 400, data=b"\xff\xfe"))["type"] == "invalid_request_error"
+
+
+async def test_a_query_that_is_spelt_wrong_applies_nothing() -> None:
+    async with admin_port() as port:
+        said = await port.error("POST", "/admin/config?dryrun=1", 400, data="none")
+        assert "dryrun" in said["message"]
 
 
 async def test_nothing_to_go_back_to_is_a_conflict() -> None:

@@ -113,6 +113,12 @@ class TestRouters:
         assert settings(pair).pods.static[0].engine == "sglang"
         assert "always-disagg-pd-decider" in types(pair)
 
+    def test_policies_of_roles_are_needless_where_predicted_time_counts_the_same(self) -> None:
+        words = ["--prefill", "http://p:1", "--decode", "http://d:1", "--prefill-policy", "cache_aware"]
+        made = vllm_router([*words, "--decode-policy", "round_robin"])
+        assert missing(made) == {"--decode-policy round_robin"}
+        assert "--prefill-policy cache_aware" in {left.what for left in made.needless}
+
     def test_a_connector_that_is_not_known_is_named(self) -> None:
         assert missing(vllm_router(["--prefill", "http://p:1", "--kv-connector", "moriio"])) == {
             "--kv-connector moriio"
@@ -323,6 +329,15 @@ class TestLiteLlm:
         assert "topsecret" not in made.text()
         assert found.security.api_keys[0].key == "${LITELLM_MASTER_KEY}"
         assert made.missing == []
+
+    def test_a_fallback_to_what_no_pod_serves_is_not_taken_over(self, tmp_path: Path) -> None:
+        made = self.made(
+            tmp_path,
+            model_list=[self.entry("llama", "hosted_vllm/meta/Llama"), self.entry("gpt-4o", "gpt-4o", None)],
+            litellm_settings={"fallbacks": [{"llama": ["gpt-4o"]}]},
+        )
+        assert "fallback of llama to gpt-4o" in missing(made)
+        assert not settings(made).models.fallbacks
 
     def test_several_models_behind_a_name_become_a_rewrite(self, tmp_path: Path) -> None:
         entries = [

@@ -295,7 +295,14 @@ def test_names_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> None:
         params.load(ModelSettings, settings)
 
 
-@pytest.mark.parametrize("rule", [{"model": "m"}, {"targets": [{"weight": 1}]}])
+def test_a_target_of_weight_0_gets_nothing_whatever_the_others_have() -> None:
+    it = resolver(rewrites=[{"model": "m", "targets": [{"model": "stable"}, {"model": "canary", "weight": 0}]}])
+    assert {it.resolve(request(), None).model for _ in range(50)} == {"stable"}
+
+
+@pytest.mark.parametrize(
+    "rule", [{"model": "m"}, {"targets": [{"weight": 1}]}, {"targets": [{"model": "a", "weight": 0}]}]
+)
 def test_a_rule_without_targets_is_refused(rule: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         params.load(ModelSettings, {"rewrites": [rule]})

@@ -1,3 +1,4 @@
+import gzip
 import json
 from contextlib import suppress
 
@@ -22,6 +23,19 @@ def chat(*messages: object, **fields: object) -> Parsed:
 
 def prompt_of(*messages: object, **fields: object) -> bytes:
     return chat(*messages, **fields).prompt.parts[0]
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (gzip.compress(b"{}"), r"compressed \(gzip\)"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", r"compressed \(zstd\)"),
+        (b'{"model":"\xff"}', "not UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_said_to_be_none(sent: bytes, said: str) -> None:
+    with pytest.raises(InvalidJson, match=said):
+        parse(CHAT, sent)
 
 
 USER = {"role": "user", "content": "hello"}

@@ -286,6 +286,14 @@ class TestWhenPredictionsAreBad:
         assert "trusted again" in caplog.text
         assert fleet.producer.error < 0.1
 
+    async def test_a_queue_is_as_long_as_its_prompts_are(self) -> None:
+        fleet = await self.fleet()
+        fleet.pods = [pod("a", waiting=0), pod("b", waiting=0)]
+        fleet.pods[0].charge(1, 30_000)
+        fleet.pods[1].charge(5, 5 * 200)
+        scores = await fleet.scores(streamed(160))
+        assert scores["b"] > scores["a"]
+
     async def test_without_any_prediction_too(self) -> None:
         scorer = make("latency-scorer", compositeKVWeight=0, compositePrefixWeight=0)
         assert scorer.score(RUN, request(10), [pod("a", waiting=4), pod("b", waiting=1)]) == [0.0, 0.75]

@@ -218,6 +218,10 @@ def test_a_pod_that_asks_for_a_rest_gets_it_within_reason() -> None:
     assert world.doubts == {RESTING}
     world.wait(30)
     assert world.doubts == set()
+    world.fail(error=Declined(503, retry_after=2))
+    assert world.doubts == {RESTING}
+    world.wait(2)
+    assert world.doubts == set()
 
 
 def test_a_pod_that_says_it_is_shutting_down_gets_nothing_until_it_is_another_process() -> None:

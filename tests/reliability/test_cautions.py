@@ -28,6 +28,7 @@ def test_the_defaults_are_beyond_doubt(pods: int) -> None:
         ({"timeouts": {"request": "1s", "idle": "500ms", "firstByte": "500ms", "connect": "1s"}}, "timeouts.connect"),
         ({"health": {"stall": "300s"}}, "health.stall"),
         ({"health": {"timeout": "30m"}}, "health.timeout"),
+        ({"hedging": {"after": "10m"}}, "hedging.after"),
         ({"retries": {"backoff": {"initial": "2s"}}}, "retries.backoff.initial"),
         ({"continuation": {"models": ["*"]}, "retries": {"attempts": 1}}, "continuation.models"),
         ({"continuation": {"models": ["*"]}, "retries": {"on": ["connect"]}}, "continuation.models"),

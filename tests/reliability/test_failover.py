@@ -190,12 +190,14 @@ def test_the_last_answer_there_can_be_is_for_the_client() -> None:
     assert not World(on=("connect", "502")).failover.takes(World().first(), 503)
 
 
-async def test_a_saturated_pod_is_followed_by_one_other_whose_answer_counts() -> None:
-    world = World("abcd", attempts=9)
+async def test_a_saturated_pod_is_followed_by_each_other_once_and_the_last_answer_counts() -> None:
+    world = World("abc", attempts=9)
     second = await world.failover.following(world.first(), Declined(429, 2.0))
     assert second.endpoint.name == "b"
-    assert not world.failover.takes(second, 429)
-    assert world.failover.takes(second, 503)
+    assert world.failover.takes(second, 429)
+    third = await world.failover.following(second, Declined(429, 2.0))
+    assert third.endpoint.name == "c"
+    assert not world.failover.takes(third, 429)
 
 
 async def test_retries_are_a_share_of_the_traffic_and_some_more() -> None:

@@ -40,7 +40,7 @@ class Member:
         self.dropped, self.garbled = Counter(), Counter()
         self.replica = Replica(
             endpoints=lambda: [self.pod],
-            apply=lambda _, requests, tokens, work: self.ledger.elsewhere(self.pod, requests, tokens, work),
+            apply=self.ledger.elsewhere,
             told=lambda kind, body: self.told.append((kind, body)),
             bound=self.bound.__setitem__,
             bindings=lambda: self.own_bound,
@@ -52,8 +52,9 @@ class Member:
             dropped=self.dropped,
             garbled=self.garbled,
         )
+        self.replica.added(self.pod)
         self.index = SharedIndex(
-            SystemClock(), 9, 60.0, 1 << 24, tag=1, tell=self.replica.tell, find={"a": self.pod}.get
+            SystemClock(), 9, 60.0, 1 << 24, tag=1, touch=self.replica.touch, find=self.replica.roster.get
         )
         self.replica.indexes.append(self.index)
 

@@ -8,6 +8,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.fleet.ledger import Ledger
 from proxy.replicas.loads import OwnLoads, PeerLoads
+from proxy.replicas.roster import Roster
 from proxy.replicas.wire import Garbled
 
 
@@ -15,18 +16,22 @@ class Process:
     """One process's picture of the same pods."""
 
     def __init__(self, *names: str) -> None:
-        self.pods = {name: Endpoint(name) for name in names}
+        self.pods: dict[str, Endpoint] = {}
+        self.roster = Roster()
         self.ledger = Ledger(ManualClock())
         self.touched = 0
         self.own = OwnLoads(self.touch)
-        self.peers = PeerLoads(self.apply)
+        self.peers = PeerLoads(self.roster.get, self.ledger.elsewhere)
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        pod = self.pods[name] = Endpoint(name)
+        self.roster.added(pod)
+        self.peers.added(pod)
 
     def touch(self) -> None:
         self.touched += 1
-
-    def apply(self, name: str, requests: int, tokens: int, work: int) -> None:
-        if pod := self.pods.get(name):
-            self.ledger.elsewhere(pod, requests, tokens, work)
 
     def work(self, name: str, requests: int, tokens: int) -> None:
         """As the ledger would count it."""
@@ -91,8 +96,7 @@ def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
     here, there = Process(), Process("a")
     there.work("a", 3, 100)
     here.peers.take(7, there.own.take_changes())
-    here.pods["a"] = Endpoint("a")
-    here.peers.added(here.pods["a"])
+    here.add("a")
     assert load(here, "a") == (3, 100)
 
 

@@ -12,7 +12,7 @@ from proxy.replicas.wire import Kind, record
 from tests.replicas.virtual import VirtualLoop
 
 INTERVAL, PATIENCE = 0.01, 5.0
-SIZE = len(record(Kind.SETTLE, bytes(95)))
+SIZE = len(record(Kind.SESSIONS, bytes(95)))
 
 
 def batches(gap: float, seconds: float = 4.0) -> list[float]:
@@ -23,7 +23,7 @@ def batches(gap: float, seconds: float = 4.0) -> list[float]:
         outbox = Outbox(lambda batch: sent.append(asyncio.get_running_loop().time()))
         outbox.pace(INTERVAL, PATIENCE)
         for _ in range(int(seconds / gap)):
-            outbox.add(Kind.SETTLE, bytes(95))
+            outbox.add(Kind.SESSIONS, bytes(95))
             await asyncio.sleep(gap)
         outbox.close()
 

@@ -40,7 +40,7 @@ def test_any_bytes_are_a_packet_or_garbled(data: bytes) -> None:
 
 def test_a_packet_of_another_version_is_passed_over() -> None:
     packed = Packet(Say.NEWS, HOST, 1, b"").packed()
-    assert Packet.read(b"\x02" + packed[1:]) is None
+    assert Packet.read(b"\x01" + packed[1:]) is None
     assert Packet.read(packed[:1] + b"\xff" + packed[2:]) is None
 
 

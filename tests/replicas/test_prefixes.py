@@ -14,8 +14,10 @@ from proxy.core.endpoint import Endpoint
 from proxy.prefix.depth import DEPTHS
 from proxy.prefix.hashing import Chain
 from proxy.prefix.reservation import Reservation
+from proxy.replicas.moves import Moves
 from proxy.replicas.prefixes import ANEW, SharedIndex, index_tag
-from proxy.replicas.wire import Garbled, Kind
+from proxy.replicas.roster import pod_number
+from proxy.replicas.wire import Garbled, Kind, records
 
 ROOM = 1000
 NAMES = ("a", "b")
@@ -27,7 +29,7 @@ class Peer:
     def __init__(self, number: int, tag: int = 1) -> None:
         self.number = number
         self.pods = {name: Endpoint(name) for name in NAMES}
-        self.said: list[tuple[Kind, bytes]] = []
+        self._said: list[tuple[Kind, bytes]] = []
         self.clock = ManualClock()
         self.index = SharedIndex(
             self.clock,
@@ -35,9 +37,14 @@ class Peer:
             3600.0,
             1 << 20,
             tag=tag,
-            tell=lambda kind, body: self.said.append((kind, body)),
-            find=self.pods.get,
+            touch=lambda: None,
+            find=lambda number: {pod_number(name): pod for name, pod in self.pods.items()}.get(number),
         )
+
+    @property
+    def said(self) -> list[tuple[Kind, bytes]]:
+        self._said.extend(records(self.index.take_changes()))
+        return self._said
 
     def reserve(self, chain: Chain, pod: str = "a") -> Reservation:
         return self.index.reserve((chain,), self.pods[pod], ROOM)
@@ -126,8 +133,9 @@ def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
     exchange(here, third)
     here.index.confirm(here.reserve([1, 2, 3]))
     here.reserve([1, 2, 9])
+    here.said.clear()
     for body in here.index.in_flight():
-        joins.index.take(1, Kind.RESERVE, body)
+        joins.index.take(1, Kind.MOVES, body)
     for body in here.index.memory():
         joins.index.take(1, Kind.MEMORY, body)
     for chain in ([1, 2, 3], [1, 2, 9], [5, 6]):
@@ -139,6 +147,7 @@ def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
 def test_what_was_forgotten_is_not_told() -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2, 3]))
+    here.said.clear()
     here.index.forget(here.pods["a"])
     assert list(here.index.memory()) == []
 
@@ -163,7 +172,7 @@ def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
     assert there.match([1, 2]) == {}
 
 
-@given(st.binary(max_size=60), st.sampled_from([Kind.RESERVE, Kind.RESERVE_ON, Kind.SETTLE, Kind.FORGET, Kind.MEMORY]))
+@given(st.binary(max_size=60), st.sampled_from([Kind.MOVES, Kind.FORGET, Kind.MEMORY]))
 def test_garbage_does_no_harm(garbage: bytes, kind: Kind) -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2]))
@@ -183,14 +192,10 @@ def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() ->
         assert there.match(turn) == {"a": len(turn)}
         here.index.confirm(reservation)
         exchange(here, there)
-    assert list(map(_kind, sizes)) == [Kind.RESERVE, Kind.RESERVE_ON, Kind.RESERVE_ON]
+    assert sizes[1] == sizes[2] == sizes[0] - 8 * (30 - 6)
     assert list(there.index.memory()) == list(here.index.memory())
     there.index.vanished(1)
     assert there.match(turns[-1]) == {"a": 40}
-
-
-def _kind(size: int) -> Kind:
-    return Kind.RESERVE if size > 200 else Kind.RESERVE_ON
 
 
 def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
@@ -202,7 +207,7 @@ def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
     assert joins.match([1, 2, 3, 4]) == {}
     here.index.begin_anew()
     for body in here.index.in_flight():
-        joins.index.take(1, Kind.RESERVE, body)
+        joins.index.take(1, Kind.MOVES, body)
     assert joins.match([1, 2, 3, 4]) == {"a": 4}
     here.reserve([1, 2, 3, 5])
     exchange(here, joins)
@@ -235,26 +240,88 @@ def test_a_pod_that_was_forgotten_is_told_whole_prompts() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 17])
-@pytest.mark.parametrize("kind", [Kind.RESERVE, Kind.MEMORY])
+@pytest.mark.parametrize("kind", [Kind.MOVES, Kind.MEMORY])
 def test_a_chain_that_is_cut_off_is_refused(kind: Kind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
-    body = here.said[0][1] if kind is Kind.RESERVE else next(here.index.memory())
+    ((_, moves),) = here.said
+    body = moves if kind is Kind.MOVES else next(here.index.memory())
     with pytest.raises(Garbled):
         there.index.take(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
 
 
 def test_a_chain_longer_than_any_prompt_is_refused() -> None:
-    here, there = Peer(1), Peer(2)
-    here.reserve([7])
-    ((kind, body),) = here.said
-    of_one, too_many = (1).to_bytes(4, "little") + (7).to_bytes(8, "little"), len(DEPTHS)
-    longer = too_many.to_bytes(4, "little") + (7).to_bytes(8, "little") * too_many
-    assert body.endswith(of_one)
+    there, too_many = Peer(2), len(DEPTHS)
+    moves = Moves(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), ROOM)])
     with pytest.raises(Garbled):
-        there.index.take(1, kind, body.removesuffix(of_one) + longer)
-    assert there.match([7]) == {}
+        there.index.take(1, Kind.MOVES, moves.packed(1))
+    assert there.match([0]) == {}
+
+
+@pytest.mark.parametrize("reserved", [[2, 1, 1], [2, 0, 0], [2, 0, 2], [2, 0]])
+def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int]) -> None:
+    there = Peer(2)
+    with pytest.raises(Garbled):
+        there.index.take(1, Kind.MOVES, Moves([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1))
+    assert there.match([0]) == {}
+
+
+def test_what_begins_and_ends_within_a_batch_is_known_as_if_it_had_been_told_at_once() -> None:
+    here, there = Peer(1), Peer(2)
+    good, bad = here.reserve([1, 2, 3]), here.reserve([4, 5, 6])
+    here.index.confirm(good)
+    here.index.release(good)
+    here.index.release(bad)
+    here.index.confirm(here.reserve([1, 2, 3, 7]))
+    exchange(here, there)
+    assert there.match([1, 2, 3, 7]) == {"a": 4}
+    assert there.match([4, 5, 6]) == {}
+    assert list(there.index.memory()) == list(here.index.memory())
+
+
+def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.index.lost(here.pods["a"])
+    here.index.confirm(here.reserve([4, 5, 6]))
+    exchange(here, there)
+    assert there.match([1, 2, 3]) == {}
+    assert there.match([4, 5, 6]) == {"a": 3}
+
+
+def test_a_turn_that_goes_on_from_what_another_process_was_asked_is_told_from_there_on() -> None:
+    here, there, third = Peer(1), Peer(2), Peer(3)
+    here.index.confirm(here.reserve(list(range(1, 31))))
+    exchange(here, there, third)
+    there.reserve(list(range(1, 36)))
+    ((_, body),) = there.said
+    assert len(body) < 8 * 30
+    exchange(here, there, third)
+    assert third.match(list(range(1, 36))) == here.match(list(range(1, 36))) == {"a": 35}
+
+
+def test_a_prompt_that_all_know_is_told_by_its_end() -> None:
+    here, there = Peer(1), Peer(2)
+    for _ in range(2):
+        here.index.confirm(here.reserve(list(range(1, 31))))
+        exchange(here, there)
+    again = here.reserve(list(range(1, 31)))
+    assert len(here.said[-1][1]) < 80
+    exchange(here, there)
+    here.index.confirm(again)
+    exchange(here, there)
+    assert list(there.index.memory()) == list(here.index.memory())
+
+
+def test_several_prompts_of_one_request_are_told_and_settled_together() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.index.reserve(([1, 2, 3], [], [1, 2, 9]), here.pods["a"], ROOM)
+    exchange(here, there)
+    assert there.match([1, 2, 9]) == {"a": 3}
+    here.index.release(reservation)
+    exchange(here, there)
+    assert there.match([1, 2, 3]) == there.match([1, 2, 9]) == {}
 
 
 def test_peers_count_what_is_deep_alike() -> None:

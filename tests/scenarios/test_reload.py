@@ -290,6 +290,12 @@ async def test_a_key_file_that_cannot_be_read_keeps_everything_as_it_was(tmp_pat
         assert (await s.chat())[0].status == 200
 
 
+async def test_a_dry_run_warns_of_what_is_hardly_meant() -> None:
+    async with stack(1) as s:
+        _, answer = await s.operate("POST", "/admin/config?dry_run=1", {"reliability": {"retries": {"attempts": 7}}})
+        assert [warning for warning in answer["warnings"] if warning.startswith("no pods are configured")]
+
+
 async def test_a_dry_run_says_what_would_change_and_changes_nothing() -> None:
     async with stack(1) as s:
         wanted = body(s, listen={"host": "127.0.0.1", "port": 1}, reliability={"retries": {"attempts": 7}})
@@ -298,6 +304,7 @@ async def test_a_dry_run_says_what_would_change_and_changes_nothing() -> None:
         assert answer["dryRun"] is True
         assert answer["changed"] == ["listen.port", "reliability.retries.attempts"]
         assert answer["needsRestart"] == ["listen.port"]
+        assert answer["warnings"] == []
         assert answer["number"] == 1
         _, shown = await s.operate("GET", "/admin/config")
         assert shown["reliability"]["retries"]["attempts"]["value"] == 3

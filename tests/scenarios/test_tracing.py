@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -9,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from opentelemetry.semconv import attributes
+from opentelemetry.semconv._incubating import attributes as incubating
 
 from proxy.core.errors import ConfigError
 from proxy.sim import Fault, Kind
@@ -56,7 +60,9 @@ async def test_a_request_is_a_span_with_its_decision_and_its_leg_inside() -> Non
 
 async def test_spans_speak_in_the_words_of_the_conventions_and_never_of_prompts() -> None:
     async with traced() as (s, collector):
-        await s.post(CHAT, {"model": "sim", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 5})
+        body = {"model": "sim", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 5, "stream": True}
+        async with s.http.post(s.url + CHAT, json={**body, "stream_options": {"include_usage": True}}) as response:
+            await response.read()
         await collector.until(3)
     server, leg, decision = (by_kind(collector.spans, kind).attributes for kind in (SERVER, CLIENT, INTERNAL))
     assert server["gen_ai.operation.name"] == leg["gen_ai.operation.name"] == "chat"
@@ -73,6 +79,26 @@ async def test_spans_speak_in_the_words_of_the_conventions_and_never_of_prompts(
     assert decision["kvlane.candidates"] == 2
     assert "error.type" not in server
     assert not any(SECRET.encode() in body for body in collector.bodies)
+
+
+async def test_every_name_that_is_not_ours_is_one_of_the_conventions() -> None:
+    async with traced() as (s, collector):
+        await s.chat(max_tokens=5)
+        await s.post("/v1/nothing", {})
+        await collector.until(4)
+    told = {name for span in collector.spans for name in span.attributes if not name.startswith("kvlane.")}
+    assert told - conventional() == set()
+    assert "gen_ai.response.time_to_first_chunk" not in told, "it is of streams alone"
+
+
+def conventional() -> set[str]:
+    """What the package that comes with the SDK calls attributes."""
+    found = set()
+    for folder in (attributes, incubating):
+        for module in pkgutil.iter_modules(folder.__path__):
+            names = vars(importlib.import_module(f"{folder.__name__}.{module.name}"))
+            found |= {value for name, value in names.items() if name.isupper() and isinstance(value, str)}
+    return found
 
 
 async def test_a_trace_goes_on_from_the_client_through_to_the_pod() -> None:

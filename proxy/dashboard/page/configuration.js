@@ -96,6 +96,7 @@ function tried(answer, body, hasHidden) {
   return [
     h("p", { class: "ok" }, `It is sound, and changes ${plural(answer.changed.length, "value")}:`),
     h("ul", {}, answer.changed.map((path) => h("li", {}, h("code", {}, path), answer.needsRestart.includes(path) ? " (after a restart)" : null))),
+    ...answer.warnings.map((one) => h("p", { class: "bad" }, `Warning: ${one}`)),
     lines.length ? h("pre", { class: "diff", tabindex: 0, "aria-label": "Changed lines" }, lines) : null,
     hasHidden ? h("p", { class: "bad" }, "It cannot be applied as long as secrets stand there as ***.") : null,
   ].filter(Boolean);

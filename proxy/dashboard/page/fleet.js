@@ -49,8 +49,14 @@ export function fleet(all) {
   attribute($("fleet-list"), "aria-pressed", view.list);
   const size = view.list ? "list" : all.length <= CARDS ? "cards" : all.length <= DENSE ? "compact" : "dense";
   attribute($("pods"), "data-size", size);
-  text($("fleet-legend"), view.list ? "" : LEGENDS[size]);
+  text($("fleet-legend"), legend(all.length, wanted.length, size));
   (view.list ? asList : asTiles)(wanted, size);
+}
+
+function legend(all, wanted, size) {
+  if (!all) return "Pods come from the section pods of the configuration, or by POST /admin/pods with the url of each.";
+  if (!wanted) return "No pod is like that.";
+  return view.list ? "" : LEGENDS[size];
 }
 
 const LEGENDS = {

@@ -7,6 +7,9 @@ const SLOW = 2; // times the median of its role
 const LEAST_SLOW = 0.05; // seconds of a prompt
 const LEAST_SLOW_TOKEN = 0.005;
 const FULL = 0.95;
+const PATIENCE = 5; // seconds
+
+const startingSince = new Map();
 
 /** [{tone: "bad" | "warn" | "idle", kind, text}], the worst first. */
 export function troubles(pod, medians) {
@@ -25,8 +28,16 @@ export function troubles(pod, medians) {
   if (slow) add("warn", "slow", slow);
   if (pod.kv > FULL) add("warn", "full", `KV cache ${percent(pod.kv)} full: requests may be preempted`);
   if (pod.state === "draining") add("idle", "draining", pod.leaving ? "leaves when it is empty" : "drains: no new requests");
-  if (pod.state === "starting") add("idle", "starting", "has not answered yet");
+  if (waits(pod)) add("warn", "starting", "has never answered: kvlane doctor with its URL says why");
+  else if (pod.state === "starting") add("idle", "starting", "has not answered yet");
   return found.sort((one, other) => order(one.tone) - order(other.tone));
+}
+
+/** Whether it has been starting for longer than pods that are well do, as far as this page has seen. */
+function waits({ name, state: now }) {
+  if (now !== "starting") startingSince.delete(name);
+  else if (!startingSince.has(name)) startingSince.set(name, state.at);
+  return state.at - startingSince.get(name) > PATIENCE;
 }
 
 export const tone = (found) => found[0]?.tone ?? "ok";

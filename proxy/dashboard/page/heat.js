@@ -9,11 +9,12 @@ const WORDY = 16; // columns up to which cells have numbers
 export function heat() {
   const known = state.heat;
   text($("cache-size"), known ? `${count(known.blocks)} blocks known, ${bytes(known.bytes)}` : "");
-  replace($("heat"), known?.groups.length ? map(known) : hint(known ? NOTHING : MISSING));
+  replace($("heat"), known?.groups.length ? map(known) : hint(known ? NOTHING : state.about?.workers > 1 ? APART : MISSING));
 }
 
 const NOTHING = "No prompts that begin alike were seen in the last minute. Conversations and shared documents or system prompts show here.";
-const MISSING = "Nothing to show here: with several workers each one knows its own part, and exact indexes (precise-prefix-cache-producer) know blocks, not groups.";
+const APART = "Nothing to show here: of several workers each one knows its own part.";
+const MISSING = "Nothing to show here: no plugin knows which prompts begin alike. The approx-prefix-cache-producer does, which the default scheduling has; exact indexes (precise-prefix-cache-producer) know blocks, not groups.";
 
 function map({ pods, groups, more }) {
   const hottest = Math.max(...groups.flatMap((group) => group.cells.map(([, heat]) => heat)));

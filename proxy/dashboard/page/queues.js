@@ -14,7 +14,7 @@ export function queues() {
 function ofPool({ pool, saturation, bands }, named) {
   const full = saturation && [`pods are ${percent(saturation)} full`, h("meter", { min: 0, max: 1, high: 0.9, value: Math.min(1, saturation), "aria-label": `saturation of pool ${pool}` })];
   const rows = bands.flatMap((band) => [
-    { properties: { class: "band" }, cells: [`${band.name} (${band.priority})`, count(band.waiting), band.waiting ? seconds(Math.max(...band.tenants.map((one) => one.oldest))) : "–", band.waiting ? bytes(band.bytes) : "–"] },
+    { properties: { class: "band" }, cells: [band.name === String(band.priority) ? `priority ${band.priority}` : `${band.name} (${band.priority})`, count(band.waiting), band.waiting ? seconds(Math.max(...band.tenants.map((one) => one.oldest))) : "–", band.waiting ? bytes(band.bytes) : "–"] },
     ...band.tenants.map((tenant) => ({ properties: { class: "tenant" }, cells: [tenant.name || "no tenant", count(tenant.waiting), seconds(tenant.oldest), ""] })),
   ]);
   return h("div", {}, named || full ? h("p", {}, named ? `${pool}: ` : "", full || "") : null, table({ caption: `Requests that wait for pool ${pool}`, columns: ["Priority, tenant", "Waiting", "Oldest", "Bodies"], rows, numbers: [1, 2, 3] }));

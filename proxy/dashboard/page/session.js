@@ -1,6 +1,6 @@
 // Requests to the admin port, with its key where it asks for one. The key is in this module's memory and nowhere else.
 
-import { $, text } from "./dom.js";
+import { $, attribute, h, replace, text } from "./dom.js";
 
 let key = null;
 let asking = null;
@@ -36,7 +36,7 @@ function ask(why) {
     const dialog = $("key-dialog");
     if (why) text($("key-why"), why);
     $("key").value = "";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    dialog.onclose = () => asking && missing(dialog);
     $("key-form").addEventListener(
       "submit",
       () => {
@@ -50,4 +50,14 @@ function ask(why) {
     if (!dialog.open) dialog.showModal();
   });
   return asking;
+}
+
+/** The dialog was closed, and what waits for the key waits on. */
+function missing(dialog) {
+  text($("connection"), "no key");
+  attribute($("connection"), "data-tone", "warn");
+  text($("attention-title"), "Nothing can be shown without the admin key");
+  delete $("findings").dataset.shown;
+  const enter = h("button", { type: "button", id: "enter-key", onclick: () => dialog.showModal() }, "Enter the key");
+  replace($("findings"), h("li", {}, enter));
 }

@@ -16,6 +16,7 @@ from proxy.core.params import Invalid, build, param
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
 from proxy.fleet.discovery.source import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
+from proxy.yaml_source import described
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ def parse_pods(text: str) -> tuple[PodSettings, ...]:
     one likes. Raises ConfigError with every fault."""
     try:
         entries = yaml.load(text, Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError([described(error)]) from None
     except yaml.YAMLError as error:
         raise ConfigError([Problem("", " ".join(str(error).split()))]) from None
     if entries is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
 from proxy.core.decision import ProfileRun, ScoredEndpoint
 from proxy.core.params import param
@@ -13,8 +13,6 @@ from proxy.core.ports import Random
 from proxy.core.request import InferenceRequest
 from proxy.plugins.weighted_order import weighted_draw
 
-_score = itemgetter(1)
-_load = attrgetter("endpoint.load.crowding", "endpoint.load.recent")
 _last = itemgetter(-1)
 
 
@@ -30,12 +28,20 @@ class MaxScorePicker(Picker):
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> list[ScoredEndpoint]:
-        if len(set(map(_score, scored))) == len(scored):
-            return sorted(scored, key=_score, reverse=True)
-        if len(set(map(_load, scored))) == len(scored):  # nothing to draw: 1.2 us for four pods, not 2.1
-            return sorted(sorted(scored, key=_load), key=_score, reverse=True)
-        ranks = [
-            (-one.score, *_load(one), weighted_draw(one.endpoint.weight, self.random), at, one)
-            for at, one in enumerate(scored)
-        ]
+        ranks, worked = [], set()
+        for one in scored:
+            load = one[0].load  # by place and in a loop: half the price, for four pods, of names and of `attrgetter`s
+            ranks.append((-one[1], load.crowding, load.recent, one))
+            worked.add(load.recent)
+        if len(worked) < len(scored):
+            return self._drawn(scored)
+        ranks.sort()
+        return list(map(_last, ranks))
+
+    def _drawn(self, scored: Sequence[ScoredEndpoint]) -> list[ScoredEndpoint]:
+        """Where some may be equal."""
+        ranks = []
+        for at, one in enumerate(scored):
+            load, draw = one.endpoint.load, weighted_draw(one.endpoint.weight, self.random)
+            ranks.append((-one.score, load.crowding, load.recent, draw, at, one))
         return list(map(_last, sorted(ranks)))

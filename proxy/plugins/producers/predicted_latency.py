@@ -21,7 +21,7 @@ from proxy.latency.keys import LATENCY
 from proxy.latency.lessons import LEAST_OBSERVED
 from proxy.latency.pace import Prices
 from proxy.latency.pod import PodModel
-from proxy.latency.published import COST, TTFT, Published, Terms, changed, seconds, tpots
+from proxy.latency.published import COST, TTFT, Published, Terms, seconds, tpots
 from proxy.latency.trust import Trust
 from proxy.latency.work import Leg
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
@@ -154,12 +154,14 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
         """Of these pods, as all that has come makes them."""
+        known = self._pods
         try:
-            pods = list(map(self._pods.__getitem__, endpoints))
+            pods = [known[endpoint] for endpoint in endpoints]
         except KeyError:
             pods = self._meet(endpoints, now)
-        for pod in changed(pods, now):
-            pod.catch_up(now)
+        for pod in pods:  # another view, or an answer; what is not streamed gives no sign but its time
+            if pod.view != pod.endpoint.view or pod.head.first_byte_at is not None or now > pod.look_at:
+                pod.catch_up(now)
         return pods
 
     def _meet(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:

@@ -98,10 +98,17 @@ class LatencyScorer(Scorer):
         match = request.state.read(PREFIX_MATCH)
         held = match.matched(endpoints) if match is not None else [0] * len(endpoints)
         blocks = match.total if match is not None and match.total else 1
-        views = [endpoint.view for endpoint in endpoints]
-        most = max(view.waiting for view in views) or 1
+        ahead = [_ahead(endpoint, request) for endpoint in endpoints]
+        most = max(ahead) or 1
         return [
-            (kv * (1.0 - min(1.0, view.kv_usage)) + queue * (most - view.waiting) / most + prefix * matched / blocks)
+            (kv * (1.0 - min(1.0, endpoint.view.kv_usage)) + queue * (most - tokens) / most + prefix * matched / blocks)
             / total
-            for view, matched in zip(views, held, strict=True)
+            for endpoint, tokens, matched in zip(endpoints, ahead, held, strict=True)
         ]
+
+
+def _ahead(endpoint: Endpoint, request: InferenceRequest) -> int:
+    """Prompt tokens that are to be computed there. Where more requests wait than this proxy and its siblings have
+    there, the others' prompts are taken to be like this one. Engines that show nobody waiting may make all wait."""
+    strangers = max(0, endpoint.view.waiting - endpoint.load.requests)
+    return endpoint.load.tokens + strangers * max(1, request.prompt.tokens)

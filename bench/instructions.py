@@ -1,0 +1,153 @@
+"""Instructions that kvlane takes per request, by library and by function of C: `python bench/instructions.py [--json]`.
+
+`kvlane serve` of this checkout (or `--tree`) runs under valgrind's callgrind, with the configuration and the engines of
+`cpu.py`. What is counted does not depend on the machine or on what else it does: two runs differ by 0.3 %, so a change
+of 1 % is one. Time goes as much slower for the proxy as valgrind is, or its timers would weigh too much. The kernel is
+not counted. Needs valgrind and what `cpu.py` needs, and takes two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import selectors
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import cpu
+import peers
+import rig
+from callgrind import Profile, read
+from rig import EVENTS, HERE, PATH, Program, Rig, Running, Site, table
+
+SLOWER = 40.0
+"""Times; so many does valgrind take for what takes one."""
+
+rig.READY_SECONDS = 600.0
+
+
+def main() -> None:
+    options = _options()
+    if not shutil.which("valgrind"):
+        sys.exit("not found: valgrind; on Debian: apt-get install valgrind libc6-dbg")
+    case = cpu.CASES[options.case]
+    with Rig() as running:
+        profile = read(_measured(running, case, options).read_text().splitlines())
+    per = options.requests * (EVENTS if case.interval_us else 1)
+    found = {
+        "case": case.name,
+        "per": case.per.removesuffix("s"),
+        "instructions": round(profile.total / per),
+        "libraries": {name: round(spent / per) for name, spent in profile.by_library.most_common(8)},
+        "functions": {
+            name: {"instructions": round(spent / per), "calls": round(profile.calls[name] / per, 1)}
+            for name, spent in profile.own.most_common(options.top)
+        },
+    }
+    print(json.dumps(found, indent=1) if options.json else _as_text(found, profile))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=cpu.CASES, default="1k", help="of cpu.py  [default: 1k]")
+    parser.add_argument("--requests", type=int, default=1500, help="that are counted  [default: 1500]")
+    parser.add_argument("--connections", type=int, default=16, help="each with one request at a time  [default: 16]")
+    parser.add_argument("--top", type=int, default=25, help="functions that are shown  [default: 25]")
+    parser.add_argument("--tree", type=Path, default=HERE.parent, help="another checkout of kvlane")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser.parse_args()
+
+
+def _measured(running: Rig, case: cpu.Case, options: argparse.Namespace) -> Path:
+    """The file that callgrind wrote of the requests, after as many to get warm."""
+    factor = running.folder / "factor"
+    factor.write_bytes(struct.pack("d", 1.0))
+    clock = running.folder / "slowclock.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", clock, HERE / "slowclock.c", "-ldl"], check=True)
+    plain = peers.kvlane("kvlane", options.tree)
+    out = running.folder / "callgrind.out"
+    command = partial(_under_valgrind, plain, [f"LD_PRELOAD={clock}", f"SLOW_FACTOR={factor}"], out)
+    proxy = running.start(Program("kvlane", command, plain.version, plain.folder), running.engines())
+    clients = [socket.create_connection(("127.0.0.1", proxy.site.port)) for _ in range(options.connections)]
+    request = _request(case.body())
+    _load(clients, request, options.requests // 2)
+    _control(proxy, "--instr=on")
+    factor.write_bytes(struct.pack("d", SLOWER))
+    _load(clients, request, options.requests // 2)
+    _control(proxy, "--zero")
+    _load(clients, request, options.requests)
+    _control(proxy, "--dump")
+    _control(proxy, "--instr=off")
+    factor.write_bytes(struct.pack("d", 1.0))
+    return min(running.folder.glob("callgrind.out.*"))
+
+
+def _under_valgrind(plain: Program, environment: list[str], out: Path, site: Site) -> list[str]:
+    valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-recs=1"]
+    valgrind.append(f"--callgrind-out-file={out}")
+    return ["env", "PYTHONHASHSEED=0", *environment, *valgrind, *plain.command(site)]
+
+
+def _control(proxy: Running, what: str) -> None:
+    subprocess.run(["callgrind_control", what, str(proxy.process.pid)], check=True, capture_output=True)
+
+
+def _request(body: bytes) -> bytes:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _load(clients: list[socket.socket], request: bytes, number: int) -> None:
+    """So many requests, the next one of each client when it has its answer."""
+    left = number
+    answers: dict[socket.socket, bytes] = {}
+    with selectors.DefaultSelector() as waiting:
+        for client in clients:
+            waiting.register(client, selectors.EVENT_READ)
+        while left or answers:
+            for client in clients:
+                if left and client not in answers:
+                    answers[client] = b""
+                    left -= 1
+                    client.sendall(request)
+            for key, _ in waiting.select():
+                client = key.fileobj
+                assert isinstance(client, socket.socket)
+                answers[client] += client.recv(1 << 18)
+                if _is_whole(answers[client]):
+                    del answers[client]
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, end, body = answer.partition(b"\r\n\r\n")
+    if end and b" 200 " not in head[:16]:
+        sys.exit(f"not a good answer: {answer[:500]!r}")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    return bool(end) and (body.endswith(b"0\r\n\r\n") if length is None else len(body) >= int(length[1]))
+
+
+def _as_text(found: dict[str, object], profile: Profile) -> str:
+    total = profile.total
+    share = found["instructions"] / total  # type: ignore[operator]
+    libraries = [[name, f"{n * share:.0f}", f"{n / total:.1%}"] for name, n in profile.by_library.most_common(8)]
+    functions = [
+        [name, f"{profile.own[name] * share:.0f}", f"{profile.own[name] / total:.1%}", str(entry["calls"])]
+        for name, entry in found["functions"].items()  # type: ignore[attr-defined]
+    ]
+    return "\n\n".join(
+        (
+            f"{found['case']}: {found['instructions']} instructions per {found['per']}",
+            table([["library", "instructions", "share"], *libraries]),
+            table([["function", "instructions", "share", "calls"], *functions]),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What a configuration says that is allowed, and hardly meant."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
+from proxy.disagg import cautions as disagg
+from proxy.flowcontrol import cautions as flowcontrol
+from proxy.http.upstream.dial import is_address
+from proxy.reliability import cautions as reliability
+from proxy.settings import Settings
+
+NO_PODS = "no pods are configured: add some under pods, or through the admin port; until then every request is a 503"
+
+
+def cautions(settings: Settings) -> Iterator[str]:
+    """Looks for files of pods, so not for the event loop."""
+    yield from _of_addresses(settings)
+    yield from _of_files(settings)
+    yield from map(str, settings.remarks)
+    pools = settings.all_pools
+    yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
+    for name, pool in pools.items():
+        section = "flowControl" if name == DEFAULT_POOL else f"pools.{name}.flowControl"
+        yield from flowcontrol.cautions(pool.flow_control, section, settings.reliability.timeouts.request)
+        types = {entry.type for entry in pool.scheduling.plugins}
+        roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
+        yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)
+    if not settings.has_pods:
+        yield NO_PODS
+
+
+def _of_addresses(settings: Settings) -> Iterator[str]:
+    if not settings.admin.api_key and not _is_loopback(settings.admin.host):
+        yield f"admin.host: whoever reaches {settings.admin.host} may change everything, as there is no admin.apiKey."
+    for name, pool in settings.all_pools.items():
+        if pool.pods.file is not None and not Path(pool.pods.file).exists():
+            path = "" if name == DEFAULT_POOL else f"pools.{name}."
+            yield f"{path}pods.file: {pool.pods.file} is not there; until it is, no pods come from it."
+
+
+def _of_files(settings: Settings) -> Iterator[str]:
+    """Without which there is no start."""
+    for section, tls in (("listen", settings.listen.tls), ("admin", settings.admin.tls)):
+        named = () if tls is None else (("cert", tls.cert), ("key", tls.key), ("clientCa", tls.client_ca))
+        for name, file in named:
+            if file is not None and not Path(file).exists():
+                yield f"{section}.tls.{name}: {file} is not there; where it is not, kvlane does not start."
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)

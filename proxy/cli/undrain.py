@@ -1,0 +1,26 @@
+"""`kvlane undrain`: give pods requests again."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from proxy.cli.admin_port import asked, key_option, url_option
+
+
+@click.command()
+@click.argument("pods", metavar="POD...", nargs=-1, required=True)
+@url_option
+@key_option
+def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
+    """Send pods requests again that `kvlane drain`, the dashboard or the admin port has drained.
+
+    \b
+    kvlane undrain vllm-0
+
+    Exit code 0, or 2 if there is no such pod, or no answer.
+    """
+    for pod in pods:
+        said = asked(url, f"/admin/pods/{quote(pod, safe='')}/undrain", key, {}, b"")
+        click.echo(f"{pod}: {said['state']}")

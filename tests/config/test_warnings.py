@@ -1,0 +1,28 @@
+"""What a whole configuration says that is allowed, and hardly meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxy.cautions import cautions
+from proxy.settings import from_mapping
+
+PODS = {"static": [{"url": "http://a:1"}]}
+
+
+def test_files_without_which_there_is_no_start_are_looked_for(tmp_path: Path) -> None:
+    cert = tmp_path / "cert.pem"
+    settings = from_mapping({"pods": PODS, "listen": {"tls": {"cert": str(cert)}}})
+    (warning,) = cautions(settings)
+    assert warning.startswith(f"listen.tls.cert: {cert} is not there")
+    cert.touch()
+    assert list(cautions(settings)) == []
+
+
+def test_queues_of_every_pool_are_looked_at() -> None:
+    spare = {"pods": {"static": [{"url": "http://b:1"}]}, "flowControl": {"maxConcurrent": 1, "queueTimeout": "1h"}}
+    settings = from_mapping({"pods": PODS, "flowControl": {"fairness": "strict"}, "pools": {"spare": spare}})
+    assert [warning.partition(":")[0] for warning in cautions(settings)] == [
+        "flowControl",
+        "pools.spare.flowControl.queueTimeout",
+    ]
