@@ -26,7 +26,6 @@ from bench.placement.report import mean
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.endpoint import Endpoint
-from proxy.latency import trust
 from proxy.latency.beside import Beside
 from proxy.latency.pod import PodModel
 from proxy.latency.rates import Rates
@@ -89,7 +88,6 @@ def _variants() -> Mapping[str, Variant]:
         "without other forms": (lambda: _changed((Beside, "renew", _in_turn)), ""),
         "without the divided form": (lambda: _changed((Beside, "_choose", _undivided)), ""),
         "without fall-back": (lambda: _changed((Trust, "judge", _trusting)), ""),
-        "without pauses of trust": (lambda: _changed((trust, "FIRST_PAUSE", 0)), ""),
     }
 
 
@@ -160,7 +158,7 @@ def _undivided(beside: Beside, *errors: float) -> None:
     """The form that is beside stays what it is at first."""
 
 
-def _trusting(given: Trust, error: float, judged: int) -> bool:
+def _trusting(given: Trust, error: float) -> bool:
     return False
 
 

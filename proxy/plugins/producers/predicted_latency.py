@@ -177,7 +177,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             if pod.rates.prefill.is_cold:
                 pod.follow()
         error, trust = self.fleet.error, self._trust
-        if trust.judge(error, self.fleet.judged):
+        if trust.judge(error):
             self.is_trusted = trust.is_given
             if self.is_trusted:
                 log.warning("%s: predictions are off by %.0f %% and trusted again", self.name, 100 * error)
