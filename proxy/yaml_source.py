@@ -14,6 +14,9 @@ from proxy.core.params import FromEnvironment, join
 LONGEST = 1_000_000
 """Values of one file."""
 
+DEEPEST = 100
+"""Brackets in brackets."""
+
 WITHHELD = "***"
 """In the place of secrets, wherever a configuration is shown. Taken back as it is, it would be the key of everybody."""
 
@@ -70,6 +73,12 @@ def _expanded(values: Any, environ: Mapping[str, str]) -> Any:
 class _StrictLoader(yaml.SafeLoader):
     """A key that stands twice in one mapping is an error; YAML would let the last win. So is a text that anchors make
     longer than LONGEST: a few lines of anchors in anchors can stand for more values than there is memory."""
+
+    def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
+        """What is nested a thousand deep takes a second to be read: each token is looked at once for each level."""
+        if self.flow_level >= DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(token_class)  # type: ignore[no-untyped-call]
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()

@@ -28,7 +28,7 @@ def _place(start: bytes, content_type: str, name: str) -> tuple[int, int] | None
     boundary = _BOUNDARY.search(content_type)
     if not boundary:
         return None
-    delimiter = b"\r\n--" + (boundary[1] or boundary[2]).encode()
+    delimiter = b"\r\n--" + (boundary[1] or boundary[2]).encode("utf-8", "surrogateescape")
     text = b"\r\n" + start
     at = text.find(delimiter)
     while at >= 0:

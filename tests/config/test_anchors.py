@@ -30,9 +30,13 @@ def test_anchors_in_anchors_are_refused_before_they_are_written_out(line: str) -
     assert faults(nested(40, line)) == ["kvlane.yaml: its anchors stand for more than 1000000 values"]
 
 
-@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n", "a: " + "[" * 5000])
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n", "a: " + "[" * 5000, "a: " + "[" * 101 + "]" * 101])
 def test_what_holds_itself_or_has_no_end_of_depth_is_refused(text: str) -> None:
     assert faults(text) == ["kvlane.yaml: is nested too deeply, or in itself"]
+
+
+def test_nobody_nests_a_hundred_brackets_but_may() -> None:
+    assert yaml_source.read("[" * 100 + "]" * 100, "", {})
 
 
 def test_ordinary_anchors_are_written_out() -> None:

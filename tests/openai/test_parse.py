@@ -242,6 +242,13 @@ FORM = (
 )
 
 
+def test_a_boundary_need_not_be_text() -> None:
+    raw = b"\xfb\xff"
+    header = "multipart/form-data; boundary=" + raw.decode("utf-8", "surrogateescape")
+    assert parse("/v1/audio/transcriptions", FORM.replace(b"--b", b"--" + raw), header).model == "whisper"
+    assert parse("/v1/audio/transcriptions", FORM, header).model is None
+
+
 @pytest.mark.parametrize("boundary", ["multipart/form-data; boundary=b", 'multipart/form-data; boundary="b"'])
 def test_the_model_of_an_upload_is_found_in_its_beginning(boundary: str) -> None:
     parsed = parse("/v1/audio/transcriptions", FORM, boundary)
