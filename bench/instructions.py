@@ -67,7 +67,8 @@ def _options() -> argparse.Namespace:
 def _measured(running: Rig, case: cpu.Case, options: argparse.Namespace) -> Path:
     """The file that callgrind wrote of the requests, after as many to get warm."""
     factor = running.folder / "factor"
-    factor.write_bytes(struct.pack("d", 1.0))
+    factor.touch()
+    _set(factor, 1.0)
     clock = running.folder / "slowclock.so"
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", clock, HERE / "slowclock.c", "-ldl"], check=True)
     plain = peers.kvlane("kvlane", options.tree)
@@ -78,14 +79,20 @@ def _measured(running: Rig, case: cpu.Case, options: argparse.Namespace) -> Path
     request = _request(case.body())
     _load(clients, request, options.requests // 2)
     _control(proxy, "--instr=on")
-    factor.write_bytes(struct.pack("d", SLOWER))
+    _set(factor, SLOWER)
     _load(clients, request, options.requests // 2)
     _control(proxy, "--zero")
     _load(clients, request, options.requests)
     _control(proxy, "--dump")
     _control(proxy, "--instr=off")
-    factor.write_bytes(struct.pack("d", 1.0))
+    _set(factor, 1.0)
     return min(running.folder.glob("callgrind.out.*"))
+
+
+def _set(factor: Path, value: float) -> None:
+    """In place: who looks into a mapped file while it is empty, is killed by a bus error."""
+    with factor.open("r+b") as file:
+        file.write(struct.pack("d", value))
 
 
 def _under_valgrind(plain: Program, environment: list[str], out: Path, site: Site) -> list[str]:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
+from proxy.core.registry import Registry
 from proxy.disagg import cautions as disagg
 from proxy.flowcontrol import cautions as flowcontrol
 from proxy.http.upstream.dial import is_address
 from proxy.reliability import cautions as reliability
+from proxy.scheduling import cautions as scheduling
 from proxy.settings import Settings
 
 NO_PODS = "no pods are configured: add some under pods, or through the admin port; until then every request is a 503"
@@ -23,7 +25,9 @@ def cautions(settings: Settings) -> Iterator[str]:
     yield from map(str, settings.remarks)
     pools = settings.all_pools
     yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
+    registry = Registry.discover()
     for name, pool in pools.items():
+        yield from scheduling.cautions(pool.scheduling, registry)
         section = "flowControl" if name == DEFAULT_POOL else f"pools.{name}.flowControl"
         yield from flowcontrol.cautions(pool.flow_control, section, settings.reliability.timeouts.request)
         types = {entry.type for entry in pool.scheduling.plugins}

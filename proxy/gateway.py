@@ -13,7 +13,7 @@ from typing import Any
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NO_POD, NoEndpoints, RequestError, UnknownModel, UpstreamFailed
-from proxy.core.exchange import Ending, Exchange
+from proxy.core.exchange import COMPLETE, Ending, Exchange
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
@@ -182,7 +182,7 @@ class Leg:
         if exchange.ending is None:
             exchange.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
         gateway.ledger.leave(exchange)
-        if exchange.status != 200 or exchange.ending is not Ending.COMPLETE or endpoint.is_watched:
+        if exchange.status != 200 or exchange.ending is not COMPLETE or endpoint.is_watched:
             gateway.breakers.ended(exchange, error)
         if exchange.response_id and gateway.fleet.get(endpoint.name) is endpoint:
             gateway.bindings.bind(exchange.response_id, endpoint)

@@ -78,7 +78,7 @@ class _StrictLoader(yaml.SafeLoader):
         """What is nested a thousand deep takes a second to be read: each token is looked at once for each level."""
         if self.flow_level >= DEEPEST:
             raise RecursionError
-        super().fetch_flow_collection_start(token_class)  # type: ignore[no-untyped-call]
+        super().fetch_flow_collection_start(token_class)
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()

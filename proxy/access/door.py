@@ -17,6 +17,8 @@ from proxy.core.tasks import Tasks
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
 """URL -> status and body. Raises UpstreamFailed."""
 
+NO_KEYS = "The keys of the token's issuer cannot be had; try again shortly."
+
 
 class Tokens(Protocol):
     """What an issuer signs; `web_tokens.WebTokens` checks it."""
@@ -87,7 +89,7 @@ class Door:
             await self._web.ask()
             identity = self.find(headers, scope)
         if identity is None:
-            raise Unauthorized("The keys of the token's issuer cannot be had; try again shortly.")
+            raise Unauthorized(NO_KEYS)
         return identity
 
     def _replace(self, keys: Sequence[ApiKey]) -> None:

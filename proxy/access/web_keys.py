@@ -60,6 +60,11 @@ class WebKeys:
         return self._keys.get(kid)
 
     @property
+    def known(self) -> bool:
+        """Whether there are any: none have been had of an issuer that could not be asked yet."""
+        return bool(self._keys)
+
+    @property
     def can_be_asked(self) -> bool:
         """Whether looking again is allowed, or is going on."""
         return self._looking or self._clock.now() - self._asked_at >= COOLDOWN

@@ -9,7 +9,7 @@ from typing import Any
 
 import jwt
 
-from proxy.access.door import Fetch
+from proxy.access.door import NO_KEYS, Fetch
 from proxy.access.settings import Jwt, Scope
 from proxy.access.web_keys import WebKeys
 from proxy.core.errors import LONGEST_NAME, Forbidden, Unauthorized
@@ -23,9 +23,10 @@ REMEMBERED = 10_000
 LONGEST = 16 * 1024
 """Characters of a token."""
 
-
 LATEST = 1e12
 """Seconds since the Unix epoch; what is no number, or too large for one, is not before it."""
+
+NOT_SIGNED = "The token is not signed by a key that its issuer has."
 
 
 @frozen
@@ -83,7 +84,7 @@ class WebTokens:
         if key is None:
             if self._keys.can_be_asked:
                 return None
-            raise Unauthorized("The token is not signed by a key that its issuer has.")
+            raise Unauthorized(NOT_SIGNED if self._keys.known else NO_KEYS)
         if key.algorithm not in (None, algorithm):
             raise Unauthorized("The token is not signed as its key is meant for.")
         return self._read(self._verified(token, key.key, str(algorithm)))

@@ -34,8 +34,9 @@ class CycleState(dict[tuple[str, str], Any]):
         if key in self:
             raise KeyError(f"{key!r} is written once per request")
         self[key] = value
-        if key.producer:
-            self.setdefault((key.kind, ""), value)
+        kind, producer = key
+        if producer:
+            self.setdefault((kind, ""), value)
 
     if TYPE_CHECKING:
 

@@ -62,7 +62,7 @@ class Decision(NamedTuple):
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
-        return decided(*result)
+        return decided(result.profile, result.endpoints)
 
     def candidates(self) -> Sequence[Endpoint]:
         """Target first, then the fallbacks."""
@@ -77,7 +77,6 @@ _decision = partial(tuple.__new__, Decision)
 _endpoint = itemgetter(0)
 
 
-def decided(profile: str, ranked: Sequence[ScoredEndpoint]) -> Decision:
+def decided(profile: str, ranked: Sequence[Endpoint]) -> Decision:
     """Of what a profile ranked, for the first of it."""
-    target, *fallbacks = map(_endpoint, ranked)
-    return _decision((target, tuple(fallbacks), profile, (), (), ""))
+    return _decision((ranked[0], tuple(ranked[1:]), profile, (), (), ""))

@@ -16,6 +16,7 @@
     │   │   └── HeadTimeout
     │   ├── Conflict                  409  it cannot be done as things are
     │   ├── BodyTooLarge              413
+    │   ├── HeadTooLarge              431  a line, a field or their number is beyond what is read
     │   ├── Saturated                 429  rate_limit_error: a filter that knows says that all are exhausted
     │   │   ├── QueueFull                  flow control has no room, now or in time
     │   │   │   ├── WaitedTooLong
@@ -71,6 +72,7 @@ class Reason(Enum):
     BODY_TIMEOUT = "body-timeout"
     CONFLICT = "conflict"
     BODY_TOO_LARGE = "body-too-large"
+    HEAD_TOO_LARGE = "head-too-large"
     NO_ENDPOINTS = "rejected-no-endpoints"
     SATURATED = "rejected-saturated"
     TTL_EXPIRED = "rejected-ttl-expired"
@@ -205,6 +207,15 @@ class BodyTooLarge(RequestError):
     type = "invalid_request_error"
     code = "body_too_large"
     reason = Reason.BODY_TOO_LARGE
+
+
+class HeadTooLarge(RequestError):
+    """As with NoHttp, its connection ends."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "head_too_large"
+    reason = Reason.HEAD_TOO_LARGE
 
 
 class Saturated(RequestError):

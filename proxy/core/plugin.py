@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from proxy.core.cycle_state import DataKey
-from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
+from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import Exchange, Stage
 from proxy.core.request import InferenceRequest
@@ -93,6 +93,13 @@ class Picker(Plugin, Protocol):
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> Sequence[ScoredEndpoint]: ...
+
+    def order(
+        self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint], scores: Sequence[float]
+    ) -> Sequence[Endpoint]:
+        """What `pick` says, where nobody wants the scores: a picker that needs no objects for them says it for less."""
+        picked = self.pick(run, request, list(scored_endpoints(zip(endpoints, scores, strict=True))))
+        return [endpoint for endpoint, _ in picked]
 
 
 class ProfileHandler(Plugin, Protocol):

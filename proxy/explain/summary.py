@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from proxy.core.endpoint import Endpoint
 from proxy.explain.entry import Entry
 from proxy.explain.margin import contributions, deciding, margin
-from proxy.explain.table import of_pod
+from proxy.explain.table import cached, of_pod
 
 HEADER = "x-kvlane-decision"
 
@@ -48,7 +48,7 @@ def _fields(entry: Entry, pod: Endpoint) -> Iterator[str]:
     computing = decision.prefill[0] if decision.prefill else decision.target
     yield f"prompt={entry.prompt_tokens}"
     if (hit := of_pod(entry, entry.hits, computing)) is not None:
-        yield f"hit={min(int(hit), entry.prompt_tokens)}"
+        yield f"hit={cached(entry, int(hit), computing)}"
     if (ttft := of_pod(entry, entry.ttfts, computing)) is not None:
         yield f"ttft={ttft:.3f}"
     yield f"waited={entry.decided_at - entry.received_at:.3f}"

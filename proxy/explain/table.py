@@ -10,6 +10,7 @@ from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.exchange import Exchange, Stage
 from proxy.explain.entry import Entry, Leg, Situation
 from proxy.explain.margin import deciding, margin
+from proxy.prefix.keys import most_cached
 from proxy.scheduling.recorder import ProfileRecord
 
 IN_FLIGHT = "in-flight"
@@ -88,6 +89,11 @@ def of_pod(entry: Entry, column: Sequence[float] | None, pod: Endpoint) -> float
     return None if column is None or pod not in entry.candidates else column[entry.candidates.index(pod)]
 
 
+def cached(entry: Entry, hit: int, pod: Endpoint) -> int:
+    """Of the tokens that the index says are there, as many as the pod's engine can have cached."""
+    return min(hit, most_cached(entry.prompt_tokens, pod.metrics.block_size))
+
+
 def _predicted(entry: Entry) -> dict[str, Any]:
     """Where one pod computes the prompt and another answers it is the first that counts."""
     decision = entry.decision
@@ -97,7 +103,7 @@ def _predicted(entry: Entry) -> dict[str, Any]:
     hit = of_pod(entry, entry.hits, pod)
     return {
         "ttft": _number(of_pod(entry, entry.ttfts, pod)),
-        "cachedTokens": None if hit is None else min(int(hit), entry.prompt_tokens),
+        "cachedTokens": None if hit is None else cached(entry, int(hit), pod),
     }
 
 
@@ -118,7 +124,7 @@ def _pod(entry: Entry, at: int, pod: Endpoint, seen: Situation) -> dict[str, Any
         "view": {"waiting": view.waiting, "running": view.running, "kvUsage": _number(view.kv_usage)},
         "load": {"requests": requests, "tokens": tokens},
         "fresh": freshness is Freshness.FRESH,
-        "hitTokens": None if entry.hits is None else min(entry.hits[at], entry.prompt_tokens),
+        "hitTokens": None if entry.hits is None else cached(entry, entry.hits[at], pod),
         "ttft": None if entry.ttfts is None else _number(entry.ttfts[at]),
     }
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState
+from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness
 from proxy.core.ports import Clock
 from proxy.fleet.doubts import OURS, Doubts
+from proxy.fleet.heirs import Heirs
 from proxy.fleet.member import Member
 from proxy.fleet.named_models import NamedModels
 from proxy.fleet.scrape import Card
@@ -20,6 +21,9 @@ from proxy.fleet.slow_start import SlowStart
 log = logging.getLogger(__name__)
 
 ASLEEP = "asleep"
+
+OPERATOR = "operator"
+"""The source of pods that were added through the admin port."""
 
 Hook = Callable[[Endpoint], None]
 
@@ -76,6 +80,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._models = NamedModels(self._members)
         self._doubts = Doubts(self._members, self._settle, panic_percent)
+        self._heirs = Heirs(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: Serving | None = None
         self.wakes = False
@@ -137,7 +142,7 @@ class Fleet:
 
     # What operators and discovery want.
 
-    def add(self, pod: PodSettings, source: str = "operator", pool: str = DEFAULT_POOL) -> Endpoint:
+    def add(self, pod: PodSettings, source: str = OPERATOR, pool: str = DEFAULT_POOL) -> Endpoint:
         """A new endpoint; or the one of this name, brought up to date, and kept if it was about to leave. If that is in
         another pool, or has another uid, it is gone at once, and a new one begins."""
         member = self._members.get(pod.name)
@@ -146,7 +151,10 @@ class Fleet:
             member = None
         if member is None:
             return self._join(pod, source, pool)
-        member.source, member.leave_by = source, None
+        if source != OPERATOR or member.leave_by is not None:  # what is configured stays so, whoever repeats it
+            member.source = source
+        member.leave_by = None
+        self._heirs.forget(member)
         self._update(member, pod)
         return member.endpoint
 
@@ -169,18 +177,18 @@ class Fleet:
         return member is not None and member.draining
 
     def reconcile(self, source: str, desired: Sequence[PodSettings], pool: str = DEFAULT_POOL) -> None:
-        """Makes the pods of this source those desired: adds, updates, removes, by name."""
+        """Makes the pods of this source those desired: adds, updates, removes, by name. Where none of those that stay
+        serves yet, the others do so until one does, or `grace` seconds have passed."""
         wanted = {pod.name for pod in desired}
-        for name, member in self._members.items():
-            if member.source == source and name not in wanted:
-                self._leave(member)
-        self.sweep()
+        unwanted = {member for name, member in self._members.items() if member.source == source and name not in wanted}
         for pod in desired:
             other = self._members.get(pod.name)
             if other and other.leave_by is None and other.source != source:
                 log.warning("pod %s of %s is left out: %s has one of this name", pod.name, source, other.source)
             else:
                 self.add(pod, source, pool)
+        self._heirs.replace(unwanted, self._members.values(), self._clock.now() + self._grace)
+        self.sweep()
 
     def form(self, pools: Sequence[str]) -> None:
         """There are these pools, in this order. The pods of others leave, whoever wanted them."""
@@ -192,6 +200,7 @@ class Fleet:
     def sweep(self) -> None:
         """Lets go of the removed pods whose last request has ended."""
         now = self._clock.now()
+        self._heirs.sweep(now)
         for member in list(self._members.values()):
             if member.leave_by is not None and (member.endpoint.load.requests <= 0 or now >= member.leave_by):
                 self._drop(member)
@@ -243,6 +252,11 @@ class Fleet:
         scraped_at = endpoint.metrics.scraped_at
         return None if scraped_at == -math.inf else self._clock.now() - scraped_at
 
+    def scrape_failure(self, endpoint: Endpoint) -> str | None:
+        """Why the last scrape came to nothing; None if it did not, or there was none yet."""
+        member = self._member_of(endpoint)
+        return member.scrape_failure if member else None
+
     def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:
         """Since when what was sent then need not be waited for: the pod takes no connections, or is another process.
         None: it is there, or nothing is known of it."""
@@ -253,9 +267,10 @@ class Fleet:
 
     # What the refresh loops report; of an endpoint that is gone nothing is taken.
 
-    def missed(self, endpoint: Endpoint) -> None:
+    def missed(self, endpoint: Endpoint, why: str) -> None:
         """A scrape of it failed."""
-        if self._member_of(endpoint):
+        if member := self._member_of(endpoint):
+            member.scrape_failure = why
             self._call(self._on_missed, endpoint)
 
     def reached(self, endpoint: Endpoint) -> None:
@@ -265,6 +280,7 @@ class Fleet:
             self._settle(member)
             self._doubts.reconsider()
             self._call(self._on_ready, endpoint)
+            self._heirs.came(member)
 
     def refused(self, endpoint: Endpoint) -> None:
         """Nobody listens on its port: ready -> ejected."""
@@ -282,6 +298,8 @@ class Fleet:
     def refreshed(self, endpoint: Endpoint) -> None:
         """It has metrics that it did not have before."""
         member = self._member_of(endpoint)
+        if member is not None and endpoint.metrics.freshness is Freshness.FRESH:
+            member.scrape_failure = None
         if member is not None and member.asleep is not bool(endpoint.metrics.sleep_level):
             self._turn_over(member)
         self._call(self._on_changed, endpoint)
@@ -326,6 +344,7 @@ class Fleet:
         self._call(self._on_drained, member.endpoint)
 
     def _leave(self, member: Member) -> None:
+        self._heirs.forget(member)
         if member.leave_by is None:
             member.leave_by = self._clock.now() + self._grace
             self._settle(member)
@@ -333,6 +352,7 @@ class Fleet:
 
     def _drop(self, member: Member) -> None:
         endpoint = member.endpoint
+        self._heirs.forget(member)
         del self._members[endpoint.name]
         self._serving = None
         if self._slow_start is not None:

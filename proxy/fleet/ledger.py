@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import exp, inf, log, log1p
-from typing import Any
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
+from proxy.core.exchange import WHOLE, Exchange, Stage
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 
 RECENT_SECONDS = 60.0
 """In this time the memory of past work shrinks to 1/e."""
-
-WHOLE = Stage.WHOLE
-
-_READ: tuple[DataKey[Any], ...] = (TOKENIZED_PROMPT, PREFIX_MATCH, OUTPUT_ESTIMATE)
 
 
 class Ledger:
@@ -43,11 +37,13 @@ class Ledger:
         if exchange.charge is not None or exchange.ending is not None:
             return
         endpoint, request = exchange.endpoint, exchange.request
-        tokenized, match, output = map(request.state.read, _READ)
-        prefill: int = (tokenized or request.prompt).tokens
+        read = request.state.read
+        prefill, output, match = (read(TOKENIZED_PROMPT) or request.prompt).tokens, 0, read(PREFIX_MATCH)
         if match is not None:
-            prefill = max(0, prefill - match.blocks_on(endpoint) * match.block_size)
-        output = output or 0
+            cached = match.blocks_on(endpoint) * match.block_size
+            prefill = prefill - cached if prefill > cached else 0
+        if (estimate := read(OUTPUT_ESTIMATE)) is not None:
+            output = estimate
         if exchange.stage is not WHOLE:
             prefill, output = (0, output) if exchange.stage is Stage.DECODE else (prefill, 0)
         exchange.charge = (prefill, output)

@@ -28,6 +28,8 @@ class Member:
     cards: Sequence[Card] = ()
     doubts: dict[str, set[int]] = field(default_factory=dict)
     """Why requests should rather not be sent there, though it answers, and who says so."""
+    scrape_failure: str | None = None
+    """Why the last scrape came to nothing, if it did."""
     refused_at: float | None = None
     """Since when nobody listens there."""
     restarted_at: float = -math.inf

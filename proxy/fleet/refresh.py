@@ -35,7 +35,7 @@ _RESTART_SLACK = 1.0
 class Sink(Protocol):
     """Where a loop puts what it found out; `Fleet` is one."""
 
-    def missed(self, endpoint: Endpoint) -> None: ...
+    def missed(self, endpoint: Endpoint, why: str) -> None: ...
     def reached(self, endpoint: Endpoint) -> None: ...
     def refused(self, endpoint: Endpoint) -> None: ...
     def restarted(self, endpoint: Endpoint) -> None: ...
@@ -123,8 +123,8 @@ class Refresher:
             if status != 200:
                 raise ScrapeError(f"status {status}")
             metrics = parse(body, self._engines.of(self._endpoint), sent_at)
-        except _Silent:
-            self._on_miss("no answer")
+        except _Silent as silent:
+            self._on_miss(str(silent))
             return False
         except ScrapeError as error:
             self._on_miss(str(error))
@@ -160,8 +160,8 @@ class Refresher:
             return await self._fetcher.get(url, self._endpoint.api_key)
         except ConnectRefused:
             raise _Refused from None
-        except UpstreamFailed:
-            raise _Silent from None
+        except UpstreamFailed as failed:
+            raise _Silent(str(failed) or "no answer") from None
 
     def _on_metrics(self, metrics: Metrics, in_flight: int) -> None:
         if self._last and _is_younger(metrics, self._last):
@@ -173,7 +173,7 @@ class Refresher:
 
     def _on_miss(self, why: str) -> None:
         self._missed += 1
-        self._sink.missed(self._endpoint)
+        self._sink.missed(self._endpoint, why)
         if self._missed == STALE_AFTER:
             endpoint = self._endpoint
             log.warning("pod %s: the metrics are stale: %s", endpoint.name, why)

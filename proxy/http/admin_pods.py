@@ -6,12 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
 from proxy.core import params
 from proxy.core.endpoint import DEFAULT_POOL, NEVER_SCRAPED, Endpoint, EndpointState, LoadView, Metrics
-from proxy.core.errors import BadRequest, ConfigError, UnknownPod
+from proxy.core.errors import BadRequest, ConfigError, Conflict, UnknownPod
 from proxy.core.units import parse_duration
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
@@ -44,12 +45,19 @@ class PodRoutes:
 
     async def add(self, request: web.Request) -> web.Response:
         """201 for a new pod, in `pool` or else in the default one; 200 where a pod of this name was brought up to date,
-        which stays in its pool unless another is named."""
+        which stays in its pool unless another is named. Raises Conflict where that is at another URL: requests,
+        caches and all that was learnt are of what stands there."""
         pod, pool = self._pod(await json_body(request))
         for other in self._fleet.endpoints:
             if other.url == pod.url and other.name != pod.name:
                 raise BadRequest(f"The pod '{other.name}' has this URL already.", param="url")
         known = self._fleet.get(pod.name)
+        if known is not None and known.url != pod.url and not self._fleet.is_leaving(known):
+            raise Conflict(
+                f"The pod '{pod.name}' is at another URL. Give this one another name; or, to replace that one, "
+                f"DELETE /admin/pods/{quote(pod.name)} first.",
+                param="url",
+            )
         pool = pool or (DEFAULT_POOL if known is None else known.pool)
         endpoint = self._fleet.add(pod, pool=pool)
         return json_answer(self._describe(endpoint), 200 if endpoint is known else 201)
@@ -78,7 +86,8 @@ class PodRoutes:
 
     def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
         trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.doubts(endpoint)}
-        return {**describe(endpoint), **trust, "scrapeAge": self._fleet.scrape_age(endpoint)}
+        age, failure = self._fleet.scrape_age(endpoint), self._fleet.scrape_failure(endpoint)
+        return {**describe(endpoint), **trust, "scrapeAge": age, "scrapeFailure": failure}
 
     def _pod(self, data: Any) -> tuple[PodSettings, str]:
         """And the pool that it names, if it does."""

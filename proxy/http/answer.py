@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import starmap
 
 from proxy.core.errors import Declined, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
+from proxy.core.exchange import COMPLETE, Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
@@ -175,7 +175,7 @@ class Answer:
         if exchange.first_byte_at is None:
             exchange.first_byte_at = now
             rim.on_first_byte(exchange)
-        exchange.ending = Ending.COMPLETE
+        exchange.ending = COMPLETE
         self._close(None)
 
     def upgraded(self, rest: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from proxy.core.identity import Identity
 from proxy.http.head import Pairs, local_answer
 from proxy.http.paths import split_target
-from proxy.http.seam import Body, Head
+from proxy.http.seam import HTTP_11, Body, Head
 
 if TYPE_CHECKING:
     from proxy.http.body import Upload
@@ -27,7 +27,7 @@ class HttpCall:
         self.path, self.query = split_target(head.path)
         self.headers: Mapping[str, str] = head.headers
         self.raw_headers = head.raw_headers
-        self.speaks_11 = head.version > HTTP_10
+        self.speaks_11 = (version := head.version) is HTTP_11 or version > HTTP_10
         """An older client knows neither chunks nor informational answers."""
         self.connection = connection
         self.transport = connection.socket

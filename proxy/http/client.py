@@ -168,6 +168,14 @@ class ClientConnection(asyncio.Protocol):
         """Whether nothing is lost with it."""
         return self.call is None and self._lingering is None
 
+    @property
+    def makes_room(self) -> bool:
+        """Whether it can be closed for somebody else: between two requests, and nothing of the next one, or of the last
+        answer, is on its way. Of what the whole reader has only the sweep knows."""
+        if not self.idle or self.socket.is_closing() or self.socket.get_write_buffer_size():
+            return False
+        return self.idle_since is not None or not (self.is_fresh or self._reader.keeps)
+
     def answered(self, call: HttpCall) -> None:
         """Ends every request that was served."""
         self.call = self.task = self.idle_since = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -21,7 +22,7 @@ from proxy.http.sweep import look_at
 log = logging.getLogger(__name__)
 
 ROOM_INTERVAL = 0.1
-"""Seconds between two looks for idle connections: each is a look at all there are."""
+"""Seconds between a look for idle connections that found none and the next one: each is a look at all there are."""
 
 Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
 """Runs as a task of its own, and ends with `ClientConnection.answered`."""
@@ -56,7 +57,7 @@ class Clients:
         self.connections: set[ClientConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._hung_up = hung_up
-        self._made_room_at = -ROOM_INTERVAL
+        self._no_room_at = -ROOM_INTERVAL
         self._is_over = False
         self._turned_away = 0
 
@@ -76,10 +77,10 @@ class Clients:
         if len(self.connections) < self.settings.max_connections:
             return True
         now = self.now()
-        if now - self._made_room_at >= ROOM_INTERVAL:
-            self._made_room_at = now
+        if now - self._no_room_at >= ROOM_INTERVAL:
             if self._close_longest_idle():
                 return True
+            self._no_room_at = now
         self._turned_away += 1
         self._hung_up(HungUp.MAX_CONNECTIONS, 1)
         return False
@@ -111,9 +112,11 @@ class Clients:
             connection.close()
 
     def _close_longest_idle(self) -> bool:
-        """Of those that the sweep has seen idle."""
-        idle = [each for each in self.connections if each.idle and each.idle_since and not each.socket.is_closing()]
-        idle.sort(key=lambda each: each.idle_since or 0.0)
+        """Those that the sweep has not seen idle yet are so for a shorter time than the others. They count no more at
+        once: the loop tells of their end only later, and whoever comes until then would have as many closed again."""
+        idle = [each for each in self.connections if each.makes_room]
+        idle.sort(key=lambda each: math.inf if each.idle_since is None else each.idle_since)
         for each in idle[: 1 + self.settings.max_connections // 20]:
+            self.connections.discard(each)
             each.close()
         return bool(idle)

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 from proxy.http.body import JOINED, body_timed_out, is_too_slow
 from proxy.http.call import HttpCall
-from proxy.http.seam import HTTP_11, Body, ParserError, body_stream, head_parser
+from proxy.http.seam import HTTP_11, Body, ParserError, body_stream, head_parser, is_spaced
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection
     from proxy.http.clients import Clients
 
 HEAD_END = b"\r\n\r\n"
+
+_VERSION = b" HTTP/1.1\r\n"
+"""Where it stands behind as many bytes as method, a space and target have, there is one space each; to look for two in
+a row takes 2,900 instructions, not 1,600."""
 
 
 class CountedReader:
@@ -53,6 +57,10 @@ class CountedReader:
             self._heads.set_upgraded(False)
         fields = message.headers
         if "transfer-encoding" in fields or message.version is not HTTP_11 or message.method == "CONNECT":
+            connection.read_whole(data)
+            return
+        behind = len(message.method) + 1 + len(message.path)
+        if head[behind : behind + len(_VERSION)] != _VERSION and is_spaced(head):
             connection.read_whole(data)
             return
         call, length = HttpCall(message, connection, clients.ids, clients.now()), fields.get("content-length")

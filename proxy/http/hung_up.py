@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from proxy.core.errors import BodyTimeout, HeadTimeout, NoHttp, RequestError
+from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, NoHttp, RequestError
 
 
 class HungUp(Enum):
@@ -19,7 +19,12 @@ class HungUp(Enum):
 Tell = Callable[[HungUp, int], None]
 """Why, and on how many."""
 
-_AFTER = {HeadTimeout: HungUp.HEAD_TIMEOUT, BodyTimeout: HungUp.BODY_TIMEOUT, NoHttp: HungUp.BAD_REQUEST}
+_AFTER = {
+    HeadTimeout: HungUp.HEAD_TIMEOUT,
+    BodyTimeout: HungUp.BODY_TIMEOUT,
+    NoHttp: HungUp.BAD_REQUEST,
+    HeadTooLarge: HungUp.BAD_REQUEST,
+}
 
 
 def after(refusal: RequestError) -> HungUp | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 from proxy.core.errors import Declined
 from proxy.http.head import AnswerHead
 from proxy.openai import first_event
 
-_RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*(\d{1,6})[ \t]*\r\n", re.IGNORECASE)
+_RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*(?:(\d{1,6})|([a-z]{3,9},[^\r\n]{1,60}?))[ \t]*\r\n", re.IGNORECASE)
+_DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 
 
 def is_open(head: AnswerHead, beginning: bytes) -> bool:
@@ -23,6 +26,25 @@ def refusal(head: AnswerHead, beginning: bytes) -> Declined | None:
 
 def declined_with(head: AnswerHead, beginning: bytes) -> Declined:
     """By its status."""
-    after = _RETRY_AFTER.search(head.start)
     text = beginning[: first_event.LONGEST].decode("utf-8", "replace")
-    return Declined(head.status, None if after is None else float(after[1]), text)
+    return Declined(head.status, _retry_after(head.start), text)
+
+
+def _retry_after(head: bytes) -> float | None:
+    """Of RFC 9110, in either form. A moment is compared with the pod's own `date`, as clocks differ."""
+    after = _RETRY_AFTER.search(head)
+    if after is None:
+        return None
+    if after[1]:
+        return float(after[1])
+    then, now = _moment(after[2]), _DATE.search(head)
+    at = None if now is None else _moment(now[1])
+    return None if then is None or at is None else max(0.0, (then - at).total_seconds())
+
+
+def _moment(date: bytes) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(date.decode("latin-1"))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

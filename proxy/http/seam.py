@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from aiohttp import HttpVersion11, StreamReader
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -43,6 +43,9 @@ ParserError = HttpProcessingError
 FIELD_LIMIT = 64 * 1024
 """Bytes of a request line or header field."""
 
+MOST_FIELDS = 128
+"""As the parser has it, if it is not told otherwise."""
+
 STREAM_LIMIT = 256 * 1024
 """Bytes of a body that wait to be read; at twice as many, reading pauses."""
 
@@ -59,6 +62,16 @@ class Reader(Protocol):
     def pause_reading(self) -> None: ...
 
     def resume_reading(self, resume_parser: bool = True) -> None: ...
+
+
+def is_spaced(head: bytes) -> bool:
+    """Whether the request line has two spaces in a row: to the parser that is one. An empty line may precede it."""
+    return head.find(b"  ", 0, head.find(b"\r\n", 2)) >= 0
+
+
+def is_too_large(error: ParserError) -> bool:
+    """Whether a head is in order, but for its size; of the number of fields the parser tells by a sentence alone."""
+    return isinstance(error, LineTooLong) or error.message.startswith("Too many headers")
 
 
 def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:

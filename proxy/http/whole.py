@@ -5,9 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from proxy.core.errors import HeadTimeout, NoHttp, RequestError
+from proxy.core.errors import HeadTimeout, HeadTooLarge, NoHttp, RequestError
 from proxy.http.call import HttpCall
-from proxy.http.seam import UNREAD, Body, BodyBroke, Head, ParserError, whole_parser
+from proxy.http.seam import (
+    FIELD_LIMIT,
+    MOST_FIELDS,
+    UNREAD,
+    Body,
+    BodyBroke,
+    Head,
+    ParserError,
+    is_spaced,
+    is_too_large,
+    whole_parser,
+)
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection
@@ -20,12 +31,15 @@ FRAMING_RATIO = 8
 
 VERSIONS = ((1, 0), (1, 1))
 
+UNREADABLE = "The request could not be read: "
+SPACED = "between method, target and version is one space each"
+
 
 class WholeReader:
     """Reads for one connection from the first such request on. Has all bytes but those that come between the end of a
     body and its answer."""
 
-    __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_parser")
+    __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_first", "_parser")
 
     keeps = True
     """The parser stops behind each request."""
@@ -38,13 +52,19 @@ class WholeReader:
         """When the first byte came of a head that is not whole yet."""
         self._fed = 0
         """Bytes of the body that is read, framing and all, since the read of its head."""
+        self._first: bytes | None = b""
+        """The first line that comes, as far as it is there; None once it has been looked at. Where later ones begin
+        only the parser knows."""
 
     def feed(self, data: bytes) -> None:
         connection = self._connection
+        if self._first is not None and self._is_spaced(data):
+            self._break(_unread(SPACED))
+            return
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
         except ParserError as error:
-            self._break(error.message.partition("\n")[0])
+            self._break(_too_large() if is_too_large(error) else _unread(error.message.partition("\n")[0]))
             return
         for message, body in messages:  # one at most
             if fault := _fault(message):
@@ -74,6 +94,13 @@ class WholeReader:
             self._refuse(HeadTimeout("The head of the request did not arrive in time."))
         return True
 
+    def _is_spaced(self, data: bytes) -> bool:
+        """Whether the first line says by two spaces what it should say by one."""
+        first = (self._first or b"") + data[:FIELD_LIMIT]
+        spaced = is_spaced(first)
+        self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > FIELD_LIMIT else first
+        return spaced
+
     def _begin(self, message: Head, body: Body) -> None:
         self._begun_at = None
         self._fed = 0
@@ -88,21 +115,33 @@ class WholeReader:
         """Chunks of a byte are six; more than that are extensions, which nobody reads and no other limit counts."""
         self._fed += size
         if self._fed > FRAMING_LIMIT + FRAMING_RATIO * body.total_bytes:
-            self._break("its chunks are more framing than body")
+            self._break(_unread("its chunks are more framing than body"))
 
-    def _break(self, message: str) -> None:
+    def _break(self, error: RequestError) -> None:
         """What came is not HTTP; where the next request begins nobody knows."""
         call = self._connection.call
         if call is None or call.payload is None:
-            self._refuse(NoHttp(f"The request could not be read: {message}"))
+            self._refuse(error)
         else:
             self._connection.forget()
-            call.payload.set_exception(BodyBroke(message))
+            call.payload.set_exception(BodyBroke(error.message.removeprefix(UNREADABLE)))
 
     def _refuse(self, error: RequestError) -> None:
         """What is not a request, but is counted and logged as one."""
         since = self._clients.now() if self._begun_at is None else self._begun_at
         self._connection.refuse(HttpCall(UNREAD, self._connection, self._clients.ids, since), error)
+
+
+def _unread(why: str) -> NoHttp:
+    return NoHttp(UNREADABLE + why)
+
+
+def _too_large() -> HeadTooLarge:
+    """What was too much is not repeated: it may be a key, and it is long."""
+    return HeadTooLarge(
+        f"The head of the request is too large: a line or a field may have {FIELD_LIMIT} bytes, and there may be "
+        f"{MOST_FIELDS} fields."
+    )
 
 
 def _fault(head: Head) -> str:

@@ -18,7 +18,7 @@ from proxy.core.exchange import Exchange, Stage
 from proxy.latency.fleet import FleetModel
 from proxy.latency.lessons import LEAST_OBSERVED, RESIDUE, TaughtPod
 from proxy.latency.pace import Prices
-from proxy.latency.published import NOBODY, TTFT, seconds
+from proxy.latency.published import NOBODY, seconds
 from proxy.latency.staged import StagedLegs, waiting
 from proxy.latency.work import Leg
 
@@ -112,7 +112,7 @@ class PodModel(TaughtPod):
         beside = self.beside
         if self._share == 1.0:
             beside.see(self._running)
-        (leg.expected,) = seconds((self,), TTFT, (leg.tokens,), prompt, now)
+        (leg.expected,) = seconds((self,), (leg.tokens,), prompt, now)
         in_turn = leg.expected
         if self._share < 1.0:
             fixed, per_token, per_pair = self._in_turn

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress, repeat
-from operator import and_, attrgetter, ge, le
+from operator import and_, ge, le
 from typing import Any
 
 from proxy.core.endpoint import Metrics
+from proxy.core.exchange import Exchange
+
+Figures = tuple[float, float | None, int | None, int]
 
 ENOUGH_TOKENS = 4096
 """Predicted hits that are judged together, at least."""
@@ -17,8 +20,11 @@ ENOUGH_LEGS = 4
 MOST_LEGS = 1000
 """That a window remembers of a pod whose counters cannot be used."""
 
-figures = attrgetter("started_at", "first_byte_at", "predicted_cached_tokens", "request.prompt.tokens")
-"""What is needed of a leg whose first byte has come, and for which hits, or none, were predicted."""
+
+def figures(exchange: Exchange) -> Figures:
+    """What is needed of a leg whose first byte has come, and for which hits, or none, were predicted."""
+    prompt = exchange.request.prompt
+    return (exchange.started_at, exchange.first_byte_at, exchange.predicted_cached_tokens, prompt.tokens)
 
 
 class HitWindow:

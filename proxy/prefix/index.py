@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from itertools import repeat
-from operator import attrgetter
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
@@ -97,7 +95,8 @@ class PrefixIndex:
                 break
             at = end
         if at and active:
-            found |= dict.fromkeys(forest.endpoints_of(active), self._depths[at])
+            rest = dict.fromkeys(forest.endpoints_of(active), self._depths[at])
+            found = found | rest if found else rest
         return found
 
     def add_answer(self, found: dict[Endpoint, int], turn: Turn) -> None:
@@ -115,7 +114,10 @@ class PrefixIndex:
         if pod.capacity != capacity:
             pod.capacity = capacity
             self._upkeep.due_at = -math.inf
-        reservation = Reservation(pod, list(map(self._claim, repeat(pod), chains)))
+        spans = []
+        for chain in chains:  # mostly one: without a frame or an iterator for it
+            spans.append(self._claim(pod, chain))  # noqa: PERF401
+        reservation = Reservation(pod, spans)
         now = self._now()
         if now >= self._upkeep.due_at:
             self._tidy(pod, now)
@@ -198,7 +200,10 @@ class PrefixIndex:
         if reservation.answer is not None and computed:
             self._absorb(reservation.answer)
         for chain, length, _, way in reservation.spans:
-            if sum(map(len, map(_HASHES, way))) != length:  # Some were cut meanwhile.
+            left = length
+            for holding in way:
+                left -= len(holding.segment.hashes)
+            if left:  # Some were cut meanwhile.
                 way = self._forest.way(pod, chain, length)
             for holding in reversed(way):
                 holding.pins -= 1
@@ -345,6 +350,3 @@ class PrefixIndex:
 def _fits(answer: Answer, turn: Turn) -> bool:
     """Whether it may be the answer that stands in the prompt; without its reasoning, for one, it is shorter."""
     return not answer.pod.retired and answer.tokens <= turn.answer_bytes
-
-
-_HASHES = attrgetter("segment.hashes")

@@ -17,7 +17,7 @@ import orjson
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.replicas.absence import Absence
-from proxy.replicas.packet import ID_BYTES, Packet, Say, host_of, members, shared
+from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, shared, version_of
 from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
 from proxy.replicas.redis_line import RedisLine, StoreLost
 from proxy.replicas.series import ReplicaSeries
@@ -35,7 +35,7 @@ LOOKS = 20
 """In a lease, at whose leases are over; two early, so that nothing of a host is left when its lease is over."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two tries to reach the store."""
+"""Seconds between two tries to reach the store; at most a beat, so that a host is back well within a lease."""
 
 MOST_WAITING = 4 << 20
 """Bytes that wait for a store that is slow to read; then all of them are dropped, and the others ask."""
@@ -114,6 +114,8 @@ class Deployment:
         """Of beats that were not heard yet."""
         self._echoed_at = clock.now()
         self._wants_memory = False
+        self._foreign: set[int] = set()
+        """Versions of packets that were passed over."""
 
     async def __aenter__(self) -> Deployment:
         self._tasks.start(self._stay(), "replicas")
@@ -171,7 +173,7 @@ class Deployment:
     # The store.
 
     async def _stay(self) -> None:
-        pause = FIRST_PAUSE
+        pause, longest = FIRST_PAUSE, max(FIRST_PAUSE, min(LONGEST_PAUSE, self._settings.lease / BEATS))
         while True:
             began = self._clock.now()
             try:
@@ -180,7 +182,7 @@ class Deployment:
                     self._lost(await self._first_loss(line))
             except StoreLost as error:
                 self._lost(error)
-            pause = FIRST_PAUSE if self._clock.now() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, 2 * pause)
+            pause = FIRST_PAUSE if self._clock.now() - began > LONGEST_PAUSE else min(longest, 2 * pause)
             await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
 
     async def _first_loss(self, line: Line) -> StoreLost:
@@ -318,14 +320,26 @@ class Deployment:
         try:
             packet = Packet.read(data)
             if packet is None:
-                return
-            if host_of(data) == self._id:
+                self._pass_over(version_of(data))
+            elif host_of(data) == self._id:
                 self._heard_myself(packet.number)
             elif (host := self._peers.hear(packet)) is not None:
                 self._take(host, packet)
         except (Garbled, StructError, ValueError, KeyError, TypeError) as error:
             self._series.garbled.add()
             log.error("replicas: %s: %s", type(error).__name__, error)
+
+    def _pass_over(self, version: int) -> None:
+        """Said once: it goes on for as long as a rollout does."""
+        self._series.foreign.add()
+        if version != VERSION and version not in self._foreign:
+            self._foreign.add(version)
+            log.warning(
+                "replicas: others speak version %d, this one %d: they do not hear of each other before they are of one"
+                " release; caps and limits hold for those of each by themselves",
+                version,
+                VERSION,
+            )
 
     def _take(self, host: Host, packet: Packet) -> None:
         if packet.say in _JOIN:

@@ -45,13 +45,17 @@ class Packet:
 
     @staticmethod
     def read(data: bytes) -> Packet | None:
-        """None if it is of another version. Raises Garbled."""
+        """None if it is of another version, or says what this one does not know. Raises Garbled."""
         if len(data) < _HEAD.size:
             raise Garbled("a packet's head is cut off")
         version, say, host, number = _HEAD.unpack_from(data)
         if version != VERSION or say not in _SAYS:
             return None
         return Packet(_SAYS[say], host, number, data[_HEAD.size :])
+
+
+def version_of(data: bytes) -> int:
+    return data[0]
 
 
 def host_of(data: bytes) -> bytes:

@@ -63,7 +63,7 @@ class Peers:
         elif host.last is not None and _is_old(packet, host.last):
             return None
         host.heard_at = now
-        if packet.say is Say.ANSWER or packet.say is Say.HELLO:
+        if packet.say is Say.ANSWER or (packet.say is Say.HELLO and host.last is None):
             host.has_gap = False
         elif packet.say not in _TO_ONE and packet.number != (host.last or 0) + 1:
             host.has_gap = True

@@ -14,6 +14,7 @@ class ReplicaSeries:
         self.losses = catalogue.replicas_store_losses.cell()
         self.missed = catalogue.replicas_missed.cell()
         self.garbled = catalogue.replicas_garbled.cell()
+        self.foreign = catalogue.replicas_foreign.cell()
         self.sent, self.received = (catalogue.replicas_bytes.cell(way) for way in ("sent", "received"))
         self.messages_sent, self.messages_received = (
             catalogue.replicas_messages.cell(way) for way in ("sent", "received")

@@ -243,7 +243,8 @@ class _Assembly:
     def _steps(self, profile: ProfileLayout, wrap: Wrap, totals: Totals) -> Steps:
         filters, (picker,) = self._uses(profile, Filter), self._uses(profile, Picker)
         (wrapped_picker,) = self._at(Picker, [picker.ref], wrap, profile.name)
-        return Steps(tuple(self._filter(profile.name, use.ref, wrap) for use in filters), totals, wrapped_picker.pick)
+        steps = tuple(self._filter(profile.name, use.ref, wrap) for use in filters)
+        return Steps(steps, totals, wrapped_picker.pick, wrapped_picker.order)
 
     def _filter(self, profile: str, name: str, wrap: Wrap) -> FilterStep:
         (wrapped,) = self._at(Filter, [name], wrap, profile)

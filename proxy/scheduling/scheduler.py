@@ -52,7 +52,7 @@ class Scheduler:
         if self._only is None:
             decision = self._discussed(request, endpoints, attempt)
         else:
-            decision = decided(self._only.name, self._only.rank(request, endpoints, attempt))
+            decision = decided(self._only.name, self._only.order(request, endpoints, attempt))
         for shadow in self._shadows:
             self._observe(shadow, decision, request, endpoints, attempt)
         return decision

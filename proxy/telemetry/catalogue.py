@@ -284,6 +284,10 @@ class Catalogue:
         self.replicas_store_losses = counter("replicas_store_losses", "Times that the store went away.")
         self.replicas_missed = counter("replicas_missed", "Times that packets of others were missed, and asked for.")
         self.replicas_garbled = counter("replicas_garbled_packets", "Packets of others that made no sense.")
+        self.replicas_foreign = counter(
+            "replicas_foreign_packets",
+            "Packets that were passed over: of others whose release says things in another way.",
+        )
         self.replicas_bytes = counter("replicas_bytes", "Said to others, and heard.", ("direction",))
         self.replicas_messages = counter("replicas_messages", "Packets said to others, and heard.", ("direction",))
 

@@ -320,3 +320,15 @@ def test_what_tells_tokens_apart_has_to_be_said(missing: str) -> None:
 def test_settings_that_would_open_it_to_others_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         load(Jwt, {**SETTINGS, **fields})
+
+
+async def test_while_no_key_could_be_had_nobody_is_told_that_his_token_is_forged(issuer: Issuer) -> None:
+    token, issuer.status = issuer.token("one"), 503
+    async with world(issuer) as w:
+        with pytest.raises(Unauthorized, match="cannot be had"):
+            await w.ask(token)
+        with pytest.raises(Unauthorized, match="cannot be had"):
+            await w.ask(token)
+        issuer.status = 200
+        w.clock.advance(web_keys.COOLDOWN)
+        await w.ask(token)

@@ -94,6 +94,18 @@ async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_t
         assert asked.endpoint.view.running == 8
 
 
+async def test_why_a_scrape_came_to_nothing_is_known_until_one_does_not() -> None:
+    async with FakePod() as pod:
+        exposed = pod.bodies.pop("/metrics")
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await until(lambda: asked.fleet.scrape_failure(asked.endpoint) == "status 404")
+            pod.hang.add("/metrics")
+            await until(lambda: "no answer" in (asked.fleet.scrape_failure(asked.endpoint) or ""))
+            pod.hang.clear()
+            pod.bodies["/metrics"] = exposed
+            await until(lambda: asked.fleet.scrape_failure(asked.endpoint) is None)
+
+
 async def test_the_next_scrape_takes_over_what_was_dispatched_before_it() -> None:
     async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
         await until(asked.is_in(EndpointState.READY))

@@ -15,6 +15,7 @@ from proxy.core.errors import Reason
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http import linger
+from proxy.http.hung_up import HungUp
 from tests.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
 from tests.http.test_tunnel import SWITCHED, UPGRADE, echo
 from tests.waiting import until
@@ -215,9 +216,10 @@ async def test_a_broken_body_is_400_and_ends_the_connection(pause: float) -> Non
         b"GET /health HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n",
         b"GET /health HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ncontent-length: 0\r\n\r\n",
         b"GET /health HTTP/1.1\r\nhost: a\r\nx: a\0b\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"\r\n",
-        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"GET  /health HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"\r\nGET  /health HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /health  HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"POST  /health HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
 )
@@ -229,6 +231,46 @@ async def test_what_could_be_read_in_two_ways_is_not_read(request_bytes: bytes) 
             ("", 400, Reason.INVALID_REQUEST)
         ]
         assert port.gateway.calls == []
+
+
+async def test_two_spaces_that_come_one_by_one_are_two() -> None:
+    async with rig() as port, port.client() as client:
+        for piece in (b"GET ", b" /health HT", b"TP/1.1\r\nhost: a\r\n\r\n"):
+            client.send(piece)
+            await asyncio.sleep(0.02)
+        assert (await client.until_closed()).status == 400
+
+
+async def test_spaces_elsewhere_are_left_alone() -> None:
+    async with rig() as port, port.client() as client:
+        for pieces in (
+            (HEALTH.replace(b"\r\n\r\n", b"\r\nx:  a  b\r\n\r\n"),),
+            (b"GET /health HTTP/1.1\r\nhost: a\r\nx: ", b"  a  b\r\n\r\n"),
+        ):
+            for piece in pieces:
+                client.send(piece)
+                await asyncio.sleep(0.02)
+            assert b" 200 " in await client.answer()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: a\r\nauthorization: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 200_000,
+    ],
+)
+async def test_a_head_that_is_too_large_is_431_and_not_repeated(request_bytes: bytes) -> None:
+    async with rig() as port, port.client() as client:
+        client.send(request_bytes)
+        seen = await client.until_closed()
+        assert (seen.status, seen.json()["error"]["code"]) == (431, "head_too_large")
+        assert b"yyyy" not in seen.raw
+        assert seen.all("connection") == ["close"]
+        assert [(ended.path, ended.status, ended.outcome) for ended in port.ended] == [("", 431, Reason.HEAD_TOO_LARGE)]
+        assert port.hung_up == {HungUp.BAD_REQUEST: 1}
 
 
 # answers before the request was read

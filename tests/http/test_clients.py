@@ -231,7 +231,7 @@ async def test_a_request_that_cannot_be_read_is_refused_and_the_connection_close
         for request in (
             b"NONSENSE\r\n\r\n",
             b"GET / HTTP/1.1\r\n bad\r\n\r\n",
-            b"POST / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 200_000,
+            b"GET  / HTTP/1.1\r\nhost: a\r\n\r\n",
         ):
             async with port.client() as client:
                 client.send(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import logging
 import tracemalloc
@@ -83,6 +84,38 @@ async def test_clients_that_are_idle_make_room_for_others(caplog: pytest.LogCapt
         assert (await newer.answer()).endswith(b"good")
         assert port.hung_up == {}
     assert caplog.messages == []
+
+
+async def test_many_that_are_idle_make_room_for_as_many_at_once() -> None:
+    """Before any sweep has seen that they are."""
+    async with (
+        Pod(answering(plain(b"good"))) as pod,
+        rig(pod, max_connections=4) as port,
+        contextlib.AsyncExitStack() as clients,
+    ):
+        for _ in range(4):
+            client = await clients.enter_async_context(port.client())
+            client.send(post(close=False))
+            assert (await client.answer()).endswith(b"good")
+        for each in port.server._clients.connections:
+            each.idle_since = None
+        answers = await asyncio.gather(*[port.ask(post()) for _ in range(4)])
+        assert [answer.status for answer in answers] == [200] * 4
+        assert port.hung_up == {}
+
+
+async def test_a_request_that_is_on_its_way_makes_no_room() -> None:
+    async with Pod(answering(plain(b"good"))) as pod, rig(pod, max_connections=1) as port, port.client() as client:
+        client.send(post(close=False))
+        assert (await client.answer()).endswith(b"good")
+        request = post(close=False)
+        client.send(request[:20])
+        (connection,) = port.server._clients.connections
+        await until(lambda: connection._reader.keeps)
+        connection.idle_since = None
+        assert (await port.ask(post())).raw == b""
+        client.send(request[20:])
+        assert (await client.answer()).endswith(b"good")
 
 
 # time

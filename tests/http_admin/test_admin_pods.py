@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.core.endpoint import EndpointState, Freshness, Metrics
+from proxy.fleet.settings import PodSettings
 from tests.http_admin.fakes import admin_port
 
 
@@ -53,9 +54,42 @@ async def test_a_pod_is_added_with_the_schema_of_the_file() -> None:
 async def test_a_pod_that_is_added_again_is_brought_up_to_date() -> None:
     async with admin_port() as port:
         first = port.add("pod-a")
-        pod = await port.json("POST", "/admin/pods", 200, json={"url": "http://pod-a:9000", "name": "pod-a"})
-        assert pod["url"] == "http://pod-a:9000"
+        again = {"url": "http://pod-a:8000/", "name": "pod-a", "weight": 3}
+        pod = await port.json("POST", "/admin/pods", 200, json=again)
+        assert (pod["url"], pod["weight"]) == ("http://pod-a:8000", 3)
         assert port.fleet.endpoints == [first]
+
+
+async def test_a_pod_that_is_added_again_leaves_with_its_source_all_the_same() -> None:
+    async with admin_port() as port:
+        port.fleet.reconcile("static", [PodSettings(url="http://pod-a:8000", name="pod-a")])
+        await port.json("POST", "/admin/pods", 200, json={"url": "http://pod-a:8000", "name": "pod-a"})
+        port.fleet.reconcile("static", [])
+        assert port.fleet.endpoints == []
+
+
+async def test_a_pod_is_not_replaced_by_another_of_its_name() -> None:
+    async with admin_port() as port:
+        first = port.add("pod a", "http://pod-a:8000")
+        other = {"url": "http://pod-a:9000", "name": "pod a"}
+        error = await port.error("POST", "/admin/pods", 409, json=other)
+        assert error["param"] == "url"
+        assert "DELETE /admin/pods/pod%20a first" in error["message"]
+        assert (port.fleet.endpoints, first.url) == ([first], "http://pod-a:8000")
+        first.charge(1, 0)
+        await port.json("DELETE", "/admin/pods/pod%20a", 202)
+        assert (await port.json("POST", "/admin/pods", 200, json=other))["url"] == "http://pod-a:9000"
+
+
+async def test_why_a_pod_has_no_metrics_is_shown_until_it_has() -> None:
+    async with admin_port() as port:
+        endpoint = port.add("pod-a")
+        assert (await port.json("GET", "/admin/pods/pod-a"))["scrapeFailure"] is None
+        port.fleet.missed(endpoint, "status 401")
+        assert (await port.json("GET", "/admin/pods/pod-a"))["scrapeFailure"] == "status 401"
+        endpoint.publish(Metrics(freshness=Freshness.FRESH), 0)
+        port.fleet.refreshed(endpoint)
+        assert (await port.json("GET", "/admin/pods/pod-a"))["scrapeFailure"] is None
 
 
 @pytest.mark.parametrize(

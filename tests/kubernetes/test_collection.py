@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,9 +15,10 @@ from proxy.core.clock import SystemClock
 from proxy.core.tasks import Tasks
 from proxy.core.units import Duration
 from proxy.kubernetes.access import Access
-from proxy.kubernetes.api import PAGE, Api, Object, Resource
+from proxy.kubernetes.api import _KEEP_ALIVE, PAGE, Api, Object, Resource, _socket
 from proxy.kubernetes.collection import Collection
 from tests.kubernetes.server import FakeApiServer, pod, pods_in
+from tests.replicas.store import Wall
 from tests.waiting import until
 
 PODS = Resource("", "v1", "pods")
@@ -200,6 +202,95 @@ async def test_gone_in_the_middle_of_a_watch_is_no_warning(caplog: pytest.LogCap
         await until(lambda: len(server.lists) == 2 and server.open)
         assert set(followed.objects) == {"a", "b"}
     assert not caplog.records
+
+
+async def test_gone_after_a_bookmark_goes_on_from_the_new_list_and_not_from_the_bookmark() -> None:
+    async with two_pods() as (server, followed):
+        server.pass_by(1000)
+        server.bookmark()
+        await until(lambda: followed._version == str(server.version))
+        bookmarked = server.version
+        server.mute = True
+        server.put(pods_in(), pod("c"))
+        server.delete(pods_in(), "a")
+        server.forget()
+        await until(lambda: server.silenced == 2)
+        server.mute = False
+        server.fail(410, "too old resource version")
+        await until(lambda: set(followed.objects) == {"b", "c"} and server.open)
+        assert len(server.lists) == 2
+        assert int(server.watches[-1]["resourceVersion"]) > bookmarked
+        server.bookmark()
+        server.put(pods_in(), pod("d"))
+        await until(lambda: "d" in followed.objects)
+        assert len(server.watches) == 2
+
+
+async def test_a_bookmark_after_gone_changes_nothing_that_was_listed() -> None:
+    async with two_pods() as (server, followed):
+        server.fail(410)
+        server.bookmark()
+        await until(lambda: len(server.lists) == 2 and server.open)
+        news = followed.news
+        server.bookmark()
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert followed.news == news + 1
+        assert set(followed.objects) == {"a", "b", "c"}
+
+
+async def test_a_server_that_forgets_at_once_is_asked_less_and_less_often() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        server.statuses["watch:pods"] = (410, "too old resource version")
+        async with following(server) as followed:
+            await until(lambda: followed._failures == 6)
+            assert followed._pause() > 10 * FAST.retry
+            assert set(followed.objects) == {"a"}
+            del server.statuses["watch:pods"]
+            server.put(pods_in(), pod("b"))
+            await until(lambda: set(followed.objects) == {"a", "b"})
+
+
+async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in("ns"), pod("a", uid="near"))
+        server.put(pods_in("other"), pod("a", uid="far"))
+        async with following(server) as near, following(server, replace(FAST, namespace="other")) as far:
+            await until(lambda: near.listed and far.listed and len(server.open) == 2)
+            assert (near.objects, far.objects) == ({"a": "near"}, {"a": "far"})
+            server.put(pods_in("other"), pod("a", uid="later"))
+            await until(lambda: far.objects == {"a": "later"})
+            server.delete(pods_in("other"), "a")
+            await until(lambda: not far.objects)
+            assert near.objects == {"a": "near"}
+            assert near.news == 1
+
+
+async def test_a_watch_through_a_wall_is_given_up_without_a_word_from_the_other_end() -> None:
+    """No FIN, no RST: connections stand, and nothing comes through them, not on new ones either."""
+    short = replace(FAST, watch=Duration(1.0), timeout=Duration(0.3))
+    async with FakeApiServer() as server, Wall(int(server.url.rpartition(":")[2])) as wall:
+        server.put(pods_in(), pod("a"))
+        server.put(pods_in(), pod("b"))
+        followed = Followed(replace(short, server=f"http://127.0.0.1:{wall.port}"))
+        async with Tasks() as tasks:
+            tasks.start(followed.run(), "watch")
+            await until(lambda: len(followed.objects) == 2 and server.open)
+            wall.up()
+            server.delete(pods_in(), "a")
+            server.put(pods_in(), pod("c"))
+            await until(lambda: followed._failures > 1)
+            assert set(followed.objects) == {"a", "b"}
+            wall.down()
+            await until(lambda: set(followed.objects) == {"b", "c"})
+
+
+async def test_connections_show_signs_of_life_so_that_a_dead_host_is_found_out_within_half_a_minute() -> None:
+    with _socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, between, count = (made.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in _KEEP_ALIVE)
+        assert idle + between * count <= 30
 
 
 async def test_an_error_in_a_watch_is_logged_and_outlived(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.latency.fleet import FleetModel
 from proxy.latency.pace import Prices
 from proxy.latency.pod import PodModel
-from proxy.latency.published import TTFT, seconds, tpots
+from proxy.latency.published import seconds, tpots
 
 
 class Pod:
@@ -67,7 +67,7 @@ class Pod:
     def ttft(self, tokens: float, now: float) -> float:
         """What is predicted for a prompt of which nothing is cached."""
         self.model.catch_up(now)
-        (found,) = seconds([self.model], TTFT, [tokens], tokens, now)
+        (found,) = seconds([self.model], [tokens], tokens, now)
         return found
 
     def wait(self, now: float) -> float:

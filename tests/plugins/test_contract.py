@@ -211,6 +211,16 @@ class TestEveryPicker:
         assert set(ranked) == set(candidates)
         assert observable(endpoints) == before
 
+    @given(endpoints=fleets(), asked=requests(), data=st.data())
+    @settings(max_examples=15, deadline=None)
+    def test_its_order_is_that_of_what_it_picks(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, data: st.DataObject
+    ) -> None:
+        scores = [data.draw(st.floats(0, 1)) for _ in endpoints]
+        picked = instance(cls).pick(RUN, asked, scored(endpoints, scores))
+        ordered = instance(cls).order(RUN, asked, endpoints, scores)
+        assert list(ordered) == [one.endpoint for one in picked]
+
 
 @adopt(ProfileHandler)
 class TestEveryHandler:

@@ -15,7 +15,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.prefix.counters import MOST_LEGS
 from proxy.prefix.feedback import Prediction
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch, most_cached
 
 NAME = "approx-prefix-cache-producer"
 BLOCK = 64 * 4
@@ -135,7 +135,17 @@ async def test_the_prediction_of_a_leg_is_what_was_there_before(
 ) -> None:
     end(producer, await begin(producer, ask(LONG[: 3 * BLOCK]), pod))
     assert (await begin(producer, ask(), pod)).predicted_cached_tokens == 3 * 64
-    assert (await begin(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64
+    assert (await begin(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64 - 1
+    pod.publish(replace(pod.metrics, block_size=16), 0)
+    assert (await begin(producer, ask(LONG[: 3 * BLOCK]), pod)).predicted_cached_tokens == 3 * 64 - 16
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block_size", "most"),
+    [(7, 16, 0), (16, 16, 0), (17, 16, 16), (64, 16, 48), (7, 0, 6), (1, 0, 0), (0, 16, 0)],
+)
+def test_an_engine_has_full_blocks_cached_and_never_the_last_token(tokens: int, block_size: int, most: int) -> None:
+    assert most_cached(tokens, block_size) == most
 
 
 async def test_a_match_that_was_asked_early_sees_what_came_since(
@@ -202,7 +212,7 @@ async def test_a_prediction_is_never_more_than_the_prompt(producer: ApproxPrefix
     long = bytes(500 * BLOCK + 5)
     end(producer, await begin(producer, ask(long), pod))
     again = await begin(producer, ask(long), pod)
-    assert again.predicted_cached_tokens == again.request.prompt.tokens
+    assert again.predicted_cached_tokens == again.request.prompt.tokens - 1
 
 
 async def test_a_tokenized_prompt_is_hashed_instead_of_the_estimate(producer: ApproxPrefixCacheProducer) -> None:

@@ -284,6 +284,25 @@ async def test_nobody_is_told_to_unpickle_or_believes_who_makes_no_sense(deploye
     await until(lambda: two.remote == 1)
 
 
+async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
+    deployed: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = await deployed.pair()
+    async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
+        for number in range(1, 41):
+            other = Packet(Say.BEAT, bytes([number % 2]) * 8, number, b"of a form that nobody knows").packed()
+            await line.publish([("kvlane:all", bytes([1]) + other[1:])])
+        await until(lambda: one.series.foreign.value == two.series.foreign.value == 40)
+        later = Packet(Say.BEAT, b"a later.", 1, b"").packed()
+        await line.publish([("kvlane:all", later[:1] + b"\xee" + later[2:])])
+        await until(lambda: two.series.foreign.value == 41)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 2, "each of the two says it"
+    assert "others speak version 1, this one 2" in caplog.text
+    assert (one.series.garbled.value, one.knows, two.knows) == (0, 1, 1)
+    one.dispatch(1)
+    await until(lambda: two.remote == 1)
+
+
 async def test_a_turn_of_a_conversation_takes_few_bytes_even_where_nothing_can_be_gathered() -> None:
     """Of 100 blocks and 5 more; each of its three moments has a packet of its own."""
     proxy = Proxy(settings("redis://nobody"))
@@ -446,12 +465,14 @@ async def test_a_lease_is_held_by_one_until_it_is_given_back_or_runs_out(deploye
 
 
 ACL = ["--user", "kvlane", "on", ">secret", "~kvlane:*", "&kvlane:*"]
-ACL += ["-@all", "+@connection", "+@pubsub", "+set", "+eval", "+cluster", "+command"]
+ACL += ["-@all", "+@connection", "+@pubsub", "+set", "+eval", "+get", "+pexpire", "+del"]
+"""As docs/replicas.md has it."""
+
 CLUSTER = ["--cluster-enabled", "yes", "--cluster-port"]
 
 
 async def test_the_store_of_an_acl_and_a_cluster_of_one(tmp_path: Path) -> None:
-    async with store(tmp_path, *ACL, *CLUSTER, str(free_port())) as redis, AsyncExitStack() as stack:
+    async with store(tmp_path, *ACL, "+cluster", *CLUSTER, str(free_port())) as redis, AsyncExitStack() as stack:
         await _slots(redis)
         url = redis.url.replace("redis:", "redis+cluster:").removesuffix("/0")
         deployed = Deployed(stack, redis)
@@ -465,6 +486,22 @@ async def test_the_store_of_an_acl_and_a_cluster_of_one(tmp_path: Path) -> None:
         await lease.close()
         refused = await deployed.join(url, username="kvlane", password="wrong")
         await until(lambda: "invalid username" in refused.deployment.status().get("why", ""))
+
+
+async def test_an_acl_that_allows_what_the_documents_say_is_enough(tmp_path: Path) -> None:
+    async with store(tmp_path, *ACL) as redis, AsyncExitStack() as stack:
+        deployed = Deployed(stack, redis)
+        one, two = await deployed.pair(username="kvlane", password="secret")
+        one.dispatch(1)
+        await until(lambda: two.remote == 1)
+        lease, other = (Lease(settings(redis.url, username="kvlane", password="secret"), "x", 30.0) for _ in range(2))
+        assert [await lease.take(), await other.take(), await lease.take()] == [True, False, True]
+        await lease.release()
+        assert await other.take()
+        await lease.close()
+        await other.close()
+        elsewhere = await deployed.join(username="kvlane", password="secret", prefix="else")
+        await until(lambda: "NoPermission" in elsewhere.deployment.status().get("why", ""))
 
 
 async def _slots(redis: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.replicas.packet import ID_BYTES, SHARED, Packet, Say, host_of, members, shared
+from proxy.replicas.packet import ID_BYTES, SHARED, VERSION, Packet, Say, host_of, members, shared, version_of
 from proxy.replicas.wire import Garbled, Kind, frame, record, records
 
 HOST = b"a host's"
@@ -40,7 +40,9 @@ def test_any_bytes_are_a_packet_or_garbled(data: bytes) -> None:
 
 def test_a_packet_of_another_version_is_passed_over() -> None:
     packed = Packet(Say.NEWS, HOST, 1, b"").packed()
-    assert Packet.read(b"\x01" + packed[1:]) is None
+    for version in {*range(256)} - {VERSION}:
+        assert Packet.read(bytes([version]) + packed[1:]) is None
+        assert version_of(bytes([version]) + packed[1:]) == version
     assert Packet.read(packed[:1] + b"\xff" + packed[2:]) is None
 
 

@@ -97,6 +97,17 @@ async def test_who_asks_is_told_in_a_header_and_the_decision_is_kept() -> None:
         assert response.status == 404
 
 
+async def test_of_a_prompt_shorter_than_a_block_nothing_is_expected_to_be_cached() -> None:
+    short = {"model": "sim", "messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 2}
+    async with stack(1, settings=ONLY_ASKED) as s:
+        await ask(s, "first", short, x_kvlane_explain="1")
+        headers = await ask(s, "second", short, x_kvlane_explain="1")
+        assert "hit=0," in headers["x-kvlane-decision"]
+        table = await decided(s, "second")
+        assert (table["predicted"]["cachedTokens"], table["pods"][0]["hitTokens"]) == (0, 0)
+        assert (table["legs"][0]["predictedCachedTokens"], table["cachedTokens"]) == (0, 0)
+
+
 async def test_off_is_as_if_there_were_no_such_thing() -> None:
     async with stack(1) as s:
         assert "x-kvlane-decision" not in await ask(s, "a", x_kvlane_explain="1")

@@ -103,4 +103,5 @@ def profile(
     """Of scorers with their shares; the best score wins, then the name."""
     guards = [GuardedScorer(scorer, "mine") for scorer, _ in scorers]
     totals = UnguardedScoring(guards, [share for _, share in scorers]).totals
-    return Profile(name, repeat(Steps(filters, totals, (picker or BestFirst()).pick)), shadow)
+    picker = picker or BestFirst()
+    return Profile(name, repeat(Steps(filters, totals, picker.pick, picker.order)), shadow)

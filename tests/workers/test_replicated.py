@@ -223,6 +223,33 @@ async def test_probes_and_metrics_say_how_it_stands_with_the_others(site: Site) 
     assert "kvlane_replicas_known 1.0" in lines
 
 
+@needs_redis
+@pytest.mark.parametrize("limits", ["localShare", "open"])
+async def test_readiness_says_in_detail_that_the_store_is_away_and_stays(site: Site, limits: str) -> None:
+    one = await site.proxy(replicas={"limits": limits})
+    host = await site.host(1, replicas={"limits": limits})
+    await met(site, one, host)
+    site.redis.kill()
+    for proxy in (one, host):
+        async with asyncio.timeout(30):
+            while (said := await site.admin(proxy, "GET", "/readyz"))["replicas"]["store"] != "away":
+                await asyncio.sleep(0.02)
+        assert said["ready"]
+        assert said["replicas"]["limits"] == limits
+        assert said["replicas"]["why"]
+        async with site.http.get(f"http://127.0.0.1:{proxy.admin_port}/readyz") as response:
+            assert response.status == 200
+        async with site.http.get(f"http://127.0.0.1:{proxy.admin_port}/metrics") as response:
+            assert "kvlane_replicas_store_up 0.0" in (await response.text()).splitlines()
+    async with asyncio.timeout(30):
+        while (await site.admin(one, "GET", "/readyz"))["replicas"]["others"]:
+            await asyncio.sleep(0.05)
+    await site.redis.start()
+    await met(site, one, host)
+    said = (await site.admin(one, "GET", "/readyz"))["replicas"]
+    assert said.keys() == {"store", "staleness", "others"}
+
+
 # Settings.
 
 

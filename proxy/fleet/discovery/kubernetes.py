@@ -23,7 +23,6 @@ from proxy.fleet.discovery.kubernetes_objects import (
     WEIGHT,
     PodSeen,
     PoolSeen,
-    SliceSeen,
     read_pod,
     read_pool,
     read_slice,
@@ -58,7 +57,7 @@ class KubernetesSource(Source):
         self._tasks = Tasks()
         self._news = asyncio.Event()
         self._pods: Collection[PodSeen] | None = None
-        self._slices: Collection[SliceSeen] | None = None
+        self._slices: Collection[tuple[PodSeen, ...]] | None = None
         self._pools: Collection[PoolSeen] | None = None
         self._following: tuple[str, asyncio.Task[None]] | None = None
         """The selector of the pods of an InferencePool, and who follows them."""
@@ -93,7 +92,7 @@ class KubernetesSource(Source):
         if not all(one.listed for one in needed):
             return None
         ports, seen = self._seen()
-        return self._settings_of(seen, self._settings.ports or ports or DEFAULT_PORTS)
+        return self._settings_of(seen, ports)
 
     def _collection(self, resource: Any, query: Mapping[str, str], read: Any) -> Collection[Any]:
         return Collection(
@@ -122,10 +121,10 @@ class KubernetesSource(Source):
             log.warning("InferencePool %s %s: it has no pods", self._settings.inference_pool, what)
 
     def _seen(self) -> tuple[tuple[int, ...], Iterable[PodSeen]]:
-        """The ports that the cluster names, and the pods."""
+        """The ports that an InferencePool names, and the pods."""
         pods = None if self._pods is None else self._pods.objects
         if self._slices is not None:
-            return _of_slices(self._slices.objects.values(), pods)
+            return (), _of_slices(self._slices.objects.values(), pods)
         pool = self._pools.objects.get(self._settings.inference_pool) if self._pools is not None else None
         return (() if pool is None else pool.ports), () if pods is None else pods.values()
 
@@ -142,7 +141,7 @@ class KubernetesSource(Source):
 
     def _made_of(self, pod: PodSeen, ports: tuple[int, ...]) -> tuple[PodSettings, ...]:
         """One for each port that is active, by the names that llm-d gives them."""
-        active = _ports(pod)
+        active, ports = _ports(pod), self._settings.ports or pod.ports or ports or DEFAULT_PORTS
         name = f"{self._settings.namespace}/{pod.name}" if self._settings.namespace else pod.name
         names = {port: f"{name}-rank-{rank}" for rank, port in enumerate(ports)} if len(ports) > 1 else {ports[0]: name}
         return tuple(self._pod(pod, names[port], port) for port in ports if active is None or port in active)
@@ -164,23 +163,19 @@ class KubernetesSource(Source):
         )
 
 
-def _of_slices(
-    slices: Iterable[SliceSeen], pods: Mapping[str, PodSeen] | None
-) -> tuple[tuple[int, ...], Iterable[PodSeen]]:
+def _of_slices(slices: Iterable[Iterable[PodSeen]], pods: Mapping[str, PodSeen] | None) -> Iterable[PodSeen]:
     """A pod may stand in several: while it moves from one to another, and once for each family of addresses. Where
     `pods` are followed too, only those of them count: of others the role is not known."""
     found: dict[str, PodSeen] = {}
-    ports: dict[int, None] = {}
     for one in slices:
-        ports.update(dict.fromkeys(one.ports))
-        for endpoint in one.pods:
+        for endpoint in one:
             known = found.get(endpoint.name)
             if known is None or _rank(endpoint) > _rank(known):
                 found[endpoint.name] = endpoint
     if pods is None:
-        return tuple(ports), found.values()
+        return found.values()
     both = ((endpoint, pods.get(endpoint.name)) for endpoint in found.values())
-    return tuple(ports), [_merged(endpoint, pod) for endpoint, pod in both if pod and pod.uid == endpoint.uid]
+    return [_merged(endpoint, pod) for endpoint, pod in both if pod and pod.uid == endpoint.uid]
 
 
 def _rank(endpoint: PodSeen) -> tuple[bool, bool]:

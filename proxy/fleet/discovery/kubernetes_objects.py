@@ -33,7 +33,7 @@ _KEPT = (WEIGHT, MODELS, *ACTIVE_PORTS)
 @dataclass(frozen=True, slots=True)
 class PodSeen:
     """`wanted`: it is ready, and is not about to end. `born` orders those of one address. `uid` is its own, as long as
-    the cluster exists."""
+    the cluster exists. `ports`: those of its slice; none where it is not of one."""
 
     name: str
     uid: str
@@ -42,12 +42,7 @@ class PodSeen:
     born: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SliceSeen:
-    ports: tuple[int, ...]
-    pods: tuple[PodSeen, ...]
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +71,14 @@ def read_pod(item: Object) -> PodSeen:
     )
 
 
-def read_slice(item: Object) -> SliceSeen:
-    """Of labels, an endpoint has those of its slice, which are those of the service."""
+def read_slice(item: Object) -> tuple[PodSeen, ...]:
+    """Of labels, an endpoint has those of its slice, which are those of the service. A slice has one set of ports: pods
+    whose ports of the same name have other numbers, as in a rollout that changes one, are in another."""
     metadata = item["metadata"]
     own = {key: value for key, value in (metadata.get("labels") or {}).items() if not _is_of_slices(key)}
     ports = tuple(one["port"] for one in item.get("ports") or () if one.get("port") and _is_tcp(one))
     born = metadata.get("creationTimestamp") or ""
-    return SliceSeen(ports, tuple(_endpoints(item.get("endpoints") or (), own, born)))
+    return tuple(_endpoints(item.get("endpoints") or (), own, born, ports))
 
 
 def read_pool(item: Object) -> PoolSeen:
@@ -92,7 +88,7 @@ def read_pool(item: Object) -> PoolSeen:
     return PoolSeen(selector, tuple(one["number"] for one in spec.get("targetPorts") or ()))
 
 
-def _endpoints(items: Any, labels: Mapping[str, str], born: str) -> Iterator[PodSeen]:
+def _endpoints(items: Any, labels: Mapping[str, str], born: str, ports: tuple[int, ...]) -> Iterator[PodSeen]:
     """A condition that is not there counts as met, `terminating` as not."""
     for item in items:
         conditions, target = item.get("conditions") or {}, item.get("targetRef") or {}
@@ -105,6 +101,7 @@ def _endpoints(items: Any, labels: Mapping[str, str], born: str) -> Iterator[Pod
             ready,
             born,
             {**labels, **_place(item.get("nodeName"), item.get("zone"))},
+            ports=ports,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange, Stage
+from proxy.core.exchange import COMPLETE, WHOLE, Ending, Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
@@ -19,7 +19,7 @@ from proxy.core.units import Duration, Size
 from proxy.prefix.counters import MOST_LEGS, HitWindow, figures
 from proxy.prefix.hashing import ANSWER, chains, last_turn
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
 from proxy.prefix.match import ChainMatch
 from proxy.prefix.reservation import Reservation
 
@@ -30,7 +30,7 @@ DEFAULT_CAPACITY = 31250
 
 UNLIMITED = 1 << 62
 
-COMPLETE, WHOLE = Ending.COMPLETE, Stage.WHOLE
+DECODE = Stage.DECODE
 
 SHORTEST_ANSWER = 16
 """Tokens; shorter ones fill no block of an engine."""
@@ -142,7 +142,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if exchange.stage is not WHOLE:
             self._adapt(exchange, reservation)
         if exchange.predicted_cached_tokens is None:
-            exchange.predicted_cached_tokens = min(before * self._block_size, request.prompt.tokens)
+            most = most_cached(request.prompt.tokens, metrics.block_size) if before else 0
+            exchange.predicted_cached_tokens = min(before * self._block_size, most)
 
     def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
         reservation = self._reservations.pop(exchange, None)
@@ -160,7 +161,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if (
             usage is None
             or usage.cached_tokens is None
-            or exchange.stage is Stage.DECODE  # It says what came from another pod, or nothing.
+            or exchange.stage is DECODE  # It says what came from another pod, or nothing.
             or self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
         ):
             self.index.settle(reservation, True)
@@ -174,7 +175,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
 
     def _adapt(self, exchange: Exchange, reservation: Reservation) -> None:
         """A pod that gets the cache from another one does not have it yet; one that encodes never will."""
-        if exchange.stage is Stage.DECODE:
+        if exchange.stage is DECODE:
             self.index.hide(reservation)
         elif exchange.stage is Stage.ENCODE:
             self.index.release(self._reservations.pop(exchange))

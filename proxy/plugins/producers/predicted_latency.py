@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
+from proxy.core.exchange import WHOLE, Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
@@ -21,14 +21,12 @@ from proxy.latency.keys import LATENCY
 from proxy.latency.lessons import LEAST_OBSERVED
 from proxy.latency.pace import Prices
 from proxy.latency.pod import PodModel
-from proxy.latency.published import COST, TTFT, Published, Terms, seconds, tpots
+from proxy.latency.published import seconds, tpots
 from proxy.latency.trust import Trust
 from proxy.latency.work import Leg
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 log = logging.getLogger(__name__)
-
-WHOLE = Stage.WHOLE
 
 UNTRUSTED = "%s: predictions are off by %.0f %%, more than %.0f %%; until they are better, pods are scored without them"
 
@@ -154,22 +152,18 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
         """Of these pods, as all that has come makes them."""
-        known = self._pods
-        try:
-            pods = [known[endpoint] for endpoint in endpoints]
-        except KeyError:
-            pods = self._meet(endpoints, now)
-        for pod in pods:  # another view, or an answer; what is not streamed gives no sign but its time
-            if pod.view != pod.endpoint.view or pod.head.first_byte_at is not None or now > pod.look_at:
+        known, pods = self._pods, []
+        for endpoint in endpoints:
+            pod = known.get(endpoint) or self._meet(endpoint, now)
+            # another view, or an answer; what is not streamed gives no sign but its time
+            if pod.view != endpoint.view or pod.head.first_byte_at is not None or now > pod.look_at:
                 pod.catch_up(now)
+            pods.append(pod)
         return pods
 
-    def _meet(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
-        known = self._pods
-        for endpoint in endpoints:
-            if endpoint not in known:
-                known[endpoint] = PodModel(endpoint, self.fleet, self._prices, now)
-        return [known[endpoint] for endpoint in endpoints]
+    def _meet(self, endpoint: Endpoint, now: float) -> PodModel:
+        pod = self._pods[endpoint] = PodModel(endpoint, self.fleet, self._prices, now)
+        return pod
 
     def _hear(self) -> None:
         """The fleet has learnt something: what pods are like of which nothing is known, and whether to trust it all."""
@@ -198,10 +192,10 @@ class Forecast(NamedTuple):
         return self.producer.is_trusted
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return self._seconds(COST, endpoints)
+        return self._seconds(endpoints, costs=True)
 
     def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return self._seconds(TTFT, endpoints)
+        return self._seconds(endpoints)
 
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return tpots(self.producer.models(endpoints, self.producer.clock.now()))
@@ -220,11 +214,11 @@ class Forecast(NamedTuple):
     def output(self) -> float:
         return self.producer.fleet.output
 
-    def _seconds(self, terms: Callable[[Published], Terms], endpoints: Sequence[Endpoint]) -> list[float]:
+    def _seconds(self, endpoints: Sequence[Endpoint], costs: bool = False) -> list[float]:
         producer, tokens, match = self
         now = producer.clock.now()
         missing = match.missing(endpoints, tokens) if match is not None else [tokens] * len(endpoints)
-        return seconds(producer.models(endpoints, now), terms, missing, tokens, now)
+        return seconds(producer.models(endpoints, now), missing, tokens, now, costs)
 
     def _missing(self, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         match, tokens = self.match, self.tokens

@@ -73,11 +73,11 @@ class LatencyScorer(Scorer):
         return self._by_cost(forecast.costs(endpoints))
 
     def _by_cost(self, costs: Sequence[float]) -> list[float]:
-        scale, least = self.scale_seconds, min(costs)
+        scale, least, scores = self.scale_seconds, min(costs), []
         equal = least + ALIKE + ALIKE_SHARE * least
-        if max(costs) <= equal:
-            return [1.0] * len(costs)
-        return [1.0 if cost <= equal else scale / (scale + cost - least) for cost in costs]
+        for cost in costs:
+            scores.append(1.0 if cost <= equal else scale / (scale + cost - least))  # noqa: PERF401  # a frame less
+        return scores
 
     def _keeping(self, wanted: Objectives, forecast: LatencyForecast, endpoints: Sequence[Endpoint]) -> list[float]:
         weights = (self.ttft_weight, self.tpot_weight)

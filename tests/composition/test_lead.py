@@ -1,0 +1,70 @@
+"""Which of several proxies scales, by leases in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from proxy.composition.lead import Lead
+from proxy.replicas.lease import Lease
+from tests.replicas.store import needs_redis, store
+from tests.replicas.test_deployment import settings
+from tests.waiting import until
+
+pytestmark = needs_redis
+
+SECONDS = 1.5
+
+
+async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without_the_store(tmp_path: Path) -> None:
+    async with store(tmp_path) as redis:
+        leads = [Lead() for _ in range(3)]
+        stacks = [AsyncExitStack() for _ in leads]
+        for lead, stack in zip(leads, stacks, strict=True):
+            await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
+        leading: set[int] = set()
+
+        def there_is_one() -> bool:
+            ours = [number for number, lead in enumerate(leads) if lead.is_ours]
+            assert len(ours) <= 1
+            leading.update(ours)
+            return bool(ours)
+
+        try:
+            await until(there_is_one)
+            (first,) = leading
+            await stacks[first].aclose()
+            leads[first].is_ours = False
+            leading.clear()
+            await until(there_is_one)
+            assert first not in leading
+            redis.kill()
+            await until(lambda: not any(lead.is_ours for lead in leads))
+            await asyncio.sleep(SECONDS / 2)
+            assert not any(lead.is_ours for lead in leads)
+            await redis.start()
+            await until(there_is_one)
+        finally:
+            for stack in stacks:
+                await stack.aclose()
+
+
+async def test_who_dies_with_the_lease_is_followed_when_it_has_run_out(tmp_path: Path) -> None:
+    async with store(tmp_path) as redis, AsyncExitStack() as stack:
+        dead = Lease(settings(redis.url), "autoscale", SECONDS)
+        assert await dead.take()
+        await dead.close()
+        lead = Lead()
+        await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
+        assert not lead.is_ours
+        await until(lambda: lead.is_ours)
+
+
+async def test_another_prefix_has_a_lease_of_its_own(tmp_path: Path) -> None:
+    async with store(tmp_path) as redis:
+        one, two = (Lease(settings(redis.url, prefix=prefix), "autoscale", 30.0) for prefix in ("a", "b"))
+        assert await one.take()
+        assert await two.take()
+        await one.close()
+        await two.close()

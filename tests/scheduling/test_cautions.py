@@ -1,0 +1,45 @@
+"""What is declared and not referred to is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core.registry import Registry
+from proxy.scheduling.cautions import cautions
+from proxy.scheduling.document import read
+
+PLUGINS: list[dict[str, Any]] = [{"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer", "name": "kv"}]
+
+
+def said(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) -> list[str]:
+    document: dict[str, Any] = {"plugins": [*PLUGINS, *plugins]}
+    if profiles is not None:
+        document["schedulingProfiles"] = [
+            {"name": f"p{at}", "plugins": [{"pluginRef": ref} for ref in refs]} for at, refs in enumerate(profiles)
+        ]
+    return list(cautions(read(document, "scheduling"), Registry.discover()))
+
+
+def test_a_scorer_that_no_profile_refers_to_decides_nothing() -> None:
+    assert said(profiles=[["queue-scorer"]]) == [
+        "scheduling.plugins.kv: no profile refers to it, so it decides nothing."
+    ]
+
+
+@pytest.mark.parametrize("profiles", [None, [["queue-scorer", "kv"]], [["queue-scorer"], ["kv"]]])
+def test_what_is_in_some_profile_is_used(profiles: list[list[str]] | None) -> None:
+    assert said(profiles=profiles) == []
+
+
+@pytest.mark.parametrize("type_name", ["approx-prefix-cache-producer", "single-profile-handler", "random-picker"])
+def test_what_runs_without_being_referred_to_is_used(type_name: str) -> None:
+    assert said({"type": type_name}, profiles=[["queue-scorer", "kv"]]) == []
+
+
+def test_a_picker_is_not_used_where_each_profile_has_another() -> None:
+    said_of = said(
+        {"type": "random-picker"}, {"type": "max-score-picker"}, profiles=[["queue-scorer", "kv", "random-picker"]]
+    )
+    assert [sentence.partition(":")[0] for sentence in said_of] == ["scheduling.plugins.max-score-picker"]
