@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import click
@@ -30,6 +31,10 @@ def url_option(command: Command) -> Command:
     return click.option(
         "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="Admin port of the proxy."
     )(command)
+
+
+def path_of(pod: str, verb: str) -> str:
+    return f"/admin/pods/{quote(pod, safe='')}/{verb}"
 
 
 def key_option(command: Command) -> Command:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from proxy.cli.admin_port import TIMEOUT, asked, key_option, url_option
+from proxy.cli.admin_port import TIMEOUT, asked, key_option, path_of, url_option
 from proxy.core.errors import BadRequest
 from proxy.http.admin_pods import seconds_of
 
@@ -42,20 +41,16 @@ def drain(pods: tuple[str, ...], wait: float, url: str, key: str) -> None:
     pod, or no answer.
     """
     for pod in pods:
-        asked(url, _path(pod, "drain"), key, {}, b"")
+        asked(url, path_of(pod, "drain"), key, {}, b"")
     _warn(asked(url, "/admin/pods", key, {})["pods"])
     left = 0
     for pod in pods:
         query = {"wait": f"{wait:g}s"} if wait else {}
-        said = asked(url, _path(pod, "drain"), key, query, b"", TIMEOUT + wait)
+        said = asked(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
         click.echo(f"{pod}: {said['state']}, {_requests(said)}")
         left += said["load"]["requests"]
     if wait and left:
         raise SystemExit(STILL_BUSY)
-
-
-def _path(pod: str, verb: str) -> str:
-    return f"/admin/pods/{quote(pod, safe='')}/{verb}"
 
 
 def _requests(pod: Any) -> str:

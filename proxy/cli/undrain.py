@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import click
 
-from proxy.cli.admin_port import asked, key_option, url_option
+from proxy.cli.admin_port import asked, key_option, path_of, url_option
 
 
 @click.command()
@@ -22,5 +20,5 @@ def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
     Exit code 0, or 2 if there is no such pod, or no answer.
     """
     for pod in pods:
-        said = asked(url, f"/admin/pods/{quote(pod, safe='')}/undrain", key, {}, b"")
+        said = asked(url, path_of(pod, "undrain"), key, {}, b"")
         click.echo(f"{pod}: {said['state']}")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from proxy.core.tasks import Tasks
 from proxy.extproc.frames import GO_AWAY, Frames
+from proxy.http.listening import listeners, port_of
 from proxy.http.settings import ServerTls
-from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
-
-BACKLOG = 1024
+from proxy.http.tls import server_context
 
 QUIET = 1.0
 """Seconds without a request after which a gateway has heard, or says nothing anyway."""
@@ -38,19 +37,12 @@ class Front:
 
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
         """On `sockets`, which are bound; else there. Raises OSError if the port cannot be had, or the certificate."""
-        loop = asyncio.get_running_loop()
-        how: dict[str, Any] = {"backlog": BACKLOG}
-        if tls is not None:
-            how |= {"ssl": server_context(tls, ("h2",)), "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
-        for sock in sockets:
-            self._listeners.append(await loop.create_server(self._gateway, sock=sock, **how))
-        if not sockets:
-            self._listeners.append(await loop.create_server(self._gateway, host, port, **how))
+        context = None if tls is None else server_context(tls, ("h2",))
+        self._listeners = await listeners(self._gateway, host, port, sockets, context)
 
     @property
     def port(self) -> int:
-        port: int = self._listeners[0].sockets[0].getsockname()[1]
-        return port
+        return port_of(self._listeners)
 
     async def leave(self, grace: float, is_busy: Callable[[], bool]) -> None:
         """Nobody new is let in, and who is in is asked to go. Until all have, or have nothing to say, or the time is
@@ -145,13 +137,14 @@ class Gateway(End):
             self._tell()
 
     def write(self, data: bytes) -> None:
-        at = self._frames.passed(data, self._asked and not self._told)
-        if at < len(data) or (self._asked and not self._told and self._frames.is_between):
+        if not self._told:
+            at = self._frames.passed(data, self._asked)
             super().write(data[:at])
-            self._tell()
             data = data[at:]
-            self._frames.passed(data)
-        super().write(data)
+            if self._asked and self._frames.is_between:
+                self._tell()
+        if data:
+            super().write(data)
 
     def _tell(self) -> None:
         self._told = True

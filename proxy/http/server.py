@@ -19,17 +19,16 @@ from proxy.http.cors import Cors
 from proxy.http.entrance import Door
 from proxy.http.handshakes import Handshakes
 from proxy.http.hung_up import HungUp, Tell, untold
+from proxy.http.listening import listeners, port_of
 from proxy.http.race import Race
 from proxy.http.relay import ClientRelay
 from proxy.http.service import CLIENT_LEFT, Gateway, OnEnd, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.sweep import Sweep
-from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
+from proxy.http.tls import server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
-
-BACKLOG = 1024
 
 TURNS = 3
 """Of the loop, in which what it has accepted becomes a connection, to be served as others are when the port closes."""
@@ -82,23 +81,19 @@ class DataServer:
         self._clients = Clients(serve, self._collects, self.service.unserved, settings, self._clock, self._hung_up)
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.Protocol] = self._clients
-        loop = asyncio.get_running_loop()
         self._make_rim()
-        how: dict[str, Any] = {"backlog": BACKLOG}
+        context = None
         if settings.tls is not None:
-            how |= {"ssl": server_context(settings.tls), "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
+            context = server_context(settings.tls)
             accept = handshakes = Handshakes(accept, partial(self._hung_up, HungUp.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
-        self._listeners = [await loop.create_server(accept, sock=sock, **how) for sock in sockets]
-        if not sockets:
-            self._listeners.append(await loop.create_server(accept, settings.host, settings.port, **how))
+        self._listeners = await listeners(accept, settings.host, settings.port, sockets, context)
         self._tasks.start(self._sweep.run(), "stall sweep")
         self._tasks.start(self._reap(), "idle connections")
 
     @property
     def port(self) -> int:
-        port: int = self._listeners[0].sockets[0].getsockname()[1]
-        return port
+        return port_of(self._listeners)
 
     @property
     def rim(self) -> Rim:

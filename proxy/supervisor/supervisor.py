@@ -33,6 +33,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import News, Origin
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
+from proxy.http.listening import BACKLOG
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.breaker import Breakers
 from proxy.replicas.hub import Hub
@@ -54,9 +55,6 @@ from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.log_levels import LogLevels
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 1024
-"""Connections that wait until the first worker is there."""
 
 _KINDS = {News.POD: Kind.POD, News.METRICS: Kind.METRICS, News.ROLL: Kind.ROLL}
 
@@ -163,7 +161,7 @@ class Supervisor:
                 await stack.enter_async_context(self._others.deployment)
             await self._open_admin(stack)
             for sock in self._sockets:
-                sock.listen(BACKLOG)
+                sock.listen(BACKLOG)  # they wait until the first worker is there
             restarts = self._catalogue.worker_restarts.cell()
             self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts, for_gateways)
             stack.callback(self._hub.close)
