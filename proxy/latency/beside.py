@@ -9,7 +9,7 @@ that is taken which was less wrong of late.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf
+from math import exp
 
 from proxy.core.endpoint import LoadView, Metrics
 from proxy.latency.among import ahead
@@ -30,8 +30,7 @@ for prompts in turn, which is cheaper to reckon."""
 
 SHARE_MEMORY = 0.95
 SHARE_SECONDS = 5.0
-"""A pod that has shown nothing of its form for so long forgets what it has shown, in as long to a third. Else one that
-was misjudged would be avoided, and so never show that it was."""
+"""In which what a pod has shown of its form fades to a third; see `Fading`."""
 
 OF_ALL = 0.2
 """What the pods are like together counts as much as lessons of which the squared relative differences between the two
@@ -50,15 +49,12 @@ class Beside:
     __slots__ = (
         "_alike",
         "_among",
-        "_faded_at",
         "_fleet",
-        "_is_news",
         "_of",
         "_off",
         "_places",
         "_rates",
         "_roomy",
-        "_shown_at",
         "divides",
         "fixed",
         "load",
@@ -81,15 +77,20 @@ class Beside:
         self._of = self._alike = 0.0
         self._off = 0.0, 0.0
         """Squared relative errors of the two other forms, of late."""
-        self._is_news = False
-        self._shown_at = self._faded_at = -inf
         self.load = 1.0
         self.see(0)
         self.renew()
 
     def look(self, scrape: Metrics) -> None:
-        self._fade(scrape.scraped_at)
         self._places.look(scrape)
+
+    def fade(self, seconds: float) -> None:
+        """By as much as in so many seconds in which the pod showed nothing."""
+        left = exp(-seconds / SHARE_SECONDS)
+        self._of *= left
+        self._alike *= left
+        self._off = left * self._off[0], left * self._off[1]
+        self.renew()
 
     def see(self, running: int) -> None:
         """So many run or wait there; `rates` have changed."""
@@ -112,7 +113,7 @@ class Beside:
 
     def take(self, guess: Guess, seconds: float) -> None:
         """What came of it."""
-        self._is_news = True
+        self._rates.fading.is_news = True
         in_turn, *others = guess
         beside = others[self.divides].seconds
         apart, unit = in_turn - beside, in_turn + beside + ALLOWANCE
@@ -155,15 +156,3 @@ class Beside:
         off = [own + OF_ALL * others for own, others in zip(self._off, self._fleet.off, strict=True)]
         if off[not self.divides] < DIVIDED * off[self.divides]:
             self.divides = not self.divides
-
-    def _fade(self, now: float) -> None:
-        """What a pod has shown counts less and less, once it shows nothing new."""
-        if self._is_news:
-            self._is_news, self._shown_at = False, now
-        elif now - self._shown_at > SHARE_SECONDS:
-            left = exp((self._faded_at - now) / SHARE_SECONDS)
-            self._of *= left
-            self._alike *= left
-            self._off = left * self._off[0], left * self._off[1]
-            self.renew()
-        self._faded_at = now

@@ -77,6 +77,8 @@ class FleetModel:
         self.speed = 1.0
         """How much longer than the coefficients say prompts have taken of late, on average over the pods."""
         self.judged = 0
+        self.lessons = 0
+        """Of all pods; more of them mean that some pod shows how fast it is."""
         self._took, self._expected = FIRST_SPEED
         self._told = 1.0
         self._off = 0.0
@@ -103,6 +105,7 @@ class FleetModel:
         self.news()
 
     def share_of(self, of: float, alike: float) -> None:
+        self.lessons += 1
         self._of = SHARE_MEMORY * self._of + of
         self._alike = SHARE_MEMORY * self._alike + alike
         self.share = min(1.0, max(0.0, self._of / self._alike))
@@ -111,6 +114,7 @@ class FleetModel:
         self.off = SHARE_MEMORY * self.off[0] + beside, SHARE_MEMORY * self.off[1] + among
 
     def hurry(self, expected: float, seconds: float) -> None:
+        self.lessons += 1
         self._took = SPEED_MEMORY * self._took + seconds
         self._expected = SPEED_MEMORY * self._expected + expected
         self.speed = speed = self._took / self._expected

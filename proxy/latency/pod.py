@@ -187,6 +187,7 @@ class PodModel(TaughtPod):
         """Who waits there without having been sent by us, or siblings, waits before the next: others' requests, and
         sequences that were pre-empted."""
         self._scrape = scrape
+        self._fade(scrape.scraped_at)
         self.rates.hold(scrape.kv_usage * scrape.blocks * scrape.block_size)
         self._has_learnt()
         self.beside.look(scrape)
@@ -195,6 +196,12 @@ class PodModel(TaughtPod):
         if known and scrape.waiting:
             ours = waiting(chain(self.legs, self._staged.coming()), scrape.scraped_at)
             self._strange_tokens = max(0, scrape.waiting - ours) * self._fleet.prompt
+
+    def _fade(self, now: float) -> None:
+        seconds = self.rates.fading.seconds(now)
+        if seconds:
+            self.rates.fade(seconds)
+            self.beside.fade(seconds)
 
     def _take_answers(self, now: float) -> None:
         """Of the first in line. What is not streamed gives no sign, and is taken to be in time."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import exp
+
+from proxy.latency.fading import Fading
 from proxy.latency.fleet import SHRINK, FleetModel
 from proxy.latency.regression import Regression
 from proxy.latency.work import PAIR_SCALE, TOKEN_SCALE, Group
@@ -22,6 +25,9 @@ SPEED_MEMORY = 0.8
 MOST_SURPRISE = 3.0
 """A single observation changes the speed as if it were off by this factor at most."""
 
+SPEED_SECONDS, TERMS_SECONDS = 5.0, 60.0
+"""In which the speed, and the coefficients, fade to a third; see `Fading`."""
+
 SLOWEST, FASTEST = 10.0, 0.1
 DOUBT = 0.01
 """So many seconds of prefill, on a pod, of which the speed is taken to be that of the others."""
@@ -40,6 +46,7 @@ class Rates:
         "_seen",
         "alone",
         "decode",
+        "fading",
         "fixed",
         "per_pair",
         "per_running",
@@ -53,6 +60,7 @@ class Rates:
         self._fleet = fleet
         self.prefill = Regression(fleet.prefill, MEMORY, TRUST, SHRINK, SOLVE_EVERY)
         self.decode = Regression(fleet.decode, MEMORY, TRUST, every=SOLVE_EVERY)
+        self.fading = Fading(fleet)
         self._seen = self._expected = 0.0
         self._held = 0.0
         self.renew()
@@ -70,6 +78,15 @@ class Rates:
         self._held = tokens * HELD_SCALE
         self.renew()
 
+    def fade(self, seconds: float) -> None:
+        """By as much as in so many seconds in which the pod showed nothing; `renew` follows."""
+        left = exp(-seconds / SPEED_SECONDS)
+        self._seen *= left
+        self._expected *= left
+        left = exp(-seconds / TERMS_SECONDS)
+        self.prefill.fade(left)
+        self.decode.fade(left)
+
     def take(self, group: Group) -> None:
         """Learn from prompts."""
         seconds = group.at - group.start
@@ -82,6 +99,7 @@ class Rates:
 
     def answer(self, running: float, pace: float) -> None:
         """Learn from an answer: its seconds per token, and how many ran beside it on average."""
+        self.fading.is_news = True
         features = (1.0, running * RUNNING_SCALE, self._held)
         if self.decode.observe(features, pace, DECODE_ALLOWANCE):
             self._fleet.observe_decode(features, pace, DECODE_ALLOWANCE)
@@ -89,6 +107,7 @@ class Rates:
 
     def hurry(self, expected: float, seconds: float) -> None:
         """What was seen of late over what the coefficients say: it follows a change before they do."""
+        self.fading.is_news = True
         usual = self.speed * expected
         within = min(MOST_SURPRISE * usual, max(usual / MOST_SURPRISE, seconds))
         self._seen = SPEED_MEMORY * self._seen + within

@@ -22,6 +22,9 @@ INERTIA = 1e-3
 SOLVE_EAGERLY = 4
 """It is solved at the latest when there is one observation more for each so many that there were."""
 
+FORGOTTEN = 0.01
+"""So much of one observation is none."""
+
 Features = tuple[float, float, float]
 
 
@@ -107,6 +110,14 @@ class Regression:
         self._unsolved = 0
         self._coefficients = self._solved()
         return True
+
+    def fade(self, left: float) -> None:
+        """Only this share of what was observed still counts."""
+        if self._count > FORGOTTEN:
+            self._count *= left
+            self._weight *= left
+            self._sums = [left * own for own in self._sums]
+            self._coefficients = self._solved()
 
     def _add(self, features: Features, target: float, weight: float) -> None:
         memory, (x, y, z) = self._memory, features

@@ -152,6 +152,7 @@ def test_a_pod_that_was_misjudged_and_is_avoided_is_taken_to_be_like_the_others_
     assert misjudged.model.beside.share == 1.0
     for _ in range(40):
         misjudged.now += 1.0
+        other.play(1, rate=1.0)
         misjudged.endpoint.publish(Metrics(scraped_at=misjudged.now, freshness=Freshness.FRESH), 0)
         misjudged.model.catch_up(misjudged.now)
     assert misjudged.model.beside.share == 0.0

@@ -251,3 +251,37 @@ def test_an_answer_that_is_not_streamed_ends_its_wait() -> None:
     pod.model.end(leg, 0.1)
     assert not pod.model.legs
     assert pod.wait(0.1) == 0.0
+
+
+def scraped(pod: Pod, seconds: int, other: Pod | None = None) -> None:
+    """So many seconds pass in which the pod gets nothing, while the other one works or none does."""
+    for _ in range(seconds):
+        pod.now += 1.0
+        pod.endpoint.publish(Metrics(scraped_at=pod.now, freshness=Freshness.FRESH), 0)
+        pod.model.catch_up(pod.now)
+        if other is not None:
+            other.work(1)
+
+
+def test_a_pod_that_was_slow_and_is_avoided_is_tried_again_while_others_work() -> None:
+    fleet = FleetModel()
+    slow, other = Pod(fleet), Pod(fleet)
+    slow.work(20)
+    other.work(20)
+    slow.per_token *= 5
+    slow.work(6)
+    assert slow.ttft(4000, slow.now) > 2.5 * other.ttft(4000, other.now)
+    scraped(slow, 90, other)
+    assert slow.ttft(4000, slow.now) < 1.5 * other.ttft(4000, other.now)
+    slow.work(1)
+    assert slow.ttft(4000, slow.now) > 2.5 * other.ttft(4000, other.now), "one request says that it is slow still"
+
+
+def test_pods_of_two_kinds_are_told_apart_after_a_night() -> None:
+    fleet = FleetModel()
+    slow, other = Pod(fleet, per_token=300e-6), Pod(fleet)
+    slow.work(40)
+    other.work(40)
+    before = slow.ttft(4000, slow.now)
+    scraped(slow, 300)
+    assert slow.ttft(4000, slow.now) == pytest.approx(before, rel=0.01)
