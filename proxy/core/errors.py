@@ -29,6 +29,7 @@
     │   ├── NoEndpoints               503  nobody can serve this
     │   │   └── ShuttingDown               kvlane is being stopped
     │   ├── SuspectedPoison           503  pods have died under this request
+    │   ├── IssuerAway                503  whether a token is good only its issuer's keys could say
     │   └── GatewayTimeout            504
     ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
     │   ├── ConnectFailed
@@ -82,6 +83,7 @@ class Reason(Enum):
     RATE_LIMITED = "rate-limited"
     SHUTTING_DOWN = "rejected-shutting-down"
     SUSPECTED_POISON = "suspected-poison"
+    ISSUER_AWAY = "issuer-away"
     UPSTREAM_FAILED = "upstream-failed"
     UPSTREAM_TIMED_OUT = "upstream-timed-out"
     INTERNAL = "internal-error"
@@ -169,8 +171,8 @@ class UnknownPod(NotFound):
     code = "pod_not_found"
     reason = Reason.UNKNOWN_POD
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"No pod is named '{name}'; GET /admin/pods lists those there are.")
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(f"No pod is named '{name}'{hint}")
 
 
 class MethodNotAllowed(RequestError):
@@ -298,6 +300,19 @@ class ShuttingDown(NoEndpoints):
 
     def __init__(self) -> None:
         super().__init__("The proxy is being stopped; try again shortly.")
+
+
+class IssuerAway(RequestError):
+    """No fault of the client, whose token may be good."""
+
+    status = 503
+    type = "server_error"
+    code = "issuer_away"
+    reason = Reason.ISSUER_AWAY
+    retry_after: float = 10.0
+
+    def __init__(self) -> None:
+        super().__init__("The keys of the token's issuer cannot be had; try again shortly.")
 
 
 class SuspectedPoison(RequestError):

@@ -35,6 +35,10 @@ WHOLE, COMPLETE = Stage.WHOLE, Ending.COMPLETE
 """Taken from the class once: before Python 3.12 looking at an enum goes through a `__getattr__`: 450 instructions."""
 
 
+NOT_YET = -1
+"""What will be told of cached tokens is not known."""
+
+
 class Usage(NamedTuple):
     """Tokens as the engine counted them; `cached_tokens` is None where it does not say."""
 
@@ -68,7 +72,7 @@ class Exchange:
         """Called at the first byte of the answer."""
         self.told_cached: int | None = None
         """What the client is told of cached tokens, where the pod that answers cannot know: another computed the
-        prompt."""
+        prompt. NOT_YET while that one is at it."""
         self.status: int | None = None
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None

@@ -28,11 +28,14 @@ class Prompt:
     salt: str = field(default="", repr=False)
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
+    begins: bool = field(init=False, compare=False)
+    """It is that of a conversation in which nobody has answered yet."""
 
-    def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0) -> None:
+    def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0, begins: bool = False) -> None:
         """`tokens` are to be given if `parts` are only a beginning."""
         self.parts = parts  # type: ignore[misc]
         self.salt = salt  # type: ignore[misc]
+        self.begins = begins  # type: ignore[misc]
         if not tokens:
             for part in parts:
                 tokens -= -len(part) // BYTES_PER_TOKEN  # rounded up

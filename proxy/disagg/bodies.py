@@ -8,13 +8,18 @@ from typing import Any
 import orjson
 
 KV_TRANSFER = b'"kv_transfer_params"'
+CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 COMPLETIONS = "/v1/completions"
-SPLIT_PATHS = ("/v1/chat/completions", COMPLETIONS, RESPONSES, "/v1/messages")
+SPLIT_PATHS = (CHAT, COMPLETIONS, RESPONSES, "/v1/messages")
 """APIs of which a prompt and its answer can be computed on two pods."""
 
-_ONLY_FOR_ANSWERS = ("stream_options", "logprobs", "top_logprobs", "response_format", "structured_outputs", "stop")
-"""What says nothing of the prompt; a pod that makes one token of it needs none of them."""
+_OF_THE_TRANSPORT = ("kv_transfer_params", "stream_options", "background")
+"""What comes at once says nothing of a prompt that is computed later."""
+
+_ONLY_FOR_ANSWERS = frozenset((*_OF_THE_TRANSPORT, "logprobs", "top_logprobs", "structured_outputs", "stop"))
+"""What says nothing of the prompt; a pod that makes one token of it for nobody needs none of them. `response_format` is
+none: some models are told of it in their prompts."""
 
 
 def fields_of(body: bytes) -> dict[str, Any] | None:
@@ -29,38 +34,40 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def why_whole(path: str, fields: dict[str, Any]) -> str:
-    """Why the request must be answered by one pod, in a word for the metrics; empty if it need not."""
+def why_whole(path: str, fields: dict[str, Any], begins_answer: bool = False) -> str:
+    """Why the request must be answered by one pod, in a word for the metrics; empty if it need not. `begins_answer` as
+    connectors have it."""
     if path not in SPLIT_PATHS:
         return "other-api"
-    if fields.get("n") not in (None, 1) or fields.get("best_of") not in (None, 1):
+    if fields.get("n") not in (None, 1) or fields.get("best_of") not in (None, 1) or fields.get("use_beam_search"):
         return "several-choices"
     if fields.get("prompt_logprobs") is not None or fields.get("echo"):
         return "prompt-tokens-told"
     if path == COMPLETIONS and not _is_one_prompt(fields.get("prompt")):
         return "several-prompts"
     choice = fields.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        return "forced-tool"  # a call takes more than one token
+    if choice not in (None, "none", "auto") and not begins_answer:
+        return "forced-tool"  # a call takes more than one token, and of its first one vLLM says that it is none
     return ""
 
 
-def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any]) -> bytes:
-    """The same prompt, one token, no stream; with what the connector adds."""
-    body = {name: value for name, value in fields.items() if name not in _ONLY_FOR_ANSWERS}
-    body.pop("kv_transfer_params", None)
+def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any], begins_answer: bool = False) -> bytes:
+    """The same prompt, one token, no stream; with what the connector adds. `begins_answer` as connectors have it."""
+    dropped = _OF_THE_TRANSPORT if begins_answer else _ONLY_FOR_ANSWERS
+    body = {name: value for name, value in fields.items() if name not in dropped}
     body["stream"] = False
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "enabled":
         del body["thinking"]  # it only sets a budget, of more than one token
     if path == RESPONSES:
         body["max_output_tokens"] = 1
+        body["store"] = False  # nobody could ask for it
     else:
         body["max_tokens"] = 1
         if path != COMPLETIONS:
             body["max_completion_tokens"] = 1
-    if "min_tokens" in body:
-        body["min_tokens"] = 1
+    if "min_tokens" in body or (path in (CHAT, COMPLETIONS) and not begins_answer):
+        body["min_tokens"] = 1  # engines keep nothing of a prompt after which the answer ends at once
     return json_of({**body, **extra})
 
 
@@ -92,6 +99,8 @@ def json_of(fields: dict[str, Any]) -> bytes:
 
 
 def _is_one_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        (prompt,) = prompt
     if isinstance(prompt, str):
         return True
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)

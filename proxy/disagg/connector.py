@@ -26,6 +26,9 @@ class Connector(Protocol):
     """Both pods get their requests at the same time, and find each other."""
     needs_pair: ClassVar[bool] = False
     """A pod with a role serves no request that was not split, and a prompt that was computed is for one decode pod."""
+    begins_answer: ClassVar[bool] = False
+    """The one token that the prefill pod makes is the first of the answer, so it is told all that the answer has to
+    keep to. Others make it for nobody."""
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
         """Before anything is sent."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from proxy.disagg.bodies import json_of
+from proxy.disagg.bodies import CHAT, json_of
 
 TRANSFER = "ec_transfer_params"
 """Where the embeddings are, in answers of encode pods and in requests to those that need them."""
 
-CHAT = "/v1/chat/completions"
 _KINDS = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds")
 
 

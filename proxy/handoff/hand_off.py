@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
-from proxy.core.exchange import Ending, Exchange, Stage
+from proxy.core.exchange import NOT_YET, Ending, Exchange, Stage
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.bodies import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
@@ -40,7 +40,7 @@ class HandOffs(Shared):
                 raise NoEndpoints(f"These pods serve no request alone, and this one was not split: {decision.why}.")
             return None
         fields = fields_of(request.body)
-        why = "not-json" if fields is None else why_whole(request.path, fields)
+        why = "not-json" if fields is None else why_whole(request.path, fields, self.connector.begins_answer)
         if fields is None or why:
             self.counted(why).add()
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
@@ -74,9 +74,10 @@ class HandOff:
     encoded: dict[str, Any] | None = None
     """What the next stage has to say of its media; None: nobody was asked yet."""
 
-    async def run(self, exchange: Exchange) -> None:
-        """Raises what `Relay.relay` raises."""
-        prefill = None if exchange.continued or self.handed else self._prefill_leg(exchange)
+    async def run(self, exchange: Exchange, prefill: Exchange | None = None) -> None:
+        """`prefill` is another leg than that of the best pod. Raises what `Relay.relay` raises."""
+        if prefill is None and not (exchange.continued or self.handed):
+            prefill = self._prefill_leg(exchange)
         needs_pair, has_role = self.stages.shared.connector.needs_pair, exchange.endpoint in exchange.decision.prefill
         if needs_pair and (has_role or (prefill is None and self.handed is None)):
             raise UpstreamFailed("no pod is left to compute the prompt, and it cannot do so itself")
@@ -93,9 +94,9 @@ class HandOff:
                 failure = await self._both(exchange, prefill)
             else:
                 is_left_alone = not await self._one_by_one(exchange, prefill, held)
-        if failure is not None:
-            raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
-        if is_left_alone:
+        if failure is not None and prefill is not None:
+            await self._after(exchange, prefill, failure)
+        elif is_left_alone:
             await self._alone(exchange)
 
     async def _whole(self, exchange: Exchange) -> None:
@@ -104,15 +105,30 @@ class HandOff:
         else:
             await self._relay_with(exchange, self.encoded)
 
+    async def _after(self, exchange: Exchange, prefill: Exchange, failure: UpstreamFailed) -> None:
+        """`prefill` failed beside it, which is no fault of the decode pod: that waits for another one, or for none."""
+        if self.stages.shared.connector.needs_pair:
+            self._count(FAILED)
+            raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
+        following = await self.stages.following(prefill, failure)
+        if following is None:
+            self._count(FAILED)
+            await self._alone(exchange)
+        else:
+            await self.run(self._anew(exchange), following)
+
     async def _alone(self, exchange: Exchange) -> None:
-        """By a leg that begins now: whoever predicts, or knows what is cached, learns that its pod computes the prompt
-        too."""
+        leg = self._anew(exchange)
+        with self.stages.legs(leg):
+            await self._whole(leg)
+
+    def _anew(self, exchange: Exchange) -> Exchange:
+        """A leg that begins now: whoever predicts, or knows what is cached, learns what its pod does by itself."""
         leg = Exchange(
             exchange.request, exchange.decision, exchange.endpoint, exchange.attempt, self.stages.shared.clock.now()
         )
         leg.journey = exchange.journey
-        with self.stages.legs(leg):
-            await self._whole(leg)
+        return leg
 
     async def _one_by_one(self, exchange: Exchange, prefill: Exchange | None, held: ExitStack) -> bool:
         """False if nobody has computed the prompt, and the decode pod can."""
@@ -140,6 +156,9 @@ class HandOff:
         fields = None if answer is None else self.stages.shared.connector.hand_over(answer)
         if fields is None:
             held.close()
+            level = logging.WARNING if leg.status == 200 else logging.INFO
+            said = "request %s: pod %s answered its prompt with %s, and keeps nothing of it"
+            log.log(level, said, exchange.request.id, leg.endpoint.name, leg.status)
             return None
         if (other_id := splits[-1].request_id) is not None:
             exchange.upstream_headers.append(("x-request-id", other_id))
@@ -174,37 +193,48 @@ class HandOff:
         except KvlaneError as error:
             log.info("request %s: its cache was left to expire: %s", exchange.request.id, error)
 
-    async def _both(self, exchange: Exchange, prefill: Exchange) -> BaseException | None:
+    async def _both(self, exchange: Exchange, prefill: Exchange) -> UpstreamFailed | None:
         """At the same time. A prefill that fails takes the decode leg with it, if that does not begin to answer: why is
-        returned."""
+        returned. A decode pod that fails after it has not got what it waited for."""
         split = self._split(prefill, exchange.endpoint)
         self._name(exchange, prefill.endpoint)
-        failure, begun = None, asyncio.Event()
-        exchange.on_begun = begun.set
+        begun, lost = asyncio.Event(), list[UpstreamFailed]()
+        exchange.on_begun, exchange.told_cached = begun.set, NOT_YET
         try:
             async with asyncio.TaskGroup() as group:
-                beside = group.create_task(self._beside(exchange, prefill, begun))
+                beside = group.create_task(self._beside(exchange, prefill, begun, lost))
                 await self._relay_with(exchange, split.decode or {})
                 beside.cancel()
         except BaseExceptionGroup as errors:
-            failure = errors.exceptions[0]
-            if exchange.ending is not Ending.EVICTED:  # it is the decode pod's own
-                raise failure from None
-        self._count(FAILED if failure else SPLIT)
-        return None if begun.is_set() else failure
+            error = errors.exceptions[0]
+            was_in_vain = bool(lost) and not begun.is_set() and isinstance(error, UpstreamFailed)
+            if not lost or not (was_in_vain or exchange.ending is Ending.EVICTED):  # it is the decode pod's own
+                raise error from None
+            exchange.ending = Ending.EVICTED
+            if not begun.is_set():
+                return lost[0].with_traceback(None)
+        finally:
+            exchange.told_cached = None if exchange.told_cached == NOT_YET else exchange.told_cached
+        self._count(SPLIT)
+        return None
 
-    async def _beside(self, exchange: Exchange, prefill: Exchange, begun: asyncio.Event) -> None:
-        """What its answer says is of no use: the decode pod has what it needs, or it does not answer."""
+    async def _beside(
+        self, exchange: Exchange, prefill: Exchange, begun: asyncio.Event, lost: list[UpstreamFailed]
+    ) -> None:
+        """Its answer says what was cached; the decode pod has what it needs, or does not answer. `lost` is told why."""
         shared = self.stages.shared
         try:
             with self.stages.legs(prefill):
                 await self.stages.relay.collect(prefill, shared.prefill_timeout)
                 shared.ledger.first_byte(prefill)
+            exchange.told_cached = prefill.usage.cached_tokens if prefill.usage else None
             if prefill.status != 200:
                 raise UpstreamFailed(f"it answered {prefill.status}")
-        except ConnectFailed:
+        except ConnectFailed as error:
+            lost.append(error)
             raise  # It was not asked, so whatever the decode pod begins with is no answer.
         except UpstreamFailed as error:
+            lost.append(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     await begun.wait()
@@ -223,11 +253,13 @@ class HandOff:
 
     def _prefill_leg(self, exchange: Exchange) -> Exchange | None:
         """On the best pod that this request has not tried; None if there is none."""
+        left = self._left(exchange)
+        return self.stages.leg(exchange, Stage.PREFILL, left) if left else None
+
+    def _left(self, exchange: Exchange) -> tuple[Endpoint, ...]:
         pods = tuple(pod for pod in exchange.decision.prefill if pod is not exchange.endpoint)
         left = tuple(pod for pod in pods if pod not in self.tried)
-        if not left and self.stages.shared.connector.needs_pair:
-            left = pods
-        return self.stages.leg(exchange, Stage.PREFILL, left) if left else None
+        return pods if not left and self.stages.shared.connector.needs_pair else left
 
     def _split(self, leg: Exchange, decode: Endpoint) -> Split:
         """Makes the leg's request one for its pod."""
@@ -235,7 +267,8 @@ class HandOff:
         request, shared = leg.request, self.stages.shared
         split = shared.connector.split(request.id, leg.endpoint, decode, shared.random)
         extra = {**split.prefill, **(self.encoded or {})}
-        leg.request = changed(request, body=for_prefill(request.path, self.stages.fields, extra))
+        body = for_prefill(request.path, self.stages.fields, extra, shared.connector.begins_answer)
+        leg.request = changed(request, body=body)
         if split.request_id:
             leg.upstream_headers.append(("x-request-id", split.request_id))
         return split

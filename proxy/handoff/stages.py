@@ -56,7 +56,7 @@ class Stages:
                         held.enter_context(attempt.pop_all())
                 return leg, answer
             except UpstreamFailed as error:
-                following = await self._following(leg, error.with_traceback(None))
+                following = await self.following(leg, error.with_traceback(None))
             if following is None:
                 return None
             leg = following
@@ -80,8 +80,9 @@ class Stages:
         answers = (fields_of(answered[1]) for task in asked if (answered := task.result()) is not None)
         return merged([answer for answer in answers if answer is not None])
 
-    async def _following(self, leg: Exchange, error: UpstreamFailed) -> Exchange | None:
-        """One other pod, where the next stage can do without; as many as any request may try where it cannot."""
+    async def following(self, leg: Exchange, error: UpstreamFailed) -> Exchange | None:
+        """On one other pod, where the next stage can do without; on as many as any request may try where it cannot.
+        None if nobody is left. Raises RequestError if nobody is to be asked any more."""
         spares = leg.stage is Stage.ENCODE or not self.shared.connector.needs_pair
         try:
             following = await self.shared.failover.following(leg, error, spares)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +22,9 @@ LONGEST_WAIT = 600.0
 """Seconds that an answer may wait for a pod to drain."""
 
 LOOK_INTERVAL = 0.05
+
+FEW = 8
+"""Pods that are named where somebody names one that there is not."""
 
 
 class PodRoutes:
@@ -107,8 +110,16 @@ def named(fleet: Fleet, name: str) -> Endpoint:
     """Raises UnknownPod."""
     endpoint = fleet.get(name)
     if endpoint is None:
-        raise UnknownPod(name)
+        raise UnknownPod(name, _those_there_are(name, [other.name for other in fleet.endpoints]))
     return endpoint
+
+
+def _those_there_are(name: str, names: Sequence[str]) -> str:
+    if not names:
+        return "; there are none."
+    if len(names) <= FEW:
+        return f"; there {'are' if len(names) > 1 else 'is'} {', '.join(names)}."
+    return params.suggestion(name, names) or "; GET /admin/pods lists those there are."
 
 
 def describe(endpoint: Endpoint) -> dict[str, Any]:

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from proxy.core.identity import Identity
 from proxy.http.head import Pairs, local_answer
-from proxy.http.paths import split_target
-from proxy.http.seam import HTTP_11, Body, Head
+from proxy.http.request_head import RequestHead
+from proxy.http.seam import Body
 
 if TYPE_CHECKING:
     from proxy.http.body import Upload
     from proxy.http.client import ClientConnection
     from proxy.http.continued import Story
 
-HTTP_10 = (1, 0)
-
 
 class HttpCall:
     """Implements `core.ports.Call`."""
 
-    def __init__(self, head: Head, connection: ClientConnection, ids: Iterator[str], received_at: float) -> None:
-        """`ids` are for requests that bring none. `received_at` is when the head was whole, in monotonic seconds."""
+    def __init__(
+        self,
+        head: RequestHead,
+        length: int | None,
+        connection: ClientConnection,
+        ids: Iterator[str],
+        received_at: float,
+    ) -> None:
+        """`length` is that of its body, as declared. `ids` are for requests that bring none. `received_at` is when the
+        head was whole, in monotonic seconds."""
+        self.head = head
+        self.content_length = length
         self.method = head.method
-        self.path, self.query = split_target(head.path)
-        self.headers: Mapping[str, str] = head.headers
+        self.path = head.path
+        self.query = head.query
+        self.headers = head.headers
+        """`content-length` may have been taken out."""
         self.raw_headers = head.raw_headers
-        self.speaks_11 = (version := head.version) is HTTP_11 or version > HTTP_10
-        """An older client knows neither chunks nor informational answers."""
+        self.speaks_11 = head.speaks_11
         self.connection = connection
         self.transport = connection.socket
-        self.id = self.headers.get("x-request-id") or next(ids)
+        self.id = head.id or next(ids)
         self.id_line = b"x-request-id: %b\r\n" % self.id.encode("utf-8", "surrogateescape")
         self.received_at = received_at
-        self.closing: bool = head.should_close
-        """Whether this is the connection's last answer."""
+        self.closing = head.closing
         self.chunked = head.chunked
-        self.wants_websocket = head.upgrade and self.headers.get("upgrade", "").lower() == "websocket"
+        self.wants_websocket = head.wants_websocket
         self.body = b""
         self.payload: Body | None = None
         """Has the body if it is not collected before it is served."""
@@ -54,12 +62,6 @@ class HttpCall:
         self.identity: Identity | None = None
         self.story: Story | None = None
         """Of an answer that may go on with another pod."""
-
-    @property
-    def content_length(self) -> int | None:
-        """As declared; the parser has checked that it is a number."""
-        declared = self.headers.get("content-length")
-        return None if declared is None else int(declared)
 
     def answer(self, status: int, headers: Pairs, body: bytes) -> None:
         """Sends a whole answer, if the client is still there. It is the last one if the request was not read whole."""

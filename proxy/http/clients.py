@@ -16,6 +16,7 @@ from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.client import ClientConnection
 from proxy.http.hung_up import HungUp, Tell, untold
+from proxy.http.request_head import Heads
 from proxy.http.settings import Listen
 from proxy.http.sweep import look_at
 
@@ -56,6 +57,7 @@ class Clients:
         """Of requests that have none."""
         self.connections: set[ClientConnection] = set()
         self._loop = asyncio.get_running_loop()
+        self.heads = Heads(self._loop)
         self._hung_up = hung_up
         self._no_room_at = -ROOM_INTERVAL
         self._is_over = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.core.exchange import Exchange
-from proxy.http.framing import CLOSED, OPENED
-from proxy.openai.observe import response_id_from, usage_from
+from proxy.http.framing import OPENED
+from proxy.openai.observe import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
 
 TAIL = 8 * 1024
 """Bytes of the end that are kept, if there were as many. Usage is in there."""
@@ -36,7 +36,7 @@ class Meter:
             _look_for_id(exchange, self.tail + body)
         exchange.response_bytes += len(body)
         if marks:
-            exchange.chunks += marks.count(CLOSED)
+            exchange.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
             marks[:] = (OPENED,)
         else:
             exchange.chunks += len(pieces)
@@ -48,7 +48,9 @@ class Meter:
         if self.marks:
             exchange.chunks -= 1  # the last one only says that there are no more
         self.settle(exchange)
-        exchange.usage = usage_from(self.tail)
+        request = exchange.request
+        ends_soon = request.stream and request.path in USAGE_LAST
+        exchange.usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
         self.marks.clear()
         self.tail = b""
 
@@ -56,8 +58,9 @@ class Meter:
         """The same for a body in one piece, which is all that came: a third of the price."""
         exchange.response_bytes = len(body)
         exchange.chunks = 1
-        exchange.usage = usage_from(body)
-        if exchange.request.path.startswith("/v1/responses"):
+        path = exchange.request.path
+        exchange.usage = usage_from(body, path)
+        if path.startswith("/v1/responses"):
             exchange.response_id = response_id_from(body)
         self.pieces.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from proxy.core.errors import BadGateway, KvlaneError, RequestError, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
@@ -14,8 +15,9 @@ from proxy.http.call import HttpCall
 from proxy.http.collected import Collected
 from proxy.http.continued import kind_of_continued
 from proxy.http.framing import LAST_CHUNK, chunk
-from proxy.http.head import RawHeaders, encode_pairs, first_lines, header_line, upstream_head
+from proxy.http.head import RawHeaders, encode_pairs, first_lines, header_line, passing
 from proxy.http.race import Race
+from proxy.http.request_head import RequestHead
 from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
@@ -48,7 +50,7 @@ class ClientRelay:
         upload = call.upload
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
-            head = self._head(exchange, pod.address)
+            head = self._head(exchange, pod.address, call.raw_headers, call.head)
             used = pod.take() if upload is None else None
             while True:
                 connection = used or await rim.pool.connect(pod)
@@ -90,7 +92,7 @@ class ClientRelay:
         rim = self._rim
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
-            head = self._head(exchange, pod.address)
+            head = self._head(exchange, pod.address, _unpacked(self._call.raw_headers))
             used = pod.take()
             while True:
                 connection = used or await rim.pool.connect(pod)
@@ -125,9 +127,13 @@ class ClientRelay:
             tasks.start(_pump(upload, connection, answer, chunked), "upload")
             return await answer.done
 
-    def _head(self, exchange: Exchange, address: Address) -> bytes:
+    def _head(
+        self, exchange: Exchange, address: Address, headers: RawHeaders, read: RequestHead | None = None
+    ) -> bytes:
+        """`read` is the client's head, if it came with one of HTTP/1.1."""
         call, body, key = self._call, exchange.request.body, exchange.endpoint.api_key
-        first = first_lines(call.method, call.path + call.query, address.base, address.host_header)
+        target = call.path + call.query if read is None else read.target
+        first = first_lines(call.method, target, address.base, address.host_header)
         if body and call.upload is None:
             ours = b"%bcontent-length: %d\r\n" % (call.id_line, len(body))
         else:
@@ -137,8 +143,10 @@ class ClientRelay:
         if exchange.upstream_headers:
             added = exchange.upstream_headers
             ours = _identified(ours, call.id_line, added)
-            return upstream_head(first, _untraced(call.raw_headers, added), key is not None, ours + b"\r\n")
-        return upstream_head(first, call.raw_headers, key is not None, ours + b"\r\n")
+            headers = _untraced(headers, added)
+        # What is remembered is of all fields; `call.raw_headers` are without the client's key where we have taken it.
+        kept = read.passing if read is not None and headers is read.raw_headers else partial(passing, headers)
+        return first + kept(key is not None) + ours + b"\r\n"
 
     def _framing(self, longer: int) -> bytes:
         """Of a body that is streamed, by so many bytes longer than the client's, or of none."""
@@ -157,6 +165,11 @@ def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> by
     if any(name == "x-request-id" for name, _ in added):
         ours = ours.replace(id_line, b"", 1)
     return ours + encode_pairs(added)
+
+
+def _unpacked(headers: RawHeaders) -> RawHeaders:
+    """What we read ourselves is not to be compressed, whatever the client can read."""
+    return [pair for pair in headers if pair[0].lower() != b"accept-encoding"]
 
 
 def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import NOT_YET, Exchange
 from proxy.core.request import InferenceRequest
 from proxy.http.answer import Answer
 from proxy.http.framing import EVENT_ENDS, LAST_CHUNK, Bodies, Framing, Marks, chunk, unchunked
@@ -144,7 +144,8 @@ def of_events(exchange: Exchange) -> Change:
     if request.naming is not None and _is_renamed(request):
         changes.append(renaming((exchange.endpoint.models or frozenset()) | {request.model}, request.naming.asked))
     if exchange.told_cached is not None:
-        changes.append(telling(exchange.told_cached))
+        is_known = exchange.told_cached != NOT_YET
+        changes.append(telling(exchange.told_cached) if is_known else partial(_telling_what_is_known, exchange))
     return lambda events: reduce(lambda seen, change: change(seen), changes, events)
 
 
@@ -153,9 +154,15 @@ def of_whole(exchange: Exchange, body: bytes) -> bytes | None:
     changed, request = None, exchange.request
     if request.naming is not None and _is_renamed(request):
         changed = renamed(body, request.naming.asked)
-    if exchange.told_cached is None:
+    if exchange.told_cached is None or exchange.told_cached == NOT_YET:
         return changed
     return telling(exchange.told_cached)(body if changed is None else changed)
+
+
+def _telling_what_is_known(exchange: Exchange, events: bytes) -> bytes:
+    """By now: the prompt is computed beside this answer, and its usage comes last."""
+    cached = exchange.told_cached
+    return events if cached is None or cached == NOT_YET else telling(cached)(events)
 
 
 def _is_json(head: AnswerHead) -> bool:

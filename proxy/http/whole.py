@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from proxy.core.errors import HeadTimeout, HeadTooLarge, NoHttp, RequestError
 from proxy.http.call import HttpCall
+from proxy.http.request_head import RequestHead
 from proxy.http.seam import (
     FIELD_LIMIT,
     MOST_FIELDS,
@@ -104,7 +105,8 @@ class WholeReader:
     def _begin(self, message: Head, body: Body) -> None:
         self._begun_at = None
         self._fed = 0
-        call = HttpCall(message, self._connection, self._clients.ids, self._clients.now())
+        head = RequestHead(message)
+        call = HttpCall(head, head.length, self._connection, self._clients.ids, self._clients.now())
         if body.is_eof():
             call.body = body.read_nowait()
         else:
@@ -129,7 +131,7 @@ class WholeReader:
     def _refuse(self, error: RequestError) -> None:
         """What is not a request, but is counted and logged as one."""
         since = self._clients.now() if self._begun_at is None else self._begun_at
-        self._connection.refuse(HttpCall(UNREAD, self._connection, self._clients.ids, since), error)
+        self._connection.refuse(HttpCall(RequestHead(UNREAD), None, self._connection, self._clients.ids, since), error)
 
 
 def _unread(why: str) -> NoHttp:

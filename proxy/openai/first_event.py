@@ -17,6 +17,9 @@ LONGEST = 8 * 1024
 TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
 
+ENDING = 2 * 1024
+"""Bytes of an answer in which its last choice says why it has ended, and its usage stands."""
+
 ABORTED = b'"finish_reason":"abort"'
 """Of an answer that vLLM does not finish, as it is told to stop. A model can write neither: its quotes are escaped."""
 
@@ -35,13 +38,18 @@ _STATUSES = {
 
 def is_whole(beginning: bytes) -> bool:
     """Whether there is as much of the body as it takes."""
-    return EVENT_END.search(beginning) is not None or len(beginning) > LONGEST
+    if beginning.find(b"\n\n") >= 0 or len(beginning) > LONGEST:  # the usual end, without 5,000 instructions of `re`
+        return True
+    return EVENT_END.search(beginning) is not None
 
 
 def declined(beginning: bytes) -> Declined | None:
     """Why a pod has not begun; None if it has, or found fault with the request."""
-    if beginning.find(b"error", 0, LONGEST) < 0:
-        return aborted() if ABORTED in beginning else None
+    # A stream that comes whole may have 17 KB in 64 events: to look for a word in all of it takes 24,000 instructions.
+    end_at = beginning.find(b"\n\n", 0, LONGEST)
+    if beginning.find(b"error", 0, LONGEST if end_at < 0 else end_at) < 0:
+        ending = 0 if beginning.startswith(b"{") else -ENDING  # a whole answer may have its tokens behind
+        return aborted() if beginning.find(ABORTED, ending) >= 0 else None  # `in` raises an error first: 2,500
     end = EVENT_END.search(beginning)
     fields = fields_of(beginning if end is None else beginning[: end.start()])
     error = fields.get("error")

@@ -10,6 +10,7 @@ import orjson
 
 from proxy.core.exchange import Usage
 from proxy.openai.events import FLAT_OBJECT
+from proxy.openai.parse import GENERATE
 
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(' + FLAT_OBJECT + rb")")
 """With objects of details in it, which have none in them."""
@@ -22,6 +23,11 @@ _USUAL = re.compile(
 
 _META_INFO = re.compile(rb'(?<!\\)"meta_info"\s*:\s*(' + FLAT_OBJECT + rb")")
 """What SGLang's own API says at the end of each event, of all tokens so far."""
+
+USAGE_LAST = ("/v1/chat/completions", "/v1/completions")
+USAGE_WITHIN = 2 * 1024
+"""Bytes of the end of a stream of these, where usage has an event of its own or comes with the last choice. Where no
+client has asked for it, it is not looked for further up, for 15,000 instructions."""
 
 DONE = b"[DONE]"
 _LAST = (b"data: [DONE]", b"event: message_stop", b"event: response.completed")
@@ -51,14 +57,19 @@ _NOT_SAID = [None] * 4
 _RESPONSE_ID = re.compile(rb'(?<!\\)"id"\s*:\s*"(resp_[^"\\]+)"')
 
 
-def usage_from(tail: bytes) -> Usage | None:
+def usage_from(tail: bytes, path: str = "") -> Usage | None:
     """The last usage object in the end of a body, streamed or not. Text of the model cannot be taken for one: inside
     a JSON string its quotes are escaped."""
-    usual = _USUAL(tail, tail.rfind(b'"usage"'))  # from the start where there is none
+    if path == GENERATE:
+        return _last(tail, tail.rfind(b'"meta_info"'), b'"meta_info"', _META_INFO)
+    at = tail.rfind(b'"usage"')  # in 8 KB where there is none 19,000 instructions: it is looked for once
+    if at < 0:
+        return None
+    usual = _USUAL(tail, at)
     if usual is not None:
         prompt, completion, cached = usual.groups()
         return _used((int(prompt), int(completion), None if cached is None else int(cached)))
-    return _last(tail, b'"usage"', _USAGE) or _last(tail, b'"meta_info"', _META_INFO)
+    return _last(tail, at, b'"usage"', _USAGE)
 
 
 def ends_whole(tail: bytes) -> bool:
@@ -80,8 +91,8 @@ def response_id_from(head: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
-def _last(tail: bytes, name: bytes, pattern: re.Pattern[bytes]) -> Usage | None:
-    at = tail.rfind(name)
+def _last(tail: bytes, at: int, name: bytes, pattern: re.Pattern[bytes]) -> Usage | None:
+    """`at` is where its name is found last."""
     while at >= 0:
         found = pattern.match(tail, at)
         if found and (usage := _usage(found[1])) is not None:

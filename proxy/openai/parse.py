@@ -28,6 +28,9 @@ _SUSPECT = ENGINE_INTERNALS | _CARRIERS
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """What bodies begin with that are compressed. kvlane unpacks none, so that none is a bomb."""
 
+ASKED = 3
+"""Messages at least of a conversation that goes on: a question, its answer, and the next question."""
+
 GENERATE = "/generate"
 """SGLang's own: it has other names for what others ask for too."""
 
@@ -66,7 +69,14 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
         (
             model if type(model) is str and model.strip() else _model(model),
             body,
-            EMPTY_PROMPT if read is None else Prompt(read(fields), salt if isinstance(salt, str) else ""),
+            EMPTY_PROMPT
+            if read is None
+            else Prompt(
+                read(fields),
+                salt if isinstance(salt, str) else "",
+                0,
+                read is _chat and len(fields["messages"]) < ASKED,
+            ),
             stream if type(stream) is bool else _flag(stream, "stream"),
             limit if isinstance(limit, int) and limit > 0 else 0,
             None if stored is None else _text(stored, "previous_response_id"),

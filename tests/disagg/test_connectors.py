@@ -27,7 +27,7 @@ CHAT = "/v1/chat/completions"
         (CHAT, {"max_tokens": 1, "max_completion_tokens": 1}),
         ("/v1/completions", {"max_tokens": 1}),
         ("/v1/messages", {"max_tokens": 1, "max_completion_tokens": 1}),
-        ("/v1/responses", {"max_output_tokens": 1}),
+        ("/v1/responses", {"max_output_tokens": 1, "store": False}),
     ],
 )
 def test_the_prefill_pod_gets_the_same_prompt_and_makes_one_token(path: str, limits: dict[str, int]) -> None:
@@ -36,6 +36,33 @@ def test_the_prefill_pod_gets_the_same_prompt_and_makes_one_token(path: str, lim
     assert made == {
         "model": "m", "messages": [1], "stream": False, "temperature": 0.5, "min_tokens": 1, "extra": 1, **limits,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_the_prefill_pod_does_not_end_the_answer_with_its_token(path: str) -> None:
+    """Engines hand over what an answer of full length has left; of one that ends by itself some keep nothing."""
+    assert orjson.loads(for_prefill(path, {"stop": ["x"]}, {}))["min_tokens"] == 1
+    assert b"stop" not in for_prefill(path, {"stop": ["x"]}, {})
+
+
+def test_the_prefill_pod_is_told_what_stands_in_the_prompt() -> None:
+    """Kimi's and Cohere's templates write down what an answer has to look like."""
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    asked = {"messages": [], "response_format": shape, "tools": [1], "chat_template_kwargs": {"a": 1}}
+    assert asked.items() <= orjson.loads(for_prefill(CHAT, asked, {})).items()
+
+
+def test_the_prefill_pod_computes_at_once_what_is_answered_in_the_background() -> None:
+    made = orjson.loads(for_prefill("/v1/responses", {"input": "a", "background": True, "store": True}, {}))
+    assert made == {"input": "a", "store": False, "stream": False, "max_output_tokens": 1}
+
+
+def test_where_the_answer_begins_on_the_prefill_pod_it_is_told_all_of_it() -> None:
+    of_the_answer = {"logprobs": True, "top_logprobs": 2, "stop": ["x"], "structured_outputs": {}, "temperature": 1}
+    asked = {"messages": [], **of_the_answer, "stream": True, "stream_options": {}, "max_tokens": 9}
+    made = orjson.loads(for_prefill(CHAT, asked, {}, begins_answer=True))
+    assert made == {"messages": [], **of_the_answer, "stream": False, "max_tokens": 1, "max_completion_tokens": 1}
+    assert [one.name for one in CONNECTORS.values() if one.begins_answer] == ["sglang"]
 
 
 def test_what_a_client_says_of_transfers_reaches_no_pod() -> None:
@@ -66,6 +93,10 @@ def test_a_client_s_bytes_stay_and_fields_follow(fields: dict[str, Any], spaced:
         ("/v1/completions", {"prompt": [[1], [2]]}),
         ("/v1/completions", {"prompt": "a", "echo": True}),
         ("/v1/completions", {"prompt": "a", "best_of": 3}),
+        (CHAT, {"use_beam_search": True}),
+        ("/v1/completions", {"prompt": []}),
+        ("/v1/completions", {"prompt": [[]]}),
+        ("/v1/completions", {"prompt_embeds": "a"}),
         (CHAT, {"prompt_logprobs": 1}),
         (CHAT, {"tool_choice": "required"}),
         (CHAT, {"tool_choice": {"type": "function"}}),
@@ -82,10 +113,17 @@ def test_some_requests_are_for_one_pod(path: str, fields: dict[str, Any]) -> Non
         (CHAT, {"n": 1, "tools": [1], "tool_choice": "auto", "logprobs": True}),
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/completions", {"prompt": [1, 2, 3]}),
+        ("/v1/completions", {"prompt": [1]}),
+        ("/v1/completions", {"prompt": ["a"]}),
+        ("/v1/completions", {"prompt": [[1, 2, 3]]}),
     ],
 )
 def test_others_can_be_split(path: str, fields: dict[str, Any]) -> None:
     assert why_whole(path, fields) == ""
+
+
+def test_a_forced_tool_is_for_two_pods_where_the_answer_begins_on_the_first() -> None:
+    assert why_whole(CHAT, {"tool_choice": "required"}, begins_answer=True) == ""
 
 
 def test_nixl_hands_over_what_the_prefill_pod_says_unchanged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
@@ -342,6 +343,17 @@ async def test_what_the_prefill_pod_refuses_or_does_not_keep_is_left_to_the_deco
     world.assert_that_nothing_is_left()
 
 
+async def test_a_prefill_pod_that_keeps_nothing_of_what_it_computes_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one that was started without its connector: every prompt would be computed twice, and nobody know."""
+    world = World()
+    world.scripts["p0"] = keeps_nothing
+    await world.serve()
+    [said] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.getMessage() == "request id-1: pod p0 answered its prompt with 200, and keeps nothing of it"
+
+
 async def test_a_cache_that_the_decode_pod_never_asked_for_goes_to_the_next() -> None:
     world = World()
     world.scripts["d0"] = is_gone
@@ -527,6 +539,47 @@ async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Scrip
     await world.serve()
     assert sorted(world.way[:2]) == ["d0", "p0"]
     assert sorted(world.way[2:]) == ["d1", "p1"]
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault])
+async def test_where_it_can_do_without_the_same_decode_pod_waits_for_another_prefill(fault: Script) -> None:
+    world, meeting, waited = World("mooncake"), Meeting(), 0
+
+    async def waits(exchange: Exchange) -> None:
+        nonlocal waited
+        waited += 1
+        await (evicted_while_it_waits if waited == 1 else meeting.decode)(exchange)
+
+    world.scripts |= {"p0": fault, "d0": waits, "p1": meeting.prefill}
+    await world.serve()
+    assert (sorted(world.way[:2]), sorted(world.way[2:])) == (["d0", "p0"], ["d0", "p1"])
+    assert world.counts == {SPLIT: 1}
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_decode_pod_that_fails_for_want_of_what_it_waited_for_is_not_to_blame() -> None:
+    """It does all of it, when two prefill pods have failed."""
+    world, failed = World("mooncake"), asyncio.Event()
+
+    async def finds_nothing(exchange: Exchange) -> None:
+        if exchange.stage is not Stage.WHOLE:
+            await failed.wait()
+            failed.clear()
+            await asyncio.sleep(0)
+            await declines(exchange)
+        await answers(exchange)
+
+    async def fails(exchange: Exchange) -> Any:
+        failed.set()
+        await declines(exchange)
+
+    world.scripts |= {"p0": fails, "p1": fails, "d0": finds_nothing}
+    await world.serve()
+    assert (sorted(world.way[:4]), world.way[4:]) == (["d0", "d0", "p0", "p1"], ["d0"])
+    of_d0 = [leg.ending for leg in world.legs if leg.endpoint.name == "d0"]
+    assert of_d0 == [Ending.EVICTED, Ending.EVICTED, Ending.COMPLETE]
+    assert world.counts == {"prefill-failed": 1}
     world.assert_that_nothing_is_left()
 
 

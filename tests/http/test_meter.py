@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.core.decision import Decision
@@ -85,3 +87,12 @@ def test_the_id_of_a_stored_response_is_looked_for_in_its_beginning_only() -> No
     meter.pieces.append(b'{"id":"resp_8"}')
     meter.finish(late)
     assert late.response_id is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_usage_of_a_stream_stands_in_its_last_events_and_that_of_json_before_what_is_long(stream: bool) -> None:
+    exchange, meter = exchange_of(), Meter()
+    exchange.request = replace(exchange.request, stream=stream)
+    meter.pieces += [b"data: {" + USAGE, b"\n\n" if stream else b',"prompt_logprobs":' + b"0" * 5_000]
+    meter.finish(exchange)
+    assert exchange.usage == Usage(4, 2)

@@ -72,3 +72,18 @@ def test_an_answer_that_the_engine_aborts_before_its_first_event_is_out_is_a_ref
     assert declined(event.replace(b'"abort"', b'"stop"')) is None
     said = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""}}]}\n\n'
     assert declined(said) is None
+
+
+def test_a_stream_that_comes_whole_is_judged_by_its_first_event_and_its_end() -> None:
+    said = b'data: {"choices":[{"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
+    failed = b'data: {"error":{"message":"EngineCore","type":"InternalServerError","code":500}}\n\n'
+    ended = b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
+    assert declined(said * 100 + failed) is None
+    assert declined(failed + said * 100) is not None
+    assert declined(said * 100 + ended) is not None
+
+
+def test_a_whole_answer_is_seen_to_be_aborted_whatever_stands_behind_its_choice() -> None:
+    tokens = ",".join(["17"] * 5000)
+    body = b'{"choices":[{"message":{},"finish_reason":"abort","token_ids":[%b]}]}' % tokens.encode()
+    assert declined(body) is not None

@@ -278,3 +278,14 @@ def test_any_json_object_is_parsed_or_refused(path: str, fields: dict[str, objec
 def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     with suppress(BadRequest):
         parse(CHAT, raw)
+
+
+def test_a_conversation_begins_until_somebody_has_answered() -> None:
+    question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    system = {"role": "system", "content": "s"}
+    assert chat(question).prompt.begins
+    assert chat(system, question).prompt.begins
+    assert not chat(question, answer, question).prompt.begins
+    batch = parse("/v1/chat/completions/batch", body(model="m", messages=[[question, answer, question]]))
+    assert not batch.prompt.begins
+    assert not parse("/v1/completions", body(model="m", prompt="user\na\nassistant\nb", messages=5)).prompt.begins

@@ -3,7 +3,15 @@ import json
 import pytest
 
 from proxy.core import errors
-from proxy.core.errors import BadRequest, MethodNotAllowed, NoEndpoints, RequestError, Saturated, UnknownModel
+from proxy.core.errors import (
+    BadRequest,
+    IssuerAway,
+    MethodNotAllowed,
+    NoEndpoints,
+    RequestError,
+    Saturated,
+    UnknownModel,
+)
 from proxy.openai.render import render, stream_error
 
 
@@ -28,6 +36,13 @@ def test_an_openai_error_has_its_four_fields() -> None:
 def test_an_anthropic_error_has_anthropics_shape() -> None:
     _, _, body = answer(BadRequest("no"), "/v1/messages")
     assert body == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}, "request_id": "id-1"}
+
+
+def test_an_issuer_that_is_away_is_no_fault_of_the_client() -> None:
+    status, headers, _ = answer(IssuerAway())
+    assert status == 503
+    assert int(headers["retry-after"]) >= 1
+    assert "www-authenticate" not in headers
 
 
 @pytest.mark.parametrize("error", [NoEndpoints("none"), Saturated("full")])

@@ -31,12 +31,14 @@ SPLIT: dict[str, tuple[str, dict[str, Any]]] = {
     "chat with max_completion_tokens": (CHAT, {**HELLO, "max_completion_tokens": TOKENS}),
     "completion": ("/v1/completions", {"prompt": PROMPT}),
     "completion of tokens": ("/v1/completions", {"prompt": list(range(100))}),
+    "completion of one prompt in a list": ("/v1/completions", {"prompt": [PROMPT]}),
     "responses": ("/v1/responses", {"input": PROMPT, "max_output_tokens": TOKENS}),
     "messages": ("/v1/messages", {**HELLO, "max_tokens": TOKENS}),
 }
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "several choices": (CHAT, {**HELLO, "n": 2}),
     "a forced tool": (CHAT, {**HELLO, "tools": [TOOL], "tool_choice": "required"}),
+    "beams": (CHAT, {**HELLO, "use_beam_search": True}),
     "several prompts": ("/v1/completions", {"prompt": [PROMPT, PROMPT + "!"]}),
     "prompt logprobs": ("/v1/completions", {"prompt": PROMPT, "prompt_logprobs": 1}),
     "embeddings": ("/v1/embeddings", {"input": PROMPT}),
@@ -104,6 +106,14 @@ async def test_both_pods_get_the_client_s_headers_and_its_request_id(connector: 
             assert {record.id for record in records} == {"mine"}
 
 
+async def test_only_the_client_s_answer_may_be_compressed() -> None:
+    """What has to be read here could not be."""
+    async with disaggregated() as proxy:
+        await post(proxy, CHAT, HELLO, **{"accept-encoding": "gzip, br"})
+        read = {pod.config.role: record.headers.get("accept-encoding") for pod in proxy.pods for record in pod.requests}
+        assert read == {"prefill": None, "decode": "gzip, br"}
+
+
 async def test_the_answer_has_the_client_s_request_id_where_the_pods_have_another() -> None:
     async with disaggregated("p2p-nccl") as proxy:
         heard = await ask(proxy, stream=False, request_id="mine")
@@ -141,9 +151,12 @@ async def test_a_stream_whose_client_asks_for_no_usage_has_none() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_usage_says_what_was_cached_where_the_prompt_was_computed(stream: bool) -> None:
+@pytest.mark.parametrize("connector", CONNECTORS)
+async def test_the_usage_says_what_was_cached_where_the_prompt_was_computed(
+    connector: ConnectorName, stream: bool
+) -> None:
     """One pod of each kind, so that the second request comes to the same ones."""
-    async with disaggregated(roles=("prefill", "decode")) as proxy:
+    async with disaggregated(connector, roles=("prefill", "decode")) as proxy:
         first = await ask(proxy, stream=stream)
         for pod in decodes(proxy):
             pod.engine.forget_prefixes()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.sim import Fault, Kind, SimPod, TransferTiming
-from proxy.sim.config import ConnectorName
+from proxy.sim.config import ConnectorName, Role
 from tests.scenarios.disagg import (
     CONNECTORS,
     SIM,
@@ -212,6 +212,25 @@ async def test_without_prefill_pods_the_decode_pods_do_all(connector: ConnectorN
         if connector != "shared-storage":  # where they find their own
             assert transfers(proxy) == 0
         await settled(proxy)
+
+
+@pytest.mark.parametrize("roles", [("prefill", "decode"), ("prefill", "prefill", "prefill", "decode")], ids=len)
+@pytest.mark.parametrize("fault", [Fault(Kind.REJECT, status=500), Fault(Kind.RESET)], ids=named)
+@pytest.mark.parametrize("connector", MEETS_WHOLE)
+async def test_where_every_prefill_fails_the_decode_pod_does_all(
+    connector: ConnectorName, fault: Fault, roles: tuple[Role, ...]
+) -> None:
+    """After two of them: it is no fault of that pod's, though it may have waited for them."""
+    async with disaggregated(connector, roles, BRIEFLY_KEPT, BRIEF) as proxy:
+        for pod in prefills(proxy):
+            pod.faults.set([fault])
+        heard = await ask(proxy, stream=True)
+        assert (heard.status, heard.is_whole, heard.text) == (200, True, await whole_text())
+        assert heard.headers["x-kvlane-endpoint"] == f"pod-{len(roles) - 1}"
+        assert "x-kvlane-prefill-endpoint" not in heard.headers
+        assert sum(sum(pod.faults.met) for pod in prefills(proxy)) == min(2, len(roles) - 1)
+        assert await proxy.sample('kvlane_disagg_requests_total{result="prefill-failed"}') == 1
+        await settled(proxy, may_expire=True)
 
 
 @pytest.mark.parametrize("connector", MEETS_WHOLE)

@@ -21,6 +21,7 @@ from tests.scenarios.disagg import ROLES, SIM, ask, sections
 from tests.scenarios.stack import CHAT, Stack, stack
 from tests.scenarios.test_transparency import asked, engine
 from tests.telemetry.collector import Collector, Received
+from tests.waiting import until
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
 ERROR = 2
@@ -221,6 +222,20 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: 
             catalogue = s.app._catalogue
         assert catalogue.spans_lost.cell().value == 9
         assert not collector.spans
+
+
+async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing() -> None:
+    async with traced(timeout="60s") as (s, collector):
+        collector.hangs = True
+        await s.chat()
+        await until(lambda: collector.held == 1)
+        for _ in range(10):
+            response, _ = await s.chat()
+            assert response.status == 200
+        assert (collector.held, collector.spans) == (1, []), "the one batch has been waited for all the while"
+        assert s.app._catalogue.spans_lost.cell().value == 0
+        collector.release()
+        await collector.until(33)
 
 
 async def test_keys_of_the_collector_are_sent_to_it_and_shown_to_nobody() -> None:

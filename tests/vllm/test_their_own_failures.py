@@ -1,7 +1,7 @@
 """What engines do when they are full, freeze or go down costs no request that another one can answer.
 
-One engine stays; beside it stands one after the other that does not. Half of the requests, about, are on each when it
-happens: streams that have begun, and answers in one piece. A stream that breaks off ends with an error event.
+One engine stays; beside it stands one after the other that does not. Half of the requests are on each when it happens:
+streams that have begun, and answers in one piece. A stream that breaks off ends with an error event.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BOUNDED = ("--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--shutdown-time
 STREAMED, WHOLE = 6000, 1000
 """Tokens: of streams, which last until it happens, and of answers in one piece."""
 
-MOST = 12
-"""Requests of a kind that are sent until each engine has one."""
+STREAMS, WHOLES = 2, 1
+"""On each engine. More than four would wait for one another."""
 
 ERROR = b'"error":'
 
@@ -48,6 +48,18 @@ class Pair:
     def load_on(self, engine: Engine) -> int:
         requests: int = self.proxy.pods()[engine.name]["load"]["requests"]
         return requests
+
+    @contextmanager
+    def only(self, engine: Engine) -> Iterator[None]:
+        """Gets what is sent here: the other one is drained. Which of two idle engines is better is not asked."""
+        (other,) = (one for one in (self.survivor, self.victim) if one is not engine)
+        self._admin(other, "drain")
+        yield
+        self._admin(other, "undrain")
+
+    def _admin(self, engine: Engine, what: str) -> None:
+        answer = self.proxy.admin.post(f"/admin/pods/{engine.name}/{what}", None)
+        assert answer.status == 200, answer.body
 
     def says_of_victim(self) -> tuple[str, Sequence[str]]:
         pod = self.proxy.pods()[self.victim.name]
@@ -179,21 +191,22 @@ def before(survivor: Engine, victim: Engine, folder: Path, reliability: Any = No
 
 @contextmanager
 def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[Answer]]]]:
-    """Streams that have begun and other requests that wait for their answers, some of each on either engine."""
+    """Streams that have begun and other requests that wait for their answers, as many of each on either engine."""
     streams: list[Pending] = []
     wholes: list[Future[Answer]] = []
     with ExitStack() as stack:
-        while {stream.pod for stream in streams} != {pair.survivor.name, pair.victim.name}:
-            assert len(streams) < MOST
-            body = asked(STREAMED, prompt=f"Tell {len(streams)}", stream=True)
-            streams.append(stack.enter_context(pair.proxy.http.pending(COMPLETIONS, body)))
-        clients = stack.enter_context(ThreadPoolExecutor(MOST))
-        on_victim = pair.load_on(pair.victim)
-        while pair.load_on(pair.victim) == on_victim:
-            assert len(wholes) < MOST
-            body = asked(WHOLE, prompt=f"Say {len(wholes)}")
-            wholes.append(clients.submit(pair.proxy.http.post, COMPLETIONS, body))
-            wait_until(lambda: pair.proxy.in_flight() == len(streams) + len(wholes))
+        clients = stack.enter_context(ThreadPoolExecutor(2 * WHOLES))
+        for engine in (pair.survivor, pair.victim):
+            with pair.only(engine):
+                for number in range(STREAMS):
+                    body = asked(STREAMED, prompt=f"Tell {number}", stream=True)
+                    streams.append(stack.enter_context(pair.proxy.http.pending(COMPLETIONS, body)))
+                    assert streams[-1].pod == engine.name
+                for number in range(WHOLES):
+                    body = asked(WHOLE, prompt=f"Say {number}")
+                    wholes.append(clients.submit(pair.proxy.http.post, COMPLETIONS, body))
+                wait_until(lambda: pair.proxy.in_flight() == len(streams) + len(wholes))
+                assert pair.load_on(engine) == STREAMS + WHOLES
         wait_until(lambda: pair.survivor.busy() + pair.victim.busy() == len(streams) + len(wholes))
         yield streams, wholes
 

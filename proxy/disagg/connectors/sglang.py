@@ -15,6 +15,7 @@ class Sglang(Connector):
     name: ClassVar[str] = "sglang"
     at_once: ClassVar[bool] = True
     needs_pair: ClassVar[bool] = True
+    begins_answer: ClassVar[bool] = True
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
         room = {

@@ -98,17 +98,20 @@ class LatencyScorer(Scorer):
         match = request.state.read(PREFIX_MATCH)
         held = match.matched(endpoints) if match is not None else [0] * len(endpoints)
         blocks = match.total if match is not None and match.total else 1
-        ahead = [_ahead(endpoint, request) for endpoint in endpoints]
+        ahead, scores = _ahead(endpoints, request.prompt.tokens or 1), []
         most = max(ahead) or 1
-        return [
-            (kv * (1.0 - min(1.0, endpoint.view.kv_usage)) + queue * (most - tokens) / most + prefix * matched / blocks)
-            / total
-            for endpoint, tokens, matched in zip(endpoints, ahead, held, strict=True)
-        ]
+        for endpoint, tokens, matched in zip(endpoints, ahead, held, strict=True):
+            used = endpoint.view.kv_usage
+            room = kv * (1.0 - used) if used < 1.0 else 0.0
+            scores.append((room + queue * (most - tokens) / most + prefix * matched / blocks) / total)
+        return scores
 
 
-def _ahead(endpoint: Endpoint, request: InferenceRequest) -> int:
+def _ahead(endpoints: Sequence[Endpoint], like: int) -> list[int]:
     """Prompt tokens that are to be computed there. Where more requests wait than this proxy and its siblings have
-    there, the others' prompts are taken to be like this one. Engines that show nobody waiting may make all wait."""
-    strangers = max(0, endpoint.view.waiting - endpoint.load.requests)
-    return endpoint.load.tokens + strangers * max(1, request.prompt.tokens)
+    there, the others' prompts are taken to be `like` this one. Engines that show nobody waiting may make all wait."""
+    ahead = []
+    for endpoint in endpoints:
+        load, strangers = endpoint.load, endpoint.view.waiting - endpoint.load.requests
+        ahead.append(load.tokens + strangers * like if strangers > 0 else load.tokens)
+    return ahead
