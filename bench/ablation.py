@@ -79,15 +79,15 @@ Variant = tuple[Callable[[], AbstractContextManager[Any]], str]
 def _variants() -> Mapping[str, Variant]:
     return {
         "whole": (nullcontext, ""),
-        "without prefix match": (lambda: _changed((Forecast, "_seconds", _unmatched)), ""),
-        "without reservation": (lambda: _changed((PodModel, "dispatch", _unreserved)), ""),
+        "without prefix match": (lambda: changed((Forecast, "_seconds", _unmatched)), ""),
+        "without reservation": (lambda: changed((PodModel, "dispatch", _unreserved)), ""),
         "without work cost": (nullcontext, CONFIG % (0.0, DECODE_COST)),
         "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
-        "without equal costs": (lambda: _changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
-        "without speed": (lambda: _changed((Rates, "_keep_pace", _at_usual_pace)), ""),
-        "without other forms": (lambda: _changed((Beside, "renew", _in_turn)), ""),
-        "without the divided form": (lambda: _changed((Beside, "_choose", _undivided)), ""),
-        "without fall-back": (lambda: _changed((Trust, "judge", _trusting)), ""),
+        "without equal costs": (lambda: changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
+        "without speed": (lambda: changed((Rates, "_keep_pace", _at_usual_pace)), ""),
+        "without other forms": (lambda: changed((Beside, "renew", _in_turn)), ""),
+        "without the form with room": (lambda: changed((Beside, "_choose", _divided)), ""),
+        "without fall-back": (lambda: changed((Trust, "judge", _trusting)), ""),
     }
 
 
@@ -113,7 +113,7 @@ def _written(config: str) -> Iterator[str]:
 
 
 @contextmanager
-def _changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     """Other attributes of classes and modules, for a while."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     for owner, name, value in changes:
@@ -128,9 +128,9 @@ def _changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 _seconds, _dispatch, _keep_pace = Forecast._seconds, PodModel.dispatch, Rates._keep_pace
 
 
-def _unmatched(forecast: Forecast, terms: Any, endpoints: Sequence[Endpoint]) -> list[float]:
+def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint], costs: bool = False) -> list[float]:
     """As if nothing was cached anywhere."""
-    return _seconds(forecast._replace(match=None), terms, endpoints)
+    return _seconds(forecast._replace(match=None), endpoints, costs)
 
 
 def _unreserved(model: PodModel, *leg: Any) -> Leg:
@@ -154,7 +154,7 @@ def _in_turn(beside: Beside) -> None:
     beside.share = 1.0
 
 
-def _undivided(beside: Beside, *errors: float) -> None:
+def _divided(beside: Beside, *errors: float) -> None:
     """The form that is beside stays what it is at first."""
 
 

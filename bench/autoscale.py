@@ -11,8 +11,9 @@ bench/quality.py, every request is prefilled on one pod and answered by another.
     fixed mean    divided like that: as many pods as kvlane had in the mean, in the same run
     independent   each role by itself, as a HorizontalPodAutoscaler of Kubernetes with its defaults
     hard ratio    the same with the defaults of kthena; then the roles' quotient is put between 1:2 and 2:1
-    kvlane        the loop of proxy/autoscale with the defaults of a policy, mode: preferred, and each role between a
-                  third and two thirds, which is the same ratio
+    kvlane        the loop of proxy/autoscale with the defaults of a policy, but for how it shrinks, which is that of
+                  config/autoscale/prefill-decode.yaml, mode: preferred, and each role between a third and two thirds,
+                  which is the same ratio
 
 All that scale begin with the first, decide every 15 seconds, are told the same metrics with the same targets, and may
 have eight pods of a role. Only kvlane is told how many GPUs there are; what asks for more waits until some are free.

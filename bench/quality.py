@@ -20,8 +20,8 @@ configuration, or one of these:
     oracle          knows every pod's cache and queue exactly, and takes the pod with the least time to first token
 
 Over sockets, round-robin, random, least-requests, power-of-two and cache-aware are done by nginx, HAProxy and
-sglang-router; the others but kvlane's own are on the virtual clock only; any program of bench/peers.py can be named as
-well.
+sglang-router. Of the others, but for kvlane's own, the choices are those of the virtual clock: each request is sent
+straight to the pod it got there. Any program of bench/peers.py can be named as well.
 
 `--compare` measures both modes with the same requests and prints how far they are apart. `--sweep` goes through loads
 from 0.2 to 1.2 and says where each policy breaks.

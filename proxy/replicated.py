@@ -14,7 +14,7 @@ from proxy.core.registry import Registry
 from proxy.fleet.datastore import Fleet
 from proxy.replicas.deployment import Alone, Deployment
 from proxy.replicas.drains import SharedDrains
-from proxy.replicas.redis_line import library
+from proxy.replicas.redis_line import check
 from proxy.replicas.series import ReplicaSeries
 from proxy.replicas.settings import ReplicaSettings
 from proxy.replicas.way import Local
@@ -38,7 +38,7 @@ class Others:
         local: Local,
         gathers: bool = True,
     ) -> None:
-        library()
+        check(settings)
         self._fleet = fleet
         self.drains = SharedDrains(self._drain, lambda body: self.deployment.say(0, record(Kind.DRAINS, body)))
         self.deployment = Deployment(

@@ -83,12 +83,19 @@ class Experiment:
         return simulation.run(), simulation
 
     def over_sockets(self, policy: str, load: float, seed: int, slower: float, venv: Path) -> Figures:
-        """Raises NoSuchRouter for a policy that no program has."""
+        """A policy that no program has chooses on the virtual clock, and every request is sent to the pod it got there.
+        Raises NoSuchRouter if pods are to restart meanwhile: what was under way is in another state then."""
         from bench.placement import routers, sockets  # they need what a virtual run does not: aiohttp, uvloop, peers
 
-        program = routers.program(policy, slower, venv)
-        jobs = self.workload(seed, load).jobs
-        played = sockets.play(program, jobs, self._configs(seed), slower, self.scenario.restarts, self.warm_up)
+        workload = self.workload(seed, load)
+        if routers.is_program(policy):
+            by = routers.program(policy, slower, venv)
+        elif self.scenario.restarts:
+            raise routers.NoSuchRouter(f"{policy} needs --virtual where pods restart: no program places like that")
+        else:
+            by = routers.Given(policy, [one.pod for one in self.simulated(policy, workload, seed)[0]])
+        jobs, restarts = workload.jobs, self.scenario.restarts
+        played = sockets.play(by, jobs, self._configs(seed), slower, restarts, self.warm_up)
         ends = [one.ended for one in played.outcomes if one.ended is not None]
         found = self._figures(played.outcomes, played.gauges, max(ends, default=0.0))
         late = sorted(played.late)

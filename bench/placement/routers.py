@@ -35,7 +35,7 @@ PROGRAMS = {
 
 
 class NoSuchRouter(ValueError):
-    """The policy exists on the virtual clock only."""
+    """What a policy chose on the virtual clock cannot be done over sockets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,39 @@ class Router:
     version: str
     port: int
     metrics: str = ""
+    given: Sequence[int] = ()
+    """The pod of each request, which is sent there, and not to `port`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A policy that no program has: the `pods` that it chose on the virtual clock, one for each request."""
+
+    name: str
+    pods: Sequence[int]
+
+
+def is_program(policy: str) -> bool:
+    """Or a configuration of kvlane."""
+    return policy not in NAMED or policy in PROGRAMS
 
 
 def program(policy: str, slower: float, venv: Path) -> Program:
-    """A peer's name, a policy that some peer has, `default`, or the path of a kvlane configuration. Raises
-    NoSuchRouter; exits if a peer is not installed."""
+    """A peer's name, a policy that some peer has, `default`, or the path of a kvlane configuration. Exits if a peer is
+    not installed."""
     name = PROGRAMS.get(policy, policy)
     if name in peers.ALL:
         return peers.program(name, venv)
-    if policy in NAMED:
-        raise NoSuchRouter(f"{policy} needs --virtual: no program places over sockets like that")
     config = "-" if policy == DEFAULT else str(Path(policy).resolve())
     return Program(policy, partial(_kvlane, config, slower), "this checkout", ROOT)
 
 
 @contextmanager
-def started(program: Program, pods: Sequence[int], folder: Path) -> Iterator[Router]:
+def started(program: Program | Given, pods: Sequence[int], folder: Path) -> Iterator[Router]:
     """Serves before it is handed over; exits with the end of its log if it does not."""
+    if isinstance(program, Given):
+        yield Router(program.name, "decided on the virtual clock", 0, given=program.pods)
+        return
     port, spare = free_ports(2)
     site = Site(folder, port, spare, tuple(pods))
     command = program.command(site)

@@ -22,7 +22,7 @@ import uvloop
 from bench.placement import prompts
 from bench.placement.client import Answer, ask
 from bench.placement.pod_server import PodServer, served
-from bench.placement.routers import Router, started
+from bench.placement.routers import Given, Router, started
 from bench.rig import Program
 from proxy.core.tasks import Tasks
 from proxy.replay.kvlane import MODEL
@@ -57,7 +57,7 @@ class Played:
 
 
 def play(
-    program: Program,
+    program: Program | Given,
     jobs: Sequence[Job],
     configs: Sequence[SimConfig],
     slower: float,
@@ -119,11 +119,11 @@ class _Run:
                 await self._until(job.arrival)
                 if number == self._warm:
                     tasks.start(self._note_foreseen(), "what was foreseen while warming up")
-                asked.append(tasks.start(ask(self._router.port, PATH, body, job.session), "request"))
+                asked.append(tasks.start(ask(self._port(number), PATH, body, job.session), "request"))
             await asyncio.wait(asked, timeout=PATIENCE * self._slower)
             answers = [one.result() if one.done() else Answer() for one in asked]
             predicted = await self._predicted()
-        outcomes = [self._outcome(*each) for each in zip(self._jobs, answers, strict=True)]
+        outcomes = [self._outcome(number, *each) for number, each in enumerate(zip(self._jobs, answers, strict=True))]
         late = [self._fleet(one.sent) - job.arrival for job, one in zip(self._jobs, answers, strict=True) if one.sent]
         return Played(outcomes, self._gauges, self._router.version, sum(self._preemptions), predicted, late)
 
@@ -135,8 +135,13 @@ class _Run:
     def _fleet(self, at: float) -> float:
         return (at - self._start) / self._slower
 
-    def _outcome(self, job: Job, answer: Answer) -> Outcome:
-        pod = self._index.get(answer.pod, -1)
+    def _port(self, number: int) -> int:
+        given = self._router.given
+        return self._pods.ports[given[number]] if given else self._router.port
+
+    def _outcome(self, number: int, job: Job, answer: Answer) -> Outcome:
+        given = self._router.given
+        pod = given[number] if given else self._index.get(answer.pod, -1)
         if not answer.whole or answer.first is None or answer.last is None:
             return Outcome(job, pod)
         cached = answer.cached_tokens or 0

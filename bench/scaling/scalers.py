@@ -46,6 +46,9 @@ RATIO = HardRatio(PREFILL, DECODE, 0.5, 2.0)
 BANDS = {role: {"min": 33, "max": 67} for role in ROLES}
 """The same as preferred ratios, which kvlane has."""
 
+DOWN = {"stabilization": "90s", "spare": 0.75}
+"""How kvlane's roles shrink, as in config/autoscale/prefill-decode.yaml: soon, and with something left."""
+
 
 class Scaler(Protocol):
     def decide(self, now: float, observed: Mapping[str, Observed]) -> Mapping[str, int]:
@@ -122,7 +125,9 @@ class Kvlane(Scaler, AbstractContextManager["Kvlane"]):
 
 
 def pool(shape: Shape, **changed: Any) -> PoolSettings:
-    """A policy as it is without being told otherwise: what it has to be told are roles, metrics, ratios and budget."""
+    """A policy as it is without being told otherwise, but for `DOWN`: what it has to be told are roles, metrics, ratios
+    and budget."""
+    behavior = changed.get("behavior", {})
     sized_by = [(role, [_written(metric) for metric in METRICS[role]]) for role in ROLES]
     section = {
         "mode": "active",
@@ -139,6 +144,7 @@ def pool(shape: Shape, **changed: Any) -> PoolSettings:
         ],
         "gpuBudget": shape.budget,
         **changed,
+        "behavior": {**behavior, "scaleDown": {**DOWN, **behavior.get("scaleDown", {})}},
         "coordination": {"mode": "preferred", "preferredRatio": BANDS, **changed.get("coordination", {})},
     }
     return load({"pools": {"bench": section}}).pools["bench"]

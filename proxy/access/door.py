@@ -9,7 +9,7 @@ from typing import Protocol
 from proxy.access.key_file import KeyFile
 from proxy.access.keys import Keys, presented
 from proxy.access.settings import Access, ApiKey, Jwt, Limits, Scope, check_keys
-from proxy.core.errors import ConfigError, Problem, Unauthorized
+from proxy.core.errors import ConfigError, IssuerAway, Problem, Unauthorized
 from proxy.core.identity import Identity
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
@@ -17,14 +17,12 @@ from proxy.core.tasks import Tasks
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
 """URL -> status and body. Raises UpstreamFailed."""
 
-NO_KEYS = "The keys of the token's issuer cannot be had; try again shortly."
-
 
 class Tokens(Protocol):
     """What an issuer signs; `web_tokens.WebTokens` checks it."""
 
     def find(self, token: str, scope: Scope) -> Identity | None:
-        """None if its keys have to be asked for first. Raises Unauthorized or Forbidden."""
+        """None if its keys have to be asked for first. Raises Unauthorized, Forbidden or IssuerAway."""
 
     async def ask(self) -> None:
         """Looks for keys that are not known, for so long as a request may wait."""
@@ -83,13 +81,13 @@ class Door:
         return self._web.find(secret, scope)
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
-        """As `find`, after waiting."""
+        """As `find`, after waiting. Raises IssuerAway too."""
         identity = self.find(headers, scope)
         if identity is None and self._web is not None:
             await self._web.ask()
             identity = self.find(headers, scope)
         if identity is None:
-            raise Unauthorized(NO_KEYS)
+            raise IssuerAway
         return identity
 
     def _replace(self, keys: Sequence[ApiKey]) -> None:

@@ -60,9 +60,9 @@ class WebKeys:
         return self._keys.get(kid)
 
     @property
-    def known(self) -> bool:
-        """Whether there are any: none have been had of an issuer that could not be asked yet."""
-        return bool(self._keys)
+    def are_current(self) -> bool:
+        """Whether the issuer has no others, as far as is known: it could be asked when last it was."""
+        return bool(self._keys) and not self._failing
 
     @property
     def can_be_asked(self) -> bool:

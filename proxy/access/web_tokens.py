@@ -9,10 +9,10 @@ from typing import Any
 
 import jwt
 
-from proxy.access.door import NO_KEYS, Fetch
+from proxy.access.door import Fetch
 from proxy.access.settings import Jwt, Scope
 from proxy.access.web_keys import WebKeys
-from proxy.core.errors import LONGEST_NAME, Forbidden, Unauthorized
+from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerAway, Unauthorized
 from proxy.core.frozen import frozen
 from proxy.core.identity import Identity
 from proxy.core.ports import Clock
@@ -84,7 +84,9 @@ class WebTokens:
         if key is None:
             if self._keys.can_be_asked:
                 return None
-            raise Unauthorized(NOT_SIGNED if self._keys.known else NO_KEYS)
+            if not self._keys.are_current:
+                raise IssuerAway
+            raise Unauthorized(NOT_SIGNED)
         if key.algorithm not in (None, algorithm):
             raise Unauthorized("The token is not signed as its key is meant for.")
         return self._read(self._verified(token, key.key, str(algorithm)))

@@ -32,6 +32,9 @@ class ScaleDown:
     stabilization: Duration = param(
         Duration(240.0), "for which less must have been recommended before it is done", at_most=_LONGEST
     )
+    spare: float = param(
+        0.0, "of a replica, that those who stay must have beyond what is asked for", at_least=0, at_most=2
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,13 @@ from typing import Any
 
 from proxy.autoscale.readings import reading
 from proxy.autoscale.total import Metric, Sized
+from proxy.autoscale.trust import Trust
 
 WINDOW = 240.0
 """Seconds that a trend is drawn through."""
 
 FEWEST = 5
 """Readings that it takes."""
-
-FLAT = 0.01
-"""Share by which a sum may grow and still counts as even."""
 
 Point = tuple[float, float]
 
@@ -31,17 +29,15 @@ class Outlook:
     _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
     """By role and metric, while the replicas that were ready had enough room for it: beyond that it grows by what
     waits for them, which says how many are missing now and not how many will be."""
+    _trust: dict[tuple[str, str], Trust] = field(default_factory=dict)
 
     def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
-        """The role in so many seconds, if what grew while it was served goes on growing; what falls is taken as it
-        is."""
+        """The role in so many seconds, if what grew while it was served goes on growing, as far as that has been so
+        of late; what falls is taken as it is."""
+        if seconds <= 0:
+            return one
         grown = {metric.name: self._grown(now, one, metric, seconds) for metric in metrics if metric.kind == "total"}
-        return replace(one, metrics={**one.metrics, **grown}) if seconds > 0 else one
-
-    def rises(self, now: float, seconds: float) -> bool:
-        """Whether some sum will be more than it is. One that nobody has told for long says nothing."""
-        told = [past for past in self._past.values() if past and past[-1][0] >= now - WINDOW]
-        return any(_expected(past, now + seconds) > (1 + FLAT) * past[-1][1] for past in told)
+        return replace(one, metrics={**one.metrics, **grown})
 
     def _grown(self, now: float, one: Sized, metric: Metric, seconds: float) -> Any:
         value = one.metrics.get(metric.name)
@@ -51,9 +47,14 @@ class Outlook:
         past = self._past.setdefault((one.role.name, metric.name), deque())
         while past and past[0][0] < now - WINDOW:
             past.popleft()
-        if whole <= one.ready * metric.target:
+        served = whole <= one.ready * metric.target
+        if served:
             past.append((now, whole))
-        will = max(_expected(past, now + seconds), whole) if past else whole
+        growth = max(_expected(past, now + seconds) - whole, 0.0) if past else 0.0
+        trust = self._trust.setdefault((one.role.name, metric.name), Trust())
+        trust.settle(now, whole if served else None)
+        trust.say(now + seconds, whole, growth)
+        will = whole + trust.share(metric.target) * growth
         if not isinstance(value, list | tuple):
             return will
         return [one * will / whole for one in value] if whole > 0 else value

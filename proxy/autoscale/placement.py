@@ -15,13 +15,14 @@ Sizes = Mapping[str, int]
 
 def filled(roles: Sequence[Role], coordination: Coordination, result: Result, total: int) -> dict[str, int]:
     """So many replicas, and no role gives one to another: what is added goes where most is missing of the result, what
-    is taken away comes from where there is most too much. Where roles are divided by their demand those go first that
-    ask for more than they have, or for less: else one would shrink again for what another asked for."""
+    is taken away comes from where there is most too much. No role gives what it asks for while another has more than
+    that; and where roles are divided by their demand those grow first that ask for more than they have: else one would
+    shrink again for what another asked for."""
     target = result.target or result.replicas
-    by_demand = coordination.baseline == "demand"
-    asked = {role.name: role.demand if by_demand and role.demand is not None else role.current or 0 for role in roles}
     held = {role.name: min(max(role.current or 0, role.min), role.max) for role in roles}
     missing = total - sum(held.values())
+    by_demand = coordination.baseline == "demand" or missing < 0
+    asked = {role.name: role.demand if by_demand and role.demand is not None else role.current or 0 for role in roles}
     for _ in range(abs(missing)):
         if missing > 0:
             open_roles = [role.name for role in roles if held[role.name] < role.max]

@@ -65,8 +65,6 @@ class Recommender:
         wanted, panic = self._damping.correct(now, current, raw)
         if self._pool.surge and any(one.is_starting for one in situations.values()):
             wanted = max(wanted, current)
-        if self._outlook.rises(now, self._pool.look_ahead):
-            wanted = max(wanted, current)
         recommendation = self._divided(now, roles, situations, (current, raw, wanted), panic)
         self._damping.applied(now, recommendation.total)
         return recommendation
@@ -75,10 +73,11 @@ class Recommender:
         """The total that metrics and preferred ratios ask for, and the roles with their parts of it; where these are
         not told apart it is what they have."""
         pool, tolerance = self._pool, self._pool.tolerance_percent / 100
+        spare = pool.behavior.scale_down.spare
         if pool.total == "joint":
-            total = total_of_all(fleet, pool.metrics, tolerance)
+            total = total_of_all(fleet, pool.metrics, tolerance, spare)
             return None if total is None else (total, [replace(one.role, demand=one.current) for one in fleet])
-        found = demands(fleet, {role.name: role.metrics for role in pool.roles}, tolerance)
+        found = demands(fleet, {role.name: role.metrics for role in pool.roles}, tolerance, spare)
         if found is None:
             return None
         roles = [replace(one.role, demand=count) for one, count in zip(fleet, found, strict=True)]

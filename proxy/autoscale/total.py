@@ -45,30 +45,28 @@ class Sized:
         return self.current if self.role.ready is None else self.role.ready
 
 
-def desired(metric: Metric, value: Any, current: int, tolerance: float, ready: int | None = None) -> int | None:
+def desired(
+    metric: Metric, value: Any, current: int, tolerance: float, ready: int | None = None, spare: float = 0.0
+) -> int | None:
     """Replicas so that the metric is at its target; `current` if it is within `tolerance` (0.1 is 10 %) of that. None:
     it is missing. Replicas that are not ready count as idle on the way up, and do not count on the way down; so do
-    ready ones without a value, but at the target on the way down. So it is with the HPA of Kubernetes."""
-    if isinstance(value, list | tuple):
-        return _of_replicas(metric, [reading(one) for one in value], current, tolerance)
-    found = reading(value)
-    if found is None:
-        return None
-    if metric.kind == "total":
-        return _of_sum(_ratio(found, metric.target), current, tolerance)
-    count = current if ready is None else min(ready, current)
-    if count == 0:
-        return _whole(_ratio(found, metric.target)) if current == 0 else current
-    return _of_levels(_Levels(count, found * count, 0, current - count), metric.target, current, tolerance)
+    ready ones without a value, but at the target on the way down. So it is with the HPA of Kubernetes. On the way
+    down `spare` of a replica more must stay, unless all may go: what is near a whole number would go to and fro."""
+    found = _desired(metric, value, current, tolerance, ready)
+    if not spare or not found or found >= current:
+        return found
+    careful = _desired(metric, _raised(metric, value, spare, current, ready), current, tolerance, ready)
+    return found if careful is None else min(careful, current)
 
 
-def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float) -> int | None:
+def desired_of_role(sized: Sized, metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
     """The most that one of the metrics asks for, within the role's bounds. While one of them is missing the role does
     not shrink; None if all are. A role whose bounds are one number needs no metrics."""
     role = sized.role
     if role.min == role.max:
         return role.min
-    asked = [desired(one, sized.metrics.get(one.name), sized.current, tolerance, role.ready) for one in metrics]
+    told = [(one, sized.metrics.get(one.name)) for one in metrics]
+    asked = [desired(one, value, sized.current, tolerance, role.ready, spare) for one, value in told]
     return recommended(role.min, role.max, sized.current, asked)
 
 
@@ -83,16 +81,18 @@ def recommended(low: int, high: int, current: int, asked: Sequence[int | None]) 
     return min(max(most, low), high)
 
 
-def demands(fleet: Sequence[Sized], metrics: Mapping[str, Sequence[Metric]], tolerance: float) -> list[int] | None:
+def demands(
+    fleet: Sequence[Sized], metrics: Mapping[str, Sequence[Metric]], tolerance: float, spare: float = 0.0
+) -> list[int] | None:
     """What each role asks for by its own metrics; one that cannot be observed what it has. None if none can."""
-    asked = [desired_of_role(one, metrics.get(one.role.name, ()), tolerance) for one in fleet]
+    asked = [desired_of_role(one, metrics.get(one.role.name, ()), tolerance, spare) for one in fleet]
     fixed = [one.role.min == one.role.max for one in fleet]
     if all(count is None or is_fixed for count, is_fixed in zip(asked, fixed, strict=True)) and not all(fixed):
         return None
     return [one.current if count is None else count for one, count in zip(fleet, asked, strict=True)]
 
 
-def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: float) -> int | None:
+def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: float, spare: float = 0.0) -> int | None:
     """All roles together by common metrics, as if they were one. A role that does not have a metric at all takes no
     part in it; while one misses a metric that it has, the total does not shrink. None if all are missing."""
     low, high = sum(one.role.min for one in fleet), sum(one.role.max for one in fleet)
@@ -100,7 +100,7 @@ def total_of_all(fleet: Sequence[Sized], metrics: Sequence[Metric], tolerance: f
     asked: list[int | None] = []
     for metric in metrics:
         told = [(one.metrics[metric.name], one.ready) for one in fleet if metric.name in one.metrics]
-        asked.append(desired(metric, joined(metric.kind, told), current, tolerance, ready))
+        asked.append(desired(metric, joined(metric.kind, told), current, tolerance, ready, spare))
         if any(_is_missing(value) for value, _ in told):
             asked.append(None)
     return recommended(low, high, current, asked)
@@ -145,6 +145,31 @@ def _of_replicas(metric: Metric, values: Sequence[float | None], current: int, t
         return _of_sum(_ratio(whole, metric.target), current, tolerance)
     levels = _Levels(len(known), math.fsum(known), len(values) - len(known), max(current - len(values), 0))
     return _of_levels(levels, metric.target, current, tolerance)
+
+
+def _desired(metric: Metric, value: Any, current: int, tolerance: float, ready: int | None) -> int | None:
+    if isinstance(value, list | tuple):
+        return _of_replicas(metric, [reading(one) for one in value], current, tolerance)
+    found = reading(value)
+    if found is None:
+        return None
+    if metric.kind == "total":
+        return _of_sum(_ratio(found, metric.target), current, tolerance)
+    count = current if ready is None else min(ready, current)
+    if count == 0:
+        return _whole(_ratio(found, metric.target)) if current == 0 else current
+    return _of_levels(_Levels(count, found * count, 0, current - count), metric.target, current, tolerance)
+
+
+def _raised(metric: Metric, value: Any, spare: float, current: int, ready: int | None) -> Any:
+    """The metric, if so much of a replica more were asked for."""
+    more = spare * metric.target
+    if isinstance(value, list | tuple):
+        return [None if (known := reading(one)) is None else known + more / len(value) for one in value]
+    found = reading(value)
+    if found is None or metric.kind == "total":
+        return None if found is None else found + more
+    return found + more / max(current if ready is None else min(ready, current), 1)
 
 
 def _of_sum(count: float, current: int, tolerance: float) -> int:

@@ -19,6 +19,11 @@ TIMEOUT = 30.0
 DEFAULT_URL = "http://localhost:9190"
 KEY_VARIABLE = "KVLANE_ADMIN_KEY"
 
+NO_SUCH_PATH = "No such path"
+"""So the data port begins."""
+
+WHICH_PORT = "is this the admin port, 9190 unless configured?"
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -48,34 +53,52 @@ def asked(
 ) -> Any:
     """The JSON of the answer; a body is posted. What is no good answer ends the command with what it says."""
     try:
-        return asyncio.run(_asked(url.rstrip("/") + path, key, query, body, timeout))
+        status, said = asyncio.run(answered(url.rstrip("/") + path, key, query, body, timeout))
     except (aiohttp.ClientError, OSError, ValueError) as error:
         no_admin_port(url, error)
+    if status >= 400:
+        click.echo(_refusal(status, said), err=True)
+        raise SystemExit(2)
+    return said
 
 
-def no_admin_port(url: str, error: Exception) -> NoReturn:
-    click.echo(f"{url}: {cause(error)}; is this the admin port, 9190 unless configured?", err=True)
-    raise SystemExit(2)
-
-
-def hint(status: int) -> str:
-    return f" Give the key with --key, or in {KEY_VARIABLE}." if status in (401, 403) else ""
-
-
-async def _asked(url: str, key: str, query: Mapping[str, str], body: bytes | None, timeout: float) -> Any:
+async def answered(
+    url: str, key: str, query: Mapping[str, str] | None = None, body: bytes | None = None, timeout: float = TIMEOUT
+) -> tuple[int, Any]:
+    """The status and the JSON of the answer."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout), headers=headers) as session,
-        session.request("GET" if body is None else "POST", url, params=dict(query), data=body) as answer,
+        session.request("GET" if body is None else "POST", url, params=query, data=body) as answer,
     ):
-        said = orjson.loads(await answer.read())
-    if answer.status >= 400:
-        click.echo(_refusal(answer.status, said), err=True)
-        raise SystemExit(2)
-    return said
+        return answer.status, orjson.loads(await answer.read())
+
+
+def no_admin_port(url: str, error: Exception) -> NoReturn:
+    click.echo(f"{url}: {cause(error)}; {_likely(error)}", err=True)
+    raise SystemExit(2)
+
+
+def hint(status: int, message: str = "") -> str:
+    if message.startswith(NO_SUCH_PATH):
+        return f" {WHICH_PORT.capitalize()}"
+    return f" Give the key with --key, or in {KEY_VARIABLE}." if status in (401, 403) else ""
+
+
+def _likely(error: Exception) -> str:
+    """What is to be done about it, as far as the error tells."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "name a file with the authority that signed it: SSL_CERT_FILE=ca.pem kvlane ..."
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "if the port speaks no TLS, write http://"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "if the port speaks TLS, write https://"
+    return WHICH_PORT
 
 
 def _refusal(status: int, said: Any) -> str:
     error = said.get("error") if isinstance(said, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
-    return f"{message or f'the admin port answered {status}'}{hint(status)}"
+    if message is None:
+        return f"it answered {status}; {WHICH_PORT}"
+    return f"{message}{hint(status, message)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
@@ -21,6 +22,8 @@ from proxy.doctor.seen import Seen
 from proxy.fleet.settings import PodSettings
 
 TO_MEND = 1
+
+WORTH_A_LOOK = "# telemetry: {decisions: {}}  # keeps the latest decisions, for the dashboard and for kvlane explain"
 
 _COLOURS = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.FAULT: "red"}
 
@@ -56,6 +59,8 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
     Exit code 0 if nothing is to be mended, 1 if there is a warning or a fault, 2 if the command cannot be understood.
     """
     manner = Manner(api_key, timeout, not no_requests, events_port, idle=min(timeout, IDLE))
+    if sys.stderr.isatty():
+        click.echo("Looking, for about ten seconds ...", err=True)
     pods = asyncio.run(look_at(urls, manner, SystemClock(), Random()))
     found = [finding for pod in pods for finding in of_pod(pod)] + of_fleet(pods)
     configuration = recommended(pods)
@@ -69,6 +74,7 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
                 if pod.unreachable:
                     click.echo(f"# left out, as it did not answer: {pod.url}")
             click.echo(yaml.safe_dump(configuration, sort_keys=False, width=120), nl=False)
+            click.echo(WORTH_A_LOOK)
     if any(finding.is_bad for finding in found):
         raise SystemExit(TO_MEND)
 

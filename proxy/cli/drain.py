@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from proxy.cli.admin_port import TIMEOUT, asked, key_option, path_of, url_option
+from proxy.cli.completing import pods_in
 from proxy.core.errors import BadRequest
 from proxy.http.admin_pods import seconds_of
 
@@ -22,7 +23,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command()
-@click.argument("pods", metavar="POD...", nargs=-1, required=True)
+@click.argument(
+    "pods", metavar="POD...", nargs=-1, required=True, shell_complete=pods_in("starting", "ready", "ejected")
+)
 @click.option(
     "--wait", metavar="TIME", default="0s", callback=_seconds, help="For the last request of each; 10m at most.  [0s]"
 )

@@ -20,6 +20,7 @@ from proxy import yaml_source
 from proxy.cli import explained_tables as tables
 from proxy.cli.admin_port import asked as ask
 from proxy.cli.admin_port import in_full, key_option
+from proxy.cli.completing import files, pods_in
 from proxy.cli.configuration import config_option
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL
@@ -46,15 +47,20 @@ class Asked:
 
 
 @click.command("explain")
-@click.argument("body", required=False)
-@click.option("--state", "source", help="JSON or YAML file with scheduling, request and endpoints; - is stdin.")
+@click.argument("body", required=False, shell_complete=files)
+@click.option(
+    "--state",
+    "source",
+    shell_complete=files,
+    help="JSON or YAML file with scheduling, request and endpoints; - is stdin.",
+)
 @config_option
 @click.option("--url", callback=in_full, help="Admin port of a proxy that runs, as http://localhost:9190.")
 @key_option
 @click.option("--id", "name", help="Of a decision, or the x-request-id of a request.")
 @click.option("--last", is_flag=True, help="The latest of those that the filters leave.")
 @click.option("--slow", metavar="TIME", help="Those with a longer time to the first byte, as 2s or 0.5.")
-@click.option("--pod", help="Those that had to do with this pod.")
+@click.option("--pod", shell_complete=pods_in(), help="Those that had to do with this pod.")
 @click.option("--tenant", help="Those of this tenant.")
 @click.option("--outcome", help="Those that ended so: complete, upstream-failed, timed-out, in-flight, ...")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from proxy.cli.completing import files
 from proxy.cli.configuration import Misconfigured
 from proxy.core.errors import ConfigError, cause
 from proxy.migration.files import Unreadable
@@ -23,7 +24,7 @@ INCOMPLETE = 1
 _THEIR_WORDS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
 
 _output = click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write.  [standard output]")
-_words = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
+_words = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=files)
 _file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 
 

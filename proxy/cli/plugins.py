@@ -6,13 +6,14 @@ import json
 
 import click
 
+from proxy.cli.completing import plugin_types
 from proxy.core.errors import ConfigError
 from proxy.core.registry import Registry
 from proxy.scheduling.reference import PluginReference, markdown, reference, references, spell
 
 
 @click.command("plugins")
-@click.argument("type_name", metavar="[TYPE]", required=False)
+@click.argument("type_name", metavar="[TYPE]", required=False, shell_complete=plugin_types)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the reference page docs/plugins.md.")
 def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:

@@ -33,6 +33,11 @@ BLOCK = 16
 DEFAULT_HARDWARE = "generic-8b"
 DEFAULT_PODS = 4
 
+DOUBTFUL = 0.5
+"""A median error of a fit above which its pods are not like those of the record."""
+
+BADLY_FITTED = "  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware"
+
 
 class Unusable(click.ClickException):
     exit_code = 2
@@ -180,4 +185,5 @@ def _fit_lines(found: Fit) -> list[str]:
         f"  median error: {found.first_token:.1%} of {found.first_tokens} first tokens on idle pods,"
         f" {found.pace:.1%} of {found.paces} answers",
         *([f"  times slower: {', '.join(slow)}"] if slow else []),
+        *([BADLY_FITTED] if max(found.first_token, found.pace) > DOUBTFUL else []),
     ]

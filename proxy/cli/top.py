@@ -56,7 +56,7 @@ def top(url: str, key: str, once: bool) -> None:
         with suppress(KeyboardInterrupt):
             asyncio.run(_top(url, headers, once))
     except Refused as error:
-        click.echo(f"{url}: {error}{hint(error.status)}", err=True)
+        click.echo(f"{url}: {error}{hint(error.status, str(error))}", err=True)
         raise SystemExit(2) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         no_admin_port(url, error)

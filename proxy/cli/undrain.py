@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from proxy.cli.admin_port import asked, key_option, path_of, url_option
+from proxy.cli.completing import pods_in
 
 
 @click.command()
-@click.argument("pods", metavar="POD...", nargs=-1, required=True)
+@click.argument("pods", metavar="POD...", nargs=-1, required=True, shell_complete=pods_in("draining"))
 @url_option
 @key_option
 def undrain(pods: tuple[str, ...], url: str, key: str) -> None:

@@ -72,8 +72,9 @@ class Beside:
         self.share = 1.0
         """How much of the truth is that prompts are computed in turn, from 0 to 1: the form that was right of late, or
         a mixture that was better than both."""
-        self.divides = False
-        """The other form is that of a pod that divides itself among prompts."""
+        self.divides = True
+        """The other form is that of a pod that divides itself among prompts. It is the one to begin with: where it is
+        wrong, pods get less than they could take; where that with room is, one pod gets all until it has shown it."""
         self._of = self._alike = 0.0
         self._off = 0.0, 0.0
         """Squared relative errors of the two other forms, of late."""

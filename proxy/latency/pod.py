@@ -15,6 +15,7 @@ from operator import itemgetter
 
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.exchange import Exchange, Stage
+from proxy.latency.fading import TURN_SECONDS
 from proxy.latency.fleet import FleetModel
 from proxy.latency.lessons import LEAST_OBSERVED, RESIDUE, TaughtPod
 from proxy.latency.pace import Prices
@@ -140,7 +141,8 @@ class PodModel(TaughtPod):
             self._turn_to(legs[0])
         else:
             self.rest = ahead * per_token + (RESIDUE * self.step if running > 0 else 0.0)
-            self.head, self.patience, self.due, self.look_at = NOBODY, 0.0, 0.0, inf
+            self.head, self.patience, self.due = NOBODY, 0.0, 0.0
+            self.look_at = now + TURN_SECONDS  # a pod that nobody asks changes by fading only, and not its view
         if self._share < 1.0:
             self._mix(now)
 
@@ -198,7 +200,10 @@ class PodModel(TaughtPod):
             self._strange_tokens = max(0, scrape.waiting - ours) * self._fleet.prompt
 
     def _fade(self, now: float) -> None:
-        seconds = self.rates.fading.seconds(now)
+        fading = self.rates.fading
+        if self.legs:  # it is at work, however long that takes: nobody avoids it
+            fading.is_news = True
+        seconds = fading.seconds(now)
         if seconds:
             self.rates.fade(seconds)
             self.beside.fade(seconds)

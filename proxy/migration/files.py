@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+
+T = TypeVar("T")
+
+TEMPLATE = "it looks like the template of a chart; take what `helm template` makes of it"
 
 
 class Unreadable(Exception):
@@ -15,18 +19,32 @@ class Unreadable(Exception):
 
 def read(path: Path) -> Any:
     """YAML or JSON; references to the environment stay as they are. Raises Unreadable."""
-    try:
-        return parse(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(f"{path} cannot be read: {error}") from None
+    return parse(_text(path), str(path))
+
+
+def read_all(path: Path) -> list[Any]:
+    """As `read`, of a file that may hold several documents, as manifests do."""
+    return _parsed(_text(path), str(path), lambda text: list(yaml.safe_load_all(text)))
 
 
 def parse(text: str, source: str) -> Any:
     """As `read`."""
+    return _parsed(text, source, yaml.safe_load)
+
+
+def _text(path: Path) -> str:
     try:
-        return yaml.safe_load(text)
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreadable(f"{path} cannot be read: {error}") from None
+
+
+def _parsed(text: str, source: str, load: Callable[[str], T]) -> T:
+    try:
+        return load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Unreadable(f"{source} is no YAML: {' '.join(str(error).split())}") from None
+        why = TEMPLATE if "{{" in text else " ".join(str(error).split())
+        raise Unreadable(f"{source} is no YAML: {why}") from None
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:

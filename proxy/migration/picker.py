@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
-from proxy.migration.files import Unreadable, parse, read
+from proxy.migration.files import Unreadable, parse, read_all
 from proxy.migration.imported import Imported
 from proxy.scheduling.document import KIND
 
@@ -24,10 +24,13 @@ Document = dict[str, Any]
 
 
 def endpoint_picker(path: Path) -> Imported:
-    """A file with one, or with something that holds one: a ConfigMap, values of a Helm chart, an object of KServe.
-    Raises ConfigError and Unreadable."""
-    document = _document(read(path), path)
+    """A file with one, or with something that holds one: a ConfigMap, values of a Helm chart, an object of KServe,
+    manifests with one of these among them. Raises ConfigError and Unreadable."""
+    first, *others = _documents(path)
+    document = dict(first)
     made = Imported("an EndpointPickerConfig")
+    if others:
+        made.note(f"it holds {len(others) + 1} such documents, of which this is the first; the others are left out")
     for _ in range(MOST):
         made.settings = {"scheduling": document}
         try:
@@ -42,12 +45,12 @@ def endpoint_picker(path: Path) -> Imported:
     return made
 
 
-def _document(data: Any, path: Path) -> Document:
-    """Raises Unreadable."""
-    found = next(_inside(data, str(path)), None)
-    if found is None:
+def _documents(path: Path) -> list[Mapping[str, Any]]:
+    """Those that say what they are, else those that look like it; one at least. Raises Unreadable."""
+    found = list(_inside(read_all(path), str(path)))
+    if not found:
         raise Unreadable(f"{path} holds no {KIND}")
-    return dict(found)
+    return [one for one in found if one.get("kind") == KIND] or found
 
 
 def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:

@@ -30,6 +30,10 @@ ALIKE = 0.1
 OUTLIER = 4.0
 """Rows whose relative error is so many times the median one are left out, and the rest is fitted again."""
 
+TOGETHER = 0.25
+"""Answers whose steps took less than this share of the median one's came after a pause in one piece: of their pod's
+pace they say nothing, and as errors count relatively they would decide the fit."""
+
 UNKNOWNS = 5
 """base, per_prefill_token, per_sequence, per_attended, per_token_read; see `StepTiming`."""
 
@@ -69,7 +73,7 @@ def fit(record: Record, budget: int) -> Fit:
     for stay in _stays(record):
         by_pod[stay.seen.pod].append(stay)
     firsts = {pod: _first_tokens(stays, budget) for pod, stays in by_pod.items()}
-    paces = {pod: _paces(stays) for pod, stays in by_pod.items()}
+    paces = {pod: _that_took_their_time(_paces(stays)) for pod, stays in by_pod.items()}
     met, whole = sum(map(len, firsts.values())), sum(map(len, paces.values()))
     if met < FEWEST or whole < FEWEST:
         raise TooLittle(
@@ -99,6 +103,16 @@ def _paces(stays: Sequence[_Stay]) -> list[Row]:
             near = timely[bisect_left(begins, stay.first - longest) : bisect_right(begins, stay.end)]
             found.append(_pace(stay, [one for one in near if one is not stay and one.end > stay.first]))
     return found
+
+
+def _that_took_their_time(paces: Sequence[Row]) -> list[Row]:
+    least = TOGETHER * _median([_step(row) for row in paces])
+    return [row for row in paces if _step(row) >= least]
+
+
+def _step(pace: Row) -> float:
+    (steps, *_), seconds = pace
+    return seconds / steps
 
 
 def _slowdowns(rows: Mapping[str, list[Row]]) -> dict[str, float]:

@@ -121,7 +121,7 @@ class Kvlane(Policy):
         self._clock = clock
         self._says_cached = says_cached
         self._scheduling = build(settings.scheduling, Registry.discover(), {Clock: clock, RandomPort: rng})
-        self._ledger = Ledger(clock)
+        self._ledger = self._make_ledger()
         self._fleet = Fleet(clock, on_ready=self._ready, on_restarted=self._forget, on_removed=self._forget)
         self._endpoints = [self._fleet.add(_pod(pod.index, settings.pods.static)) for pod in pods]
         self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
@@ -148,6 +148,9 @@ class Kvlane(Policy):
             parser=_ParsedHere(),
         )
         self._legs: dict[int, tuple[Coroutine[Any, Any, None], Exchange, Job]] = {}
+
+    def _make_ledger(self) -> Ledger:
+        return Ledger(self._clock)
 
     @property
     def in_flight(self) -> int:

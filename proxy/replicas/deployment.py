@@ -112,7 +112,7 @@ class Deployment:
         self._all_is_said = asyncio.Event()
         self._sent_at: dict[int, float] = {}
         """Of beats that were not heard yet."""
-        self._echoed_at = clock.now()
+        self._echoed_at = self._looked_at = clock.now()
         self._wants_memory = False
         self._foreign: set[int] = set()
         """Versions of packets that were passed over."""
@@ -216,16 +216,25 @@ class Deployment:
         every = self._settings.lease / BEATS
         while True:
             await asyncio.sleep(every)
-            if self._clock.now() - self._echoed_at > self._settings.lease / 2:
+            if self._looked_at - self._echoed_at > self._settings.lease / 2:
                 raise StoreLost(f"nothing came back for {self._settings.lease / 2:g} s")
             self._beat(Say.BEAT)
 
     async def _look(self) -> None:
         """Leases run out whether there is a store or not."""
+        every = self._settings.lease / LOOKS
         while True:
+            self._excuse(self._clock.now() - self._looked_at - every, every)
+            self._looked_at = self._clock.now()
             self._peers.sweep()
             self._show()
-            await asyncio.sleep(self._settings.lease / LOOKS)
+            await asyncio.sleep(every)
+
+    def _excuse(self, late: float, usual: float) -> None:
+        """While this process stood still nobody was silent: what was said meanwhile has yet to be read."""
+        if late > usual:
+            self._echoed_at += late
+            self._peers.excuse(late)
 
     def _begin(self) -> None:
         self._queue.clear()

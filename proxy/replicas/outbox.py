@@ -11,6 +11,9 @@ from proxy.replicas.wire import Kind, record
 INTERVAL = 0.005
 """Seconds. Two requests that reach two workers within it do not know of each other."""
 
+AT_ONCE, LITTLE = 0.001, 40
+"""Seconds that are enough for what is said of one event, and bytes that are about that."""
+
 ENOUGH = 400
 """Bytes of a batch, some four requests: at less, what a batch costs by itself is more than what is in it."""
 
@@ -22,7 +25,8 @@ class Outbox:
     """`extra()` gives records that stand before all others of a batch; b"" for none.
 
     `interval` is how long a batch is gathered, `patience` by how many times that may be stretched to have enough in it.
-    Where even that would not do, it is not stretched: with so little to say, what batches cost is little too.
+    Where even that would not do, it is not stretched: with so little to say, what batches cost is little too. And where
+    nothing more would come within it either, nobody is made to wait for it.
     """
 
     def __init__(self, send: Callable[[bytes], None], extra: Callable[[], bytes] = bytes) -> None:
@@ -63,8 +67,12 @@ class Outbox:
     def _follow(self, size: int, now: float) -> None:
         self._rate += SMOOTH * (size / max(self._shortest, now - self._sent_at) - self._rate)
         self._sent_at = now
-        can_have_enough = self._rate * self._longest >= ENOUGH
-        self._interval = max(self._shortest, ENOUGH / self._rate) if can_have_enough else self._shortest
+        if self._rate * self._shortest < LITTLE:
+            self._interval = min(self._shortest, AT_ONCE)
+        elif self._rate * self._longest >= ENOUGH:
+            self._interval = max(self._shortest, ENOUGH / self._rate)
+        else:
+            self._interval = self._shortest
 
     def close(self) -> None:
         """Drops what was not sent."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from proxy.core.params import param
 from proxy.core.units import Duration
+from proxy.replicas.address import address_of
 
 NONE = "none"
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +20,12 @@ class ReplicaSettings:
     store: str = param(
         NONE,
         "none, or where it is: redis://HOST:PORT/DB, rediss:// with TLS, unix://PATH,"
-        " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT",
+        " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT,HOST:PORT",
     )
     username: str | None = param(None, "of the store's ACL")
     password: str | None = param(None, "of the store")
+    sentinel_username: str | None = param(None, "of the sentinels' ACL")
+    sentinel_password: str | None = param(None, "of the sentinels, if they have one: they do not have the store's")
     prefix: str = param("kvlane", "of all channels and keys; those who have the same one belong together")
     name: str | None = param(None, "what the others call this one; the host's name unless given")
     lease: Duration = param(
@@ -45,13 +46,9 @@ class ReplicaSettings:
         """Raises ValueError."""
         if not self.is_shared:
             return
-        parts = urlsplit(self.store)
-        if parts.scheme not in SCHEMES:
-            raise ValueError(f"store is 'none' or a URL of one of {', '.join(SCHEMES)}")
-        if "@" in parts.netloc:
-            raise ValueError("store has a password in it, which would be shown: give username and password beside it")
-        if parts.scheme.endswith("+sentinel") and not parts.path.strip("/"):
-            raise ValueError("store names no service: redis+sentinel://HOST:PORT/SERVICE")
+        is_watched = bool(address_of(self.store).service)
+        if not is_watched and (self.sentinel_username or self.sentinel_password):
+            raise ValueError("sentinelUsername and sentinelPassword are for redis+sentinel://")
         if not self.prefix:
             raise ValueError("prefix is empty")
 

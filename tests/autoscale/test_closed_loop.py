@@ -7,6 +7,7 @@ that are not prefilled wait, those that find no room in a KV cache wait too.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,14 +100,15 @@ def run(policy: PoolSettings, load_of: Any, ticks: int, start: tuple[int, int] =
     return fleet
 
 
-def policy(**coordination: Any) -> PoolSettings:
-    """As a policy is without being told otherwise, and preferring a third to two thirds."""
+def policy(down: Mapping[str, Any] | None = None, **coordination: Any) -> PoolSettings:
+    """As a policy is without being told otherwise, and preferring a fifth to a half of prefill. `down`: scaleDown."""
     bands = {"prefill": {"min": 20, "max": 50}, "decode": {"min": 50, "max": 80}}
     section = {
         "roles": [
             {"name": "prefill", "min": 1, "max": 30, "metrics": [{"name": BACKLOG, "kind": "total", "target": 1.5}]},
             {"name": "decode", "min": 1, "max": 30, "metrics": [{"name": KV_SUM, "kind": "total", "target": 0.8}]},
         ],
+        "behavior": {"scaleDown": down or {}},
         "coordination": {"mode": "preferred", "preferredRatio": bands, **coordination},
     }
     return load({"pools": {"p": section}}).pools["p"]
@@ -156,3 +158,13 @@ def test_a_day_is_followed_up_and_down() -> None:
     assert max(totals) >= 15
     assert min(totals[HOUR:]) <= 9
     assert fleet.overloaded < 0.05 * 4 * HOUR
+
+
+def test_with_some_to_spare_a_window_of_a_minute_is_calm() -> None:
+    """Waves that reach over a whole number now and then: without spare replicas go and come back."""
+    short = {"stabilization": "60s"}
+
+    def moved(down: Mapping[str, Any]) -> int:
+        return run(policy(down), lambda now: (2.9, 6.3 + 0.25 * math.sin(now / 90)), 4 * HOUR, (5, 9)).moved
+
+    assert moved({**short, "spare": 0.75}) < moved(short) / 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.recommender import Recommendation, Recommender
 from tests.autoscale.pools import pool, seen
@@ -146,13 +148,12 @@ class TestThePast:
         assert first(told, seen(3, 7, kv=0.8), 301.0).corrected == 4
 
 
-def test_while_a_role_grows_the_total_does_not_shrink() -> None:
-    """Ten would do as long as decode has enough; it will not for long."""
-    free = {"scaleUp": {"select": "none"}, "scaleDown": {"select": "none", "stabilization": "0s"}}
-    for ahead, total in (("150s", 14), ("0s", 10)):
-        told = Recommender(pool(behavior=free, lookAhead=ahead))
-        totals = [first(told, seen(7, 7, backlog=4.5, kv=3.2 + 0.1 * at), 15.0 * at).total for at in range(20)]
-        assert totals[-1] == total, totals
+@pytest.mark.parametrize(("spare", "total"), [(0.0, 8), (0.75, 10)])
+def test_what_is_to_spare_is_left_to_each_role(spare: float, total: int) -> None:
+    """They ask for three and five, and nothing of a replica is left then."""
+    down = {"select": "none", "stabilization": "0s", "spare": spare}
+    told = Recommender(pool(behavior={"scaleUp": {"select": "none"}, "scaleDown": down}))
+    assert first(told, seen(7, 7, backlog=4.5, kv=4.0), 0.0).total == total
 
 
 def test_all_roles_can_be_sized_as_one() -> None:

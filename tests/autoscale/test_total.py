@@ -148,3 +148,30 @@ class TestAllRolesAsOne:
 
     def test_there_is_no_total_without_a_metric(self) -> None:
         assert total_of_all([sized("prefill", 4), sized("decode", 6)], (LEVEL,), 0.1) is None
+
+
+class TestSpare:
+    """What is near a whole number stays above it, so that it does not go to and fro."""
+
+    @pytest.mark.parametrize(("value", "wanted"), [(3.2, 4), (2.9, 4), (2.2, 3), (1.2, 2), (0.1, 1), (0.0, 0)])
+    def test_a_sum_goes_down_where_three_quarters_are_left(self, value: float, wanted: int) -> None:
+        assert desired(Metric("m", "total", 1.0), value, 4, 0.1, spare=0.75) == wanted
+
+    def test_it_holds_for_values_of_replicas_and_for_levels(self) -> None:
+        assert desired(QUEUE, [2.5] * 4, 4, 0.1, spare=0.5) == 3
+        assert desired(QUEUE, [3.0] * 4, 4, 0.1, spare=0.5) == 3
+        assert desired(QUEUE, [3.0] * 4, 4, 0.1, spare=0.75) == 4
+        assert desired(LEVEL, 0.4, 4, 0.1, spare=0.5) == 3
+        assert desired(LEVEL, 0.4, 4, 0.1) == 2
+
+    def test_it_does_not_count_on_the_way_up(self) -> None:
+        assert desired(Metric("m", "total", 1.0), 4.6, 4, 0.1, spare=0.75) == 5
+
+    def test_what_is_missing_stays_missing(self) -> None:
+        assert desired(LEVEL, None, 4, 0.1, spare=0.75) is None
+        assert desired(QUEUE, [None, 1.0], 4, 0.1, spare=0.75) is not None
+
+    def test_all_roles_together_keep_it_once(self) -> None:
+        fleet = [sized("prefill", 4, load=1.0), sized("decode", 6, load=4.0)]
+        assert total_of_all(fleet, (Metric("load", "total", 1.0),), 0.1) == 5
+        assert total_of_all(fleet, (Metric("load", "total", 1.0),), 0.1, 0.75) == 6

@@ -10,7 +10,9 @@ import pytest
 
 from bench.placement import routers, sockets
 from bench.placement.client import ask
+from bench.placement.experiment import Experiment
 from bench.placement.generators import generate
+from bench.placement.scenario import Scenario
 from bench.rig import Program, Site
 from proxy.replay.simulation import Restart
 from proxy.replay.workload import Job, named
@@ -52,9 +54,27 @@ def test_a_router_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> N
         pass
 
 
-def test_policies_without_a_program_are_for_the_virtual_clock_only() -> None:
+def test_what_was_chosen_before_is_sent_straight_to_the_pods() -> None:
+    jobs = named([Job(0.05 * at, 100, 2, (at % 3,)) for at in range(12)])
+    pods = [0, 1, 1] * 4
+    played = sockets.play(routers.Given("oracle", pods), jobs, FAST, 1.0)
+    assert [one.pod for one in played.outcomes] == pods
+    assert all(one.ended is not None for one in played.outcomes)
+    assert [one.cached_tokens > 0 for one in played.outcomes] == [False] * 3 + [True] * 9
+
+
+def test_the_oracle_chooses_on_the_virtual_clock_for_pods_behind_sockets() -> None:
+    experiment = Experiment(Scenario(pods=2), generator="shared-prompt", requests=30, seeds=1, known_capacity=30.0)
+    found = experiment.over_sockets("oracle", 1.0, 0, 1.0, NOWHERE)
+    assert found["failed"] == 0
+    assert found["hit"] == pytest.approx(experiment.virtual("oracle", 1.0, 0)["hit"], abs=0.1)
+
+
+def test_what_was_chosen_before_is_of_no_use_where_pods_restart() -> None:
+    scenario = Scenario(pods=2, restart_at=1.0)
+    experiment = Experiment(scenario, generator="shared-prompt", requests=30, seeds=1, known_capacity=30.0)
     with pytest.raises(routers.NoSuchRouter, match="--virtual"):
-        routers.program("oracle", 1.0, NOWHERE)
+        experiment.over_sockets("oracle", 1.0, 0, 1.0, NOWHERE)
 
 
 def test_a_peer_that_is_not_installed_says_how_to_install_it() -> None:

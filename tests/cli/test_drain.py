@@ -47,7 +47,7 @@ async def test_a_pod_that_is_not_there_and_a_wait_that_is_too_long_are_refused()
     async with stack(1) as s:
         unknown = await run(s, "drain", "nobody")
         assert unknown.exit_code == 2
-        assert "No pod is named 'nobody'" in unknown.stderr
+        assert unknown.stderr == "No pod is named 'nobody'; there is pod-0.\n"
         too_long = await run(s, "drain", "pod-0", "--wait", "1h")
         assert too_long.exit_code == 2
         assert await state(s, "pod-0") == "ready"

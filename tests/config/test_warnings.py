@@ -26,3 +26,13 @@ def test_queues_of_every_pool_are_looked_at() -> None:
         "flowControl",
         "pools.spare.flowControl.queueTimeout",
     ]
+
+
+def test_policies_of_the_autoscaler_are_looked_at_where_there_are_any() -> None:
+    metrics = [{"name": "ttft", "kind": "value", "target": 1.0}]
+    roles = [{"name": "vllm", "min": 1, "max": 4, "metrics": metrics}]
+    settings = from_mapping({"pods": PODS, "autoscale": {"pools": {"default": {"mode": "active", "roles": roles}}}})
+    assert [warning.partition(":")[0] for warning in cautions(settings)] == [
+        "autoscale.pools.default.mode",
+        "autoscale.pools.default.roles[0].metrics",
+    ]

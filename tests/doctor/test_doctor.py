@@ -263,6 +263,8 @@ class TestTheCommand:
         assert result.exit_code == 1
         assert "warning clock" in result.stderr
         assert from_mapping(yaml.safe_load(result.stdout)).pods.static[0].url == pod.url
+        with_decisions = from_mapping(yaml.safe_load(result.stdout.replace("# telemetry", "telemetry")))
+        assert with_decisions.telemetry.decisions is not None
 
     async def test_prints_json_for_programs(self) -> None:
         async with serving(FakePod()) as pod:

@@ -272,6 +272,24 @@ schedulingProfiles:
         file.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": {"a.yaml": inner}}))
         assert "queue-scorer" in types(endpoint_picker(file))
 
+    def test_one_among_manifests_is_found_and_others_are_named(self, tmp_path: Path) -> None:
+        inner = (CONFIG / "endpoint-picker.yaml").read_text()
+        holder = {"kind": "ConfigMap", "data": {"a.yaml": inner}}
+        stray = {"kind": "Deployment", "spec": {"plugins": []}}
+        file = tmp_path / "rendered.yaml"
+        file.write_text(yaml.safe_dump_all([stray, holder, {"kind": "Service"}]))
+        made = endpoint_picker(file)
+        assert "prefix-cache-scorer" in types(made)
+        assert not any("such documents" in note for note in made.notes)
+        file.write_text(yaml.safe_dump_all([holder, holder]))
+        assert any("it holds 2 such documents" in note for note in endpoint_picker(file).notes)
+
+    def test_the_template_of_a_chart_is_told_from_broken_yaml(self, tmp_path: Path) -> None:
+        file = tmp_path / "template.yaml"
+        file.write_text("a: {{- .Values.plugins }}\nkind: EndpointPickerConfig")
+        with pytest.raises(Unreadable, match="helm template"):
+            endpoint_picker(file)
+
     def test_values_of_a_chart_and_objects_that_hold_one_are_opened(self, tmp_path: Path) -> None:
         inner = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
         values = {"router": {"epp": {"replicas": 1, "pluginsCustomConfig": {"p.yaml": yaml.safe_dump(inner)}}}}

@@ -42,6 +42,17 @@ def test_a_few_that_waited_for_something_else_do_not_count() -> None:
     assert found.timing.per_prefill_token == pytest.approx(TIMING.per_prefill_token, rel=0.2)
 
 
+def test_answers_that_came_in_one_piece_after_a_pause_do_not_count() -> None:
+    whole = record(conversations(400, 4.0), fleet())
+    odd = tuple(
+        replace(seen, duration=(seen.ttft or 0.0) + 0.0004) if at % 8 == 3 else seen
+        for at, seen in enumerate(whole.seen)
+    )
+    found = fit(replace(whole, seen=odd), BUDGET)
+    assert found.timing.base == pytest.approx(TIMING.base, rel=0.1)
+    assert found.pace < 0.05
+
+
 def test_what_is_no_stream_says_nothing_of_its_first_token() -> None:
     whole = record(conversations(100, 4.0), fleet())
     silent = replace(whole, seen=tuple(replace(seen, ttft=None) for seen in whole.seen))

@@ -86,6 +86,25 @@ async def test_hosts_at_different_nodes_know_of_each_other_and_go_on_when_a_node
         await until(lambda: all(host.pod.load.requests == 7 for host in hosts), LONG)
 
 
+async def test_who_knows_several_nodes_goes_on_over_the_next_when_one_dies(cluster: Cluster) -> None:
+    url = f"{cluster.url(2)},127.0.0.1:{cluster.nodes[0].port}"
+    async with AsyncExitStack() as stack:
+        one, two = (Proxy(settings(each, lease=2.0)) for each in (url, cluster.url(1)))
+        for host in (one, two):
+            await stack.enter_async_context(host.deployment)
+            stack.push_async_callback(host.replica.close)
+        await until(lambda: one.knows == two.knows == 1 and one.deployment.is_up and two.deployment.is_up, LONG)
+        cluster.nodes[2].kill()
+        await until(lambda: one.series.losses.value >= 1, LONG)
+        await until(lambda: one.deployment.is_up and one.knows == two.knows == 1, LONG)
+        one.dispatch(2)
+        await until(lambda: two.remote == 2, LONG)
+        lease = Lease(settings(url), "of a node that may be there", 30.0)
+        await lease.take()  # nobody may have its key now; it does not hang, and does not fail
+        await lease.close()
+        await cluster.nodes[2].start()
+
+
 async def test_a_lease_is_one_for_all_whichever_node_has_its_key(cluster: Cluster) -> None:
     for name in ("autoscale", "a", "b", "c", "d"):
         leases = [Lease(settings(cluster.url(number)), name, 30.0) for number in range(3)]

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from tests.http.authority import Authority
 from tests.ports import free_port
 from tests.replicas.store import Store, Wall, needs_redis, store
 from tests.replicas.test_bus import Member
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = needs_redis
 
@@ -110,6 +111,18 @@ async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
     await until(lambda: two.depth([1, 2, 3]) == 3 and two.bound == {"resp-1": "a"} and two.breakers == [("a", True)])
     assert one.remote == 0
     assert not one.bound
+
+
+async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deployed) -> None:
+    one, two = await deployed.pair(lease=SHORT)
+    one.dispatch(2)
+    await until(lambda: two.remote == 2)
+    time.sleep(2 * SHORT)  # noqa: ASYNC251  # as a process does that gets no CPU
+    for _ in range(20):
+        await asyncio.sleep(SHORT / 20)
+        assert two.knows == one.knows == 1
+        assert two.remote == 2
+    assert one.series.losses.value == two.series.losses.value == 0
 
 
 async def test_who_joins_learns_what_is_in_flight_and_what_is_remembered(deployed: Deployed) -> None:
@@ -533,6 +546,39 @@ async def test_the_master_that_sentinels_name(deployed: Deployed, tmp_path: Path
     finally:
         sentinel.kill()
         await sentinel.wait()
+
+
+async def test_sentinels_behind_tls_that_have_a_password_of_their_own(tmp_path: Path) -> None:
+    authority, ports = Authority(tmp_path), (free_port(), free_port())
+    own = str(authority.issue("redis"))
+    files = ("--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", str(authority.file))
+    tls = (*files, "--tls-auth-clients", "no", "--tls-replication", "yes", "--protected-mode", "no")
+    master = ("--tls-port", str(ports[0]), *tls, "--requirepass", "of-the-store")
+    conf = tmp_path / "sentinel.conf"
+    conf.write_text(
+        f"port 0\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass of-sentinels\n"
+        f"sentinel monitor chat 127.0.0.1 {ports[0]} 1\nsentinel auth-pass chat of-the-store\n"
+    )
+    watching = ("redis-server", str(conf), "--sentinel", "--tls-port", str(ports[1]), *tls)
+    async with store(tmp_path, *master) as redis, AsyncExitStack() as stack:
+        sentinel = await asyncio.create_subprocess_exec(*watching, stdout=asyncio.subprocess.DEVNULL)
+        try:
+            deployed = Deployed(stack, redis)
+            url = f"rediss+sentinel://127.0.0.1:{free_port()},127.0.0.1:{ports[1]}/chat?ssl_ca_certs={authority.file}"
+            given = {"password": "of-the-store", "sentinel_password": "of-sentinels"}
+            one, two = await deployed.join(url, **given), await deployed.join(url, **given)
+            await until(lambda: one.knows == two.knows == 1)
+            lease = Lease(settings(url, **given), "x", 30.0)
+            async with asyncio.timeout(PATIENCE):
+                while not await lease.take():  # a handshake may take longer than it waits
+                    pass
+            await lease.close()
+            refused = await deployed.join(url, password="of-the-store")
+            await until(lambda: "No master found for 'chat'" in refused.deployment.status().get("why", ""))
+            assert "object at" not in refused.deployment.status()["why"]
+        finally:
+            sentinel.kill()
+            await sentinel.wait()
 
 
 async def test_a_store_behind_tls_is_trusted_if_its_certificate_is(tmp_path: Path) -> None:

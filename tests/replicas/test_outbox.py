@@ -52,3 +52,15 @@ def test_small_batches_are_gathered_for_longer_until_there_is_enough_in_them() -
 def test_where_even_that_would_not_be_enough_nobody_is_made_to_wait() -> None:
     found = gaps(batches(0.05))
     assert max(found) < 0.06
+
+
+def test_what_comes_alone_is_sent_at_once() -> None:
+    waits = [at % 0.05 for at in batches(0.05)]
+    assert max(waits) < INTERVAL / 2
+
+
+def test_at_once_is_never_later_than_the_interval() -> None:
+    outbox = Outbox(lambda batch: None)
+    outbox.pace(0.0005, PATIENCE)
+    outbox._follow(1, 0.0)
+    assert outbox._interval == 0.0005

@@ -35,7 +35,8 @@ class Received:
 
 
 class Collector:
-    """`async with`. While `takes` is false it refuses everything, and while `hangs` it answers nothing."""
+    """`async with`. While `takes` is false it refuses everything; while `hangs` it answers nothing, and holds so many
+    as `held` says."""
 
     def __init__(self) -> None:
         self.spans: list[Received] = []
@@ -43,6 +44,7 @@ class Collector:
         self.headers: list[Mapping[str, str]] = []
         self.takes = True
         self.hangs = False
+        self.held = 0
         self._released = asyncio.Event()
 
     async def __aenter__(self) -> Collector:
@@ -55,8 +57,13 @@ class Collector:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._released.set()
+        self.release()
         await self._runner.cleanup()
+
+    def release(self) -> None:
+        """It answers all that it held, and hangs no more."""
+        self.hangs = False
+        self._released.set()
 
     def named(self, name: str) -> list[Received]:
         return [span for span in self.spans if span.name == name]
@@ -68,7 +75,9 @@ class Collector:
     async def _take(self, request: web.Request) -> web.Response:
         body = await request.read()
         if self.hangs:
+            self.held += 1
             await self._released.wait()
+            self.held -= 1
         if not self.takes:
             return web.Response(status=400)
         if request.headers.get("content-encoding") == "gzip":

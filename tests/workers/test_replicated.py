@@ -259,6 +259,10 @@ async def test_readiness_says_in_detail_that_the_store_is_away_and_stays(site: S
         ({"store": "http://x"}, "store is 'none' or a URL"),
         ({"store": "redis://:secret@x"}, "password in it"),
         ({"store": "redis+sentinel://x:1"}, "names no service"),
+        ({"store": "redis+sentinel://x:1,y:z/chat"}, "'y:z' is no HOST:PORT"),
+        ({"store": "redis+cluster://x:1,:2"}, "names no host"),
+        ({"store": "redis://x:66000"}, "is no HOST:PORT"),
+        ({"store": "redis://x", "sentinel_password": "p"}, "are for redis\\+sentinel"),
         ({"store": "redis://x", "prefix": ""}, "prefix is empty"),
     ],
 )
@@ -275,6 +279,13 @@ def test_without_the_library_it_is_said_what_is_missing(monkeypatch: pytest.Monk
     for make in (lambda: app_of(settings), lambda: Supervisor(settings, 2)):
         with pytest.raises(ConfigError, match="kvlane\\[redis\\]"):
             make()
+
+
+def test_an_option_of_the_store_that_there_is_not_is_found_at_the_start() -> None:
+    pytest.importorskip("redis", reason="needs the extra: pip install 'kvlane[redis]'")
+    for url in ("redis://x?bogus=1", "redis+sentinel://x/chat?bogus=1", "redis+cluster://x,y?bogus=1"):
+        with pytest.raises(ConfigError, match="bogus"):
+            app_of(from_mapping({"replicas": {"store": url}}))
 
 
 def test_a_proxy_by_itself_shares_nothing() -> None:

@@ -62,7 +62,7 @@ const CELLS = [
   ["Model", (one) => one.model + (one.tenant ? ` · ${one.tenant}` : "")],
   ["Chosen", (one) => (one.pod === null ? "nobody" : one.prefill ? `${one.prefill} → ${one.pod}` : one.pod) + (one.answeredBy && one.answeredBy !== one.pod ? `, answered by ${one.answeredBy}` : "")],
   ["Ahead by", (one) => (one.margin === null ? "–" : one.margin.toFixed(2))],
-  ["Cached", (one) => (one.cachedTokens === null ? `of ${count(one.promptTokens)}` : `${percent(share(one.cachedTokens, one.promptTokens))} of ${count(one.promptTokens)}`)],
+  ["Cached", (one) => `${percent(share(one.cachedTokens, one.promptTokens))} of ${count(one.promptTokens)}`],
   ["Waited", (one) => seconds(one.waited)],
   ["TTFT", (one) => (one.stream || one.ttft === null ? seconds(one.ttft) : `whole ${seconds(one.ttft)}`)],
   ["Expected", (one) => seconds(one.predicted.ttft)],

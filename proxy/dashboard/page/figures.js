@@ -7,7 +7,7 @@ import { recent, state, sum } from "./state.js";
 const SPAN = 30; // seconds that "now" is taken from
 
 const FIGURES = [
-  ["Pods ready", (now) => `${now.ready.length} / ${now.pods.length}`, (now) => (now.ready.length < now.pods.length ? "warn" : "ok")],
+  ["Pods ready", (now) => `${now.ready.length} / ${now.pods.length}`, (now) => (!now.ready.length ? "bad" : now.ready.length < now.pods.length ? "warn" : "ok")],
   ["Requests", (now) => `${count(now.rate("good"))} /s`, null, (now) => (now.failing ? `${percent(now.failing)} failed` : "none failed")],
   ["In flight", (now) => count(sum(now.pods, (pod) => pod.requests)), null, (now) => `${count(now.perPod((pod) => pod.requests))} a pod`],
   ["Waiting at pods", (now) => count(sum(now.pods, (pod) => pod.waiting)), null, (now) => `${count(now.kvlane)} more in kvlane`],

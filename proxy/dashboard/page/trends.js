@@ -22,7 +22,7 @@ const charts = [
     write: rate,
   }),
   new Chart({
-    title: "Tokens",
+    title: "Tokens, as far as answers tell",
     lines: [
       { label: "out", value: (point) => point.completion },
       { label: "in", value: (point) => point.prompt },

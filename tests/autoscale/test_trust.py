@@ -1,0 +1,71 @@
+"""What forecasts say counts as far as those before them were right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from proxy.autoscale.trust import MEMORY, Trust
+
+
+def after(came: float, said: float = 1.0, forecasts: int = 40, value: float = 5.0) -> Trust:
+    """So much more came each time, two minutes after it was said."""
+    trust = Trust()
+    for at in range(forecasts):
+        now = 240.0 * at
+        trust.settle(now, value)
+        trust.say(now + 120, value, said)
+        trust.settle(now + 120, value + came)
+    return trust
+
+
+def test_without_a_past_all_is_believed() -> None:
+    assert Trust().share(0.8) == 1.0
+
+
+@pytest.mark.parametrize(("came", "share"), [(1.0, 1.0), (0.5, 0.5), (0.0, 0.0), (-1.0, 0.0), (3.0, 1.0)])
+def test_the_share_is_what_came_of_what_was_said(came: float, share: float) -> None:
+    assert after(came).share(0.1) == pytest.approx(share, abs=0.02)
+
+
+def test_small_errors_say_little() -> None:
+    """A tenth of a replica each time is no reason to doubt."""
+    assert after(0.0, said=0.08).share(0.8) > 0.9
+
+
+def test_what_is_not_due_is_not_judged() -> None:
+    trust = Trust()
+    trust.say(120.0, 5.0, 100.0)
+    trust.settle(119.0, 5.0)
+    assert trust.share(0.8) == 1.0
+    trust.settle(120.0, 5.0)
+    assert trust.share(0.8) < 0.01
+
+
+def test_what_falls_due_when_nobody_can_tell_is_not_judged() -> None:
+    trust = Trust()
+    trust.say(120.0, 5.0, 100.0)
+    trust.settle(120.0, None)
+    trust.settle(135.0, 5.0)
+    assert trust.share(0.8) == 1.0
+
+
+def test_it_is_forgotten() -> None:
+    trust = after(0.0, said=2.0, forecasts=1)
+    doubt = 1 - trust.share(1.0)
+    trust.settle(120.0 + MEMORY, 5.0)
+    assert doubt == pytest.approx(0.5)
+    assert 1 - trust.share(1.0) == pytest.approx(4 / math.e / (4 / math.e + 4))
+
+
+def test_one_burst_does_not_excuse_all_that_was_wrong() -> None:
+    trust = after(0.0, forecasts=20)
+    trust.say(5000.0, 5.0, 1.0)
+    trust.settle(5000.0, 500.0)
+    assert trust.share(0.1) < 0.5
+
+
+def test_nothing_is_believed_of_a_unit_of_nothing_only_where_it_failed() -> None:
+    assert Trust().share(0.0) == 1.0
+    assert after(0.0).share(0.0) == 0.0
