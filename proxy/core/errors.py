@@ -107,6 +107,8 @@ class RequestError(KvlaneError):
     should_retry: ClassVar[bool | None] = None
     """What x-should-retry tells clients that would decide by the status; None: that is right."""
     reason: Reason = Reason.INTERNAL
+    retry_after: float | None = None
+    """Seconds until it is worth trying again, where that is known."""
 
     def __init__(self, message: str, *, param: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message)

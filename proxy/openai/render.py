@@ -7,15 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.errors import (
-    IssuerAway,
-    MethodNotAllowed,
-    NoEndpoints,
-    RateLimited,
-    RequestError,
-    Saturated,
-    Unauthorized,
-)
+from proxy.core.errors import MethodNotAllowed, RateLimited, RequestError, Unauthorized
 
 Rendered = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers, body."""
@@ -44,7 +36,7 @@ def render(error: RequestError, path: str, request_id: str) -> Rendered:
     ]
     if dropped := error.reason.dropped_reason:
         headers.append(("x-llm-d-request-dropped-reason", dropped))
-    if isinstance(error, NoEndpoints | Saturated | IssuerAway):
+    if error.retry_after is not None:
         headers.append(("retry-after", str(math.ceil(error.retry_after))))
     if isinstance(error, RateLimited):
         headers.extend(error.headers)
