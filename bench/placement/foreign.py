@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 
-from bench.placement.prompt_cache import PromptCache
-from proxy.replay.cache import ChunkPool
+from bench.placement.prompt_cache import CachingEngine
 from proxy.replay.engine import Counted, Event
 from proxy.sim import SimConfig
-from proxy.sim.pace import Pace
 
 FARTHEST = 0.7
 """The most that a time deviates, as a share of its mean."""
@@ -106,38 +104,18 @@ class Course:
         return self.timing.between_tokens * self.timing.load(self.running) * self.slowdown
 
 
-class ForeignEngine:
-    """To be used as `proxy.replay.engine.CountingEngine` is; prompts neither stay nor come."""
-
-    fetching = 0
-
+class ForeignEngine(CachingEngine):
     def __init__(self, config: SimConfig, timing: ForeignTiming | None = None) -> None:
-        self.config = config
+        super().__init__(config)
         self.timing = timing or ForeignTiming()
-        self.cache = PromptCache(config)
         self.waiting: deque[Counted] = deque()
         self.running: list[Counted] = []
-        self.until = math.inf
-        self.preemptions = 0
         self._course = Course(self.timing, config.slowdown)
-        self._pace = Pace(config)
         self._rng = Random(config.noise_seed)
 
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
-
-    @property
-    def pool(self) -> ChunkPool:
-        return self.cache.pool
-
-    @property
-    def queried_tokens(self) -> int:
-        return self.cache.queried
-
-    @property
-    def hit_tokens(self) -> int:
-        return self.cache.hit
 
     def submit(self, sequence: Counted, now: float) -> None:
         self.waiting.append(sequence)
@@ -152,12 +130,6 @@ class ForeignEngine:
             self.cache.release(event.sequence)
         self._admit()
         return [event]
-
-    def let_go(self, sequence: Counted, now: float) -> None:
-        """It was never kept."""
-
-    def kv_usage(self, now: float) -> float:
-        return self.cache.usage
 
     def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]:
         """When it would have its first token, and the tokens of it that would be cached. What is evicted meanwhile, and

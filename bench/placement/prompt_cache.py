@@ -1,13 +1,15 @@
-"""What the foreign engines keep of prompts: whole blocks, found by others from the moment a request starts; what was
-used longest ago goes first."""
+"""What the foreign engines have in common: they keep whole blocks of prompts, found by others from the moment a request
+starts; what was used longest ago goes first."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from proxy.replay.cache import ChunkPool, first
 from proxy.replay.engine import Counted
 from proxy.sim import SimConfig
+from proxy.sim.pace import Pace
 
 
 class PromptCache:
@@ -50,6 +52,38 @@ class PromptCache:
             if here < blocks:
                 break
         return matched * self._block_size
+
+
+class CachingEngine:
+    """What is said of them to those who use them as a `proxy.replay.engine.CountingEngine`; what an engine does with
+    time is its own. Prompts neither stay nor come."""
+
+    fetching = 0
+
+    def __init__(self, config: SimConfig) -> None:
+        self.config = config
+        self.cache = PromptCache(config)
+        self.until = math.inf
+        self.preemptions = 0
+        self._pace = Pace(config)
+
+    @property
+    def pool(self) -> ChunkPool:
+        return self.cache.pool
+
+    @property
+    def queried_tokens(self) -> int:
+        return self.cache.queried
+
+    @property
+    def hit_tokens(self) -> int:
+        return self.cache.hit
+
+    def let_go(self, sequence: Counted, now: float) -> None:
+        """It was never kept."""
+
+    def kv_usage(self, now: float) -> float:
+        return self.cache.usage
 
 
 def _blocks(sequence: Counted) -> int:

@@ -18,11 +18,9 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from bench.placement.prompt_cache import PromptCache
-from proxy.replay.cache import ChunkPool
+from bench.placement.prompt_cache import CachingEngine
 from proxy.replay.engine import Counted, Event
 from proxy.sim import SimConfig
-from proxy.sim.pace import Pace
 
 ROUNDING = 1e-6
 """Ticks: so much too little is a whole one."""
@@ -77,17 +75,10 @@ class PromptLine:
         return [one for one, chunks in left if chunks <= 0]
 
 
-class TickingEngine:
-    """To be used as `proxy.replay.engine.CountingEngine` is; prompts neither stay nor come."""
-
-    fetching = 0
-
+class TickingEngine(CachingEngine):
     def __init__(self, config: SimConfig, timing: TickTiming | None = None) -> None:
-        self.config = config
+        super().__init__(config)
         self.timing = timing or TickTiming()
-        self.cache = PromptCache(config)
-        self.until = math.inf
-        self.preemptions = 0
         self._line = PromptLine(self.timing.chunks)
         self._blocked: deque[Counted] = deque()
         self._decoding: list[tuple[float, int, Counted]] = []
@@ -95,7 +86,6 @@ class TickingEngine:
         self._said = 0.0
         """Tokens of one who had decoded from the beginning."""
         self._order = 0
-        self._pace = Pace(config)
         self._ticked_at = 0.0
         self._tick = self.timing.step * config.slowdown
 
@@ -116,18 +106,6 @@ class TickingEngine:
     def is_sated(self) -> bool:
         """One prompt more would not be computed sooner."""
         return len(self._line.prompts) > self.timing.chunks
-
-    @property
-    def pool(self) -> ChunkPool:
-        return self.cache.pool
-
-    @property
-    def queried_tokens(self) -> int:
-        return self.cache.queried
-
-    @property
-    def hit_tokens(self) -> int:
-        return self.cache.hit
 
     def submit(self, sequence: Counted, now: float) -> None:
         if not self.busy:
@@ -152,12 +130,6 @@ class TickingEngine:
                 self.cache.release(event.sequence)
         self._admit()
         return events
-
-    def let_go(self, sequence: Counted, now: float) -> None:
-        """It was never kept."""
-
-    def kv_usage(self, now: float) -> float:
-        return self.cache.usage
 
     def foresee(self, newcomer: Counted, now: float) -> tuple[float, int]:
         """When it would have its first token, and the tokens of it that would be cached. What is evicted meanwhile, and
