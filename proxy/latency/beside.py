@@ -39,6 +39,13 @@ forms add up to this: one of which a form foretold twice what the other did adds
 HARDLY, NEARLY = 0.15, 0.7
 """Shares below the one are 0, above the other 1: chance makes a pod that computes in turn look a bit otherwise."""
 
+FIRST_SHOWN, FURTHER = 4.0, 2.0
+"""Beyond so many in line, and so many times the longest line that it has shown not to be one, a pod is less and less
+taken to be of these forms. Of hundreds of pods some look as if a line cost nothing, by chance and after a few lessons,
+and whoever looks best gets all until it has shown that it is not: one of 256 got 160 times as much as the others."""
+
+SHOWN_MEMORY = 0.95
+
 DIVIDED = 0.5
 """Of the two forms the other is taken when its error is less than this share of that which was taken."""
 
@@ -55,6 +62,7 @@ class Beside:
         "_places",
         "_rates",
         "_roomy",
+        "_shown",
         "divides",
         "fixed",
         "load",
@@ -76,6 +84,8 @@ class Beside:
         """The other form is that of a pod that divides itself among prompts. It is the one to begin with: where it is
         wrong, pods get less than they could take; where that with room is, one pod gets all until it has shown it."""
         self._of = self._alike = 0.0
+        self._shown = FIRST_SHOWN
+        """In line, as far as lessons reach."""
         self._off = 0.0, 0.0
         """Squared relative errors of the two other forms, of late."""
         self.load = 1.0
@@ -102,6 +112,10 @@ class Beside:
         self.load = load = min(MOST_LOAD, pace / rates.alone)
         self._places.take(load * self.fixed, load * self.per_token, self._fleet.output * pace)
 
+    def share_with(self, legs: int) -> float:
+        """`share`, with so many in line."""
+        return self.share if legs <= self._shown else 1.0 - (1.0 - self.share) * self._shown / legs
+
     def wait(self, view: LoadView, legs: Sequence[Leg], others: float) -> tuple[float, float]:
         """(what the next request waits, and for each token more that it has), of which each is `waits` seconds. The
         `legs` are those without a first token, the youngest last, `others` the tokens of prompts that are not ours."""
@@ -110,18 +124,19 @@ class Beside:
     def guess(self, in_turn: float, tokens: float, view: LoadView, legs: Sequence[Leg], others: float) -> Guess:
         """Beside what the first form foretells."""
         roomy = self._told(self._roomy, tokens, self._places.wait(view, legs))
-        return Guess(in_turn, roomy, self._told(self._among, tokens, self._turns(legs, others)))
+        return Guess(len(legs), in_turn, roomy, self._told(self._among, tokens, self._turns(legs, others)))
 
     def take(self, guess: Guess, seconds: float) -> None:
         """What came of it."""
         self._rates.fading.is_news = True
-        in_turn, *others = guess
+        ahead, in_turn, *others = guess
         beside = others[self.divides].seconds
         apart, unit = in_turn - beside, in_turn + beside + ALLOWANCE
         of = alike = DULL
         if abs(apart) > TELLING * unit:
             seen = min(seconds, MOST_SURPRISE * max(in_turn, beside))
             of, alike = (seen - beside) * apart / (unit * unit), apart * apart / (unit * unit)
+            self._show(ahead, abs(seen - beside) < abs(seen - in_turn))
         self._of = SHARE_MEMORY * self._of + of
         self._alike = SHARE_MEMORY * self._alike + alike
         self._fleet.share_of(of, alike)
@@ -133,6 +148,11 @@ class Beside:
         """With what was seen of all pods."""
         share = (self._of + OF_ALL * self._fleet.share) / (self._alike + OF_ALL)
         self.share = 0.0 if share < HARDLY else 1.0 if share > NEARLY else share
+
+    def _show(self, ahead: int, was_right: bool) -> None:
+        """A line of so many was not one, or was."""
+        reach = FURTHER * (ahead + 1) if was_right else FIRST_SHOWN
+        self._shown = max(reach, FIRST_SHOWN, SHOWN_MEMORY * self._shown)
 
     def _turns(self, legs: Sequence[Leg], others: float) -> tuple[float, float]:
         tokens, per_token = ahead(legs, self._fleet.prompt)

@@ -150,7 +150,8 @@ class PodModel(TaughtPod):
         """Publish what comes of both forms, for a while: what is in turn passes with time."""
         beside, left = self.beside, self.due - now
         self._line = line = self.rest + (left if left > 0.0 else left * self.patience)
-        share, other = self._share, 1.0 - self._share
+        share = beside.share_with(len(self.legs))
+        other = 1.0 - share
         wait, per_token = beside.wait(self.endpoint.view, self.legs, self._others)
         self.rest = share * line + other * beside.waits * wait
         self.due = self.patience = 0.0

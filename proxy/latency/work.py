@@ -33,8 +33,9 @@ class Told(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """Seconds to a first token as each form of a pod foretold them."""
+    """Seconds to a first token as each form of a pod foretold them, with so many in line before it."""
 
+    ahead: int
     in_turn: float
     beside: Told
     among: Told

@@ -16,10 +16,10 @@ from proxy.scheduling.document import Document, ProfileEntry
 from proxy.scheduling.flow_control import FLOW_TYPES
 
 DEFAULT_PROFILE = "default"
-DEFAULT_SCORERS: tuple[tuple[str, float], ...] = (("latency-scorer", 1.0),)
-"""One, because it weighs in seconds what others would have to weigh against each other: cached prefix, queue, answers
-that run, how fast a pod is."""
 DEFAULT_PICKER = "max-score-picker"
+DEFAULT_PLUGINS = ("candidate-sampling-filter", "latency-scorer", DEFAULT_PICKER)
+"""One scorer, because it weighs in seconds what others would have to weigh against each other: cached prefix, queue,
+answers that run, how fast a pod is. The filter does nothing until there are more than a hundred pods."""
 DEFAULT_HANDLER = "single-profile-handler"
 DEFAULT_WEIGHT = 1.0
 
@@ -123,7 +123,7 @@ def _default_profile(layout: Layout) -> ProfileLayout:
     members = [name for name, entry in layout.entries.items() if entry.is_a(Filter, Scorer, Picker)]
     weights = [(name, DEFAULT_WEIGHT) for name in members]
     if not members and not layout.problems:
-        weights = [(layout.inject(name), weight) for name, weight in (*DEFAULT_SCORERS, (DEFAULT_PICKER, 1.0))]
+        weights = [(layout.inject(name), DEFAULT_WEIGHT) for name in DEFAULT_PLUGINS]
     uses = tuple(Use(name, weight, Origin.INJECTED, Origin.INJECTED) for name, weight in weights)
     return ProfileLayout(DEFAULT_PROFILE, uses, Origin.INJECTED)
 

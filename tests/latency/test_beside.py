@@ -6,8 +6,10 @@ import pytest
 
 from proxy.core.endpoint import Freshness, Metrics
 from proxy.core.exchange import Exchange
+from proxy.latency.beside import Beside
 from proxy.latency.fleet import FleetModel
-from proxy.latency.work import Leg
+from proxy.latency.rates import Rates
+from proxy.latency.work import Guess, Leg, Told
 from tests.latency.pods import Pod, answer
 
 
@@ -156,3 +158,29 @@ def test_a_pod_that_was_misjudged_and_is_avoided_is_taken_to_be_like_the_others_
         misjudged.endpoint.publish(Metrics(scraped_at=misjudged.now, freshness=Freshness.FRESH), 0)
         misjudged.model.catch_up(misjudged.now)
     assert misjudged.model.beside.share == 0.0
+
+
+def test_a_form_holds_for_lines_as_long_as_those_that_have_shown_it() -> None:
+    fleet = FleetModel()
+    beside = Beside(fleet, Rates(fleet))
+    told = Told(1.0, (1.0, 1.0, 0.0))
+    for _ in range(10):
+        beside.take(Guess(1, 2.0, told, told), 1.0)
+    assert [beside.share_with(legs) for legs in (1, 4)] == [0.0, 0.0]
+    assert beside.share_with(40) == pytest.approx(0.9)
+    beside.take(Guess(19, 20.0, told, told), 1.0)
+    assert beside.share_with(40) == 0.0
+    for _ in range(60):
+        beside.take(Guess(9, 10.0, told, told), 10.0)
+    assert beside.share_with(40) == 1.0
+
+
+def test_a_pod_that_looks_as_if_a_line_cost_nothing_does_not_get_all_there_is() -> None:
+    pod = SideBySide()
+    pod.play(200, rate=4.0)
+    assert pod.model.beside.share == 0.0
+    alone = pod.ttft(1000, pod.now)
+    for _ in range(100):
+        pod.model.dispatch(pod.send(1000), 1000, 1000, pod.now)
+        pod.model.catch_up(pod.now)
+    assert pod.ttft(1000, pod.now) > 20 * alone

@@ -136,6 +136,7 @@ class TestWhatIsInjected:
     def test_without_a_section_the_default_profile_decides(self) -> None:
         built = scheduling(None)
         assert uses(built) == [
+            ("candidate-sampling-filter", 1.0, "injected"),
             ("latency-scorer", 1.0, "injected"),
             ("max-score-picker", 1.0, "injected"),
         ]

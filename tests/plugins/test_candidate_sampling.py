@@ -1,0 +1,84 @@
+"""Of a large fleet some pods are scored: those that hold most of the prompt, and a sample of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from proxy.core.decision import ProfileRun
+from proxy.core.endpoint import Endpoint
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.plugins.filters.candidate_sampling import CandidateSamplingFilter
+from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+
+RUN = ProfileRun("default", 0)
+
+
+class Held(PrefixMatch):
+    """So many blocks, by endpoint."""
+
+    block_size, total = 64, 8
+
+    def __init__(self, blocks: dict[str, int], otherwise: int = 0) -> None:
+        self._blocks = blocks
+        self._otherwise = otherwise
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [self._blocks.get(endpoint.name, self._otherwise) for endpoint in endpoints]
+
+
+def fleet(pods: int) -> list[Endpoint]:
+    return [Endpoint(f"pod-{number}") for number in range(pods)]
+
+
+def kept(pods: Sequence[Endpoint], match: PrefixMatch | None, most: int = 16, seed: int = 1) -> list[Endpoint]:
+    request = InferenceRequest("id", "/v1/completions", "m", Prompt((b"text",)))
+    if match is not None:
+        request.state.write(PREFIX_MATCH, match)
+    return list(CandidateSamplingFilter(Random(seed), most).filter(RUN, request, pods))
+
+
+@pytest.mark.parametrize("pods", [1, 15, 16])
+def test_a_small_fleet_is_scored_whole(pods: int) -> None:
+    endpoints = fleet(pods)
+    assert kept(endpoints, Held({})) == endpoints
+
+
+def test_of_a_large_one_so_many_at_the_most_and_none_twice() -> None:
+    for seed in range(50):
+        found = kept(fleet(200), Held({}), seed=seed)
+        assert len(found) == len(set(found))
+        assert 4 <= len(found) <= 16
+
+
+def test_who_holds_more_than_the_others_is_always_among_them() -> None:
+    names = {"pod-7", "pod-150", "pod-199"}
+    for seed in range(20):
+        found = kept(fleet(200), Held(dict.fromkeys(names, 5)), seed=seed)
+        assert names <= {endpoint.name for endpoint in found}
+
+
+def test_a_system_prompt_that_all_hold_leaves_the_places_to_those_with_more() -> None:
+    for seed in range(20):
+        found = kept(fleet(200), Held({"pod-3": 6}, otherwise=2), seed=seed)
+        assert "pod-3" in {endpoint.name for endpoint in found}
+        assert len(found) <= 16 // 2 + 1
+
+
+def test_of_many_that_hold_it_the_longest_matches_are_kept_and_equal_ones_take_turns() -> None:
+    held = {f"pod-{number}": 3 for number in range(100)} | {"pod-150": 4}
+    seen = Counter(endpoint.name for seed in range(400) for endpoint in kept(fleet(200), Held(held), seed=seed))
+    assert seen["pod-150"] == 400
+    assert all(seen[f"pod-{number}"] for number in range(100))
+
+
+def test_every_pod_has_its_turn_where_nobody_holds_anything() -> None:
+    seen = Counter(endpoint.name for seed in range(400) for endpoint in kept(fleet(200), Held({}), seed=seed))
+    assert len(seen) == 200
+
+
+def test_without_a_match_it_is_a_sample() -> None:
+    assert 8 <= len(kept(fleet(200), None)) <= 16
