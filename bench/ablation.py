@@ -79,7 +79,7 @@ Variant = tuple[Callable[[], AbstractContextManager[Any]], str]
 def _variants() -> Mapping[str, Variant]:
     return {
         "whole": (nullcontext, ""),
-        "without prefix match": (lambda: changed((Forecast, "_seconds", _unmatched)), ""),
+        "without prefix match": (lambda: changed((Forecast, "costs", _unmatched)), ""),
         "without reservation": (lambda: changed((PodModel, "dispatch", _unreserved)), ""),
         "without work cost": (nullcontext, CONFIG % (0.0, DECODE_COST)),
         "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
@@ -125,12 +125,12 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-_seconds, _dispatch, _keep_pace = Forecast._seconds, PodModel.dispatch, Rates._keep_pace
+_costs, _dispatch, _keep_pace = Forecast.costs, PodModel.dispatch, Rates._keep_pace
 
 
-def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint], costs: bool = False) -> list[float]:
+def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]:
     """As if nothing was cached anywhere."""
-    return _seconds(forecast._replace(match=None), endpoints, costs)
+    return _costs(forecast._replace(match=None), endpoints)
 
 
 def _unreserved(model: PodModel, *leg: Any) -> Leg:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Final, NamedTuple
 
 from proxy.core.tls import PodTls
@@ -88,10 +87,6 @@ class LoadView(NamedTuple):
     kv_usage: float
 
 
-_load_view = partial(tuple.__new__, LoadView)
-"""LoadView of a tuple, without the Python frame that a NamedTuple's own constructor takes."""
-
-
 @dataclass(slots=True, eq=False)
 class Endpoint:
     """One pod, from discovery to removal. Identity is the object; a pod that comes back is a new one."""
@@ -118,6 +113,8 @@ class Endpoint:
     in_flight_at_scrape: int = field(init=False, repr=False)
     """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
+    _views: dict[int, LoadView] = field(init=False, repr=False)
+    """By requests in flight, since this scrape: so a view that comes again is the same object, and costs a look-up."""
     view: LoadView = field(init=False, repr=False)
     """Read by scorers for every pod of every request, so it is made where `metrics` and `load.requests` change."""
     is_watched: bool = field(init=False, repr=False, default=False)
@@ -140,6 +137,7 @@ class Endpoint:
         else:
             self.in_flight_at_scrape = in_flight
             self._scraped = (metrics.waiting, metrics.running, metrics.kv_usage)
+        self._views = {}
         self.charge(0, 0)
 
     def charge(self, requests: int, tokens: int) -> None:
@@ -149,6 +147,9 @@ class Endpoint:
         load.requests = in_flight = load.requests + requests  # type: ignore[misc]  # nobody else writes it
         load.crowding = in_flight / self.weight if in_flight else 0.0  # type: ignore[misc]
         load.tokens += tokens
+        self.view = self._views.get(in_flight) or self._shifted(in_flight)
+
+    def _shifted(self, in_flight: int) -> LoadView:
         waiting, running, kv_usage = self._scraped
         if not waiting:
             running += in_flight - self.in_flight_at_scrape
@@ -156,7 +157,8 @@ class Endpoint:
             waiting += in_flight - self.in_flight_at_scrape
             if waiting < 0:
                 waiting, running = 0, running + waiting
-        self.view = _load_view((waiting, running if running > 0 else 0, kv_usage))
+        view = self._views[in_flight] = LoadView(waiting, max(0, running), kv_usage)
+        return view
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.state.value}>"

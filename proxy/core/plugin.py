@@ -72,6 +72,11 @@ class Filter(Plugin, Protocol):
     exhausts: ClassVar[bool] = False
     """True if what this filter removes is busy rather than unfit: then an emptied list is a 429, not a 503."""
 
+    @property
+    def spares(self) -> int:
+        """Of so many endpoints, or fewer, it keeps all: it need not be asked."""
+        return 0
+
     def filter(
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]
     ) -> Sequence[Endpoint]: ...

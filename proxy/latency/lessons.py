@@ -31,6 +31,19 @@ LEAST_LESSON_SECONDS = 0.05
 class TaughtPod(PacedPod):
     """Learns from prompts and answers; who is in line is told to it."""
 
+    __slots__ = (
+        "_followed",
+        "_group",
+        "_is_exact",
+        "_lessons",
+        "_next_group",
+        "_next_leg",
+        "_prefilled",
+        "_since",
+        "_step_at",
+        "legs",
+    )
+
     def __init__(self, fleet: FleetModel, prices: Prices, now: float) -> None:
         super().__init__(fleet, prices, now)
         self.legs: deque[Leg] = deque()

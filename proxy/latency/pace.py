@@ -21,6 +21,18 @@ class Prices(NamedTuple):
 class PacedPod(Published):
     """Publishes `own`, `cost`, `step` and `tpot`."""
 
+    __slots__ = (
+        "_fleet",
+        "_in_turn",
+        "_is_paced",
+        "_prices",
+        "_running",
+        "_running_at",
+        "_running_sum",
+        "_share",
+        "beside",
+        "rates",
+    )
     _in_turn: Terms
     """`own`, if prompts are computed in turn."""
 

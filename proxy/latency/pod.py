@@ -19,7 +19,7 @@ from proxy.latency.fading import TURN_SECONDS
 from proxy.latency.fleet import FleetModel
 from proxy.latency.lessons import LEAST_OBSERVED, RESIDUE, TaughtPod
 from proxy.latency.pace import Prices
-from proxy.latency.published import NOBODY, seconds
+from proxy.latency.published import seconds
 from proxy.latency.staged import StagedLegs, waiting
 from proxy.latency.work import Leg
 
@@ -38,6 +38,8 @@ MIXED_SECONDS = 0.05
 
 class PodModel(TaughtPod):
     """Lives as long as the pod's memory. A pod that has changed must catch up before it is scored."""
+
+    __slots__ = ("_due", "_line", "_others", "_pairs", "_scrape", "_staged", "_strange_tokens", "_tokens")
 
     def __init__(self, endpoint: Endpoint, fleet: FleetModel, prices: Prices, now: float) -> None:
         super().__init__(fleet, prices, now)
@@ -113,7 +115,7 @@ class PodModel(TaughtPod):
         beside = self.beside
         if self._share == 1.0:
             beside.see(self._running)
-        (leg.expected,) = seconds((self,), (leg.tokens,), prompt, now)
+        leg.expected = seconds(self, leg.tokens, prompt, now)
         in_turn = leg.expected
         if self._share < 1.0:
             fixed, per_token, per_pair = self._in_turn
@@ -141,7 +143,7 @@ class PodModel(TaughtPod):
             self._turn_to(legs[0])
         else:
             self.rest = ahead * per_token + (RESIDUE * self.step if running > 0 else 0.0)
-            self.head, self.patience, self.due = NOBODY, 0.0, 0.0
+            self.head, self.patience, self.due = None, 0.0, 0.0
             self.look_at = now + TURN_SECONDS  # a pod that nobody asks changes by fading only, and not its view
         if self._share < 1.0:
             self._mix(now)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress, repeat
-from operator import and_, ge, le
 from typing import Any
 
 from proxy.core.endpoint import Metrics
@@ -51,12 +49,15 @@ class HitWindow:
         legs, opened = [*self.ended, *running], self.opened
         if len(legs) < ENOUGH_LEGS:
             return None
-        began, answered, predictions, prompts = zip(*legs, strict=True)
-        # Whatever the pod counted for these lies between the two scrapes.
-        told = list(map(and_, map(ge, began, repeat(opened.scraped_at)), map(le, answered, repeat(metrics.scraped_at))))
-        predicted: int = sum(compress(predictions, told))
-        if predicted < ENOUGH_TOKENS or sum(told) < ENOUGH_LEGS:
+        since, until = opened.scraped_at, metrics.scraped_at
+        told = predicted = asked = 0
+        for began, answered, prediction, prompt in legs:
+            if began >= since and answered <= until:  # Whatever the pod counted for it lies between the two scrapes.
+                told += 1
+                predicted += prediction
+                asked += prompt
+        if predicted < ENOUGH_TOKENS or told < ENOUGH_LEGS:
             return None
-        if metrics.prefix_queries - opened.prefix_queries < sum(compress(prompts, told)) / 2:
+        if metrics.prefix_queries - opened.prefix_queries < asked / 2:
             return None  # It counts something else, or nothing at all.
         return (metrics.prefix_hits - opened.prefix_hits) / predicted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from proxy.core.frozen import frozen
 
@@ -26,13 +26,17 @@ DEPTHS: tuple[int, ...] = tuple(map(_depth, range(30 * PER_DOUBLING)))
 
 @frozen
 class Cuts:
-    """Bytes: `ends` is where the pieces of a part end, after 0, and `sizes` how long they are."""
+    """Bytes: `ends` is where the pieces of a part end, after 0, `sizes` how long they are; up to `even` all are as long
+    as the `first`."""
 
     ends: tuple[int, ...]
     sizes: tuple[int, ...]
+    first: int
+    even: int
 
 
 def cuts(depths: Sequence[int], block_bytes: int) -> Cuts:
     """`depths` are those of the hashes, from 0 on."""
     ends = tuple([depth * block_bytes for depth in depths])
-    return Cuts(ends, tuple([end - start for start, end in pairwise(ends)]))
+    sizes = tuple([end - start for start, end in pairwise(ends)])
+    return Cuts(ends, sizes, block_bytes, sum(takewhile(block_bytes.__eq__, sizes)))

@@ -32,7 +32,10 @@ def namespace(model: str, salt: str) -> int:
 def chain(part: bytes, seed: int, where: Cuts) -> Chain:
     """xxh3_64 of every piece of a part, seeded with the hash before it; a last partial piece counts as one, and what
     is beyond the last cut is left out."""
-    pieces = map(BytesIO(part).read, where.sizes[: bisect_left(where.ends, len(part))])
+    length = len(part)
+    # Where each hash stands for one block, dividing takes 1,000 instructions less than looking for the end.
+    number = -(-length // where.first) if length <= where.even else bisect_left(where.ends, length)
+    pieces = map(BytesIO(part).read, where.sizes[:number])
     hashes = [seed]
     # The list grows by what is made of its last entry, so the seeds come from the list itself: no bytecode per piece.
     hashes.extend(map(xxh3_64_intdigest, pieces, hashes))

@@ -114,9 +114,7 @@ class PrefixIndex:
         if pod.capacity != capacity:
             pod.capacity = capacity
             self._upkeep.due_at = -math.inf
-        spans = []
-        for chain in chains:  # mostly one: without a frame or an iterator for it
-            spans.append(self._claim(pod, chain))  # noqa: PERF401
+        spans = [self._claim(pod, chains[0])] if len(chains) == 1 else [self._claim(pod, chain) for chain in chains]
         reservation = Reservation(pod, spans)
         now = self._now()
         if now >= self._upkeep.due_at:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from proxy.core.cycle_state import DataKey
@@ -44,12 +44,21 @@ class PrefixMatch(Protocol):
             missing.append(cold - size * (held if held < total else total))  # noqa: PERF401  # a frame less
         return missing
 
+    def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
+        """What `missing` says, for those who would rather go through the endpoints once."""
+        return 0, -1, dict(zip(endpoints, self.missing(endpoints, prompt_tokens), strict=True))
+
+
+Lacks = tuple[int, int, Mapping[Endpoint, int]]
+"""(tokens that are missing where nothing is held, how many fewer for each of what is counted, how many of these each
+endpoint has that holds any)."""
+
 
 def most_cached(prompt_tokens: int, block_size: int) -> int:
     """Tokens of a prompt that an engine can have cached: full blocks of its own, 0 if it does not tell their size, and
     never the last token, which is always computed."""
     size = block_size or 1
-    return max(0, prompt_tokens - 1) // size * size
+    return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
 
 
 PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from proxy.core.endpoint import Endpoint
 from proxy.prefix.hashing import Chain, Turn
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.keys import PrefixMatch
+from proxy.prefix.keys import Lacks, PrefixMatch
 
 
 class ChainMatch(PrefixMatch):
@@ -25,24 +25,27 @@ class ChainMatch(PrefixMatch):
         self._depths: dict[Endpoint, int] = {}
 
     def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        self._look()
+        return [self._depths.get(endpoint, 0) for endpoint in endpoints]
+
+    def blocks_on(self, endpoint: Endpoint) -> int:
+        if self._version != self._index.version:
+            self._look()
+        return self._depths.get(endpoint, 0)
+
+    def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
+        self._look()
+        size, cold = self.block_size, self.total * self.block_size
+        return (cold if cold > prompt_tokens else prompt_tokens), size, self._depths
+
+    def _look(self) -> None:
+        """Into the index, if anything has changed there."""
         index = self._index
         if self._version != index.version and not self.frozen:
             self._version = index.version
             self._depths = index.match(self.chains[0]) if len(self.chains) == 1 else self._summed()
             if self.turn is not None:
                 index.add_answer(self._depths, self.turn)
-        depths = self._depths
-        if not depths:
-            return [0] * len(endpoints)
-        found, get = [], depths.get
-        for endpoint in endpoints:
-            found.append(get(endpoint, 0))  # noqa: PERF401  # a frame less
-        return found
-
-    def blocks_on(self, endpoint: Endpoint) -> int:
-        if self._version != self._index.version:
-            self.matched(())
-        return self._depths.get(endpoint, 0)
 
     def _summed(self) -> dict[Endpoint, int]:
         summed: dict[Endpoint, int] = {}

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import cycle
+from math import inf
 from typing import Any, TypeVar, cast
 
 from proxy.core import wiring
@@ -244,7 +245,8 @@ class _Assembly:
         filters, (picker,) = self._uses(profile, Filter), self._uses(profile, Picker)
         (wrapped_picker,) = self._at(Picker, [picker.ref], wrap, profile.name)
         steps = tuple(self._filter(profile.name, use.ref, wrap) for use in filters)
-        return Steps(steps, totals, wrapped_picker.pick, wrapped_picker.order)
+        spared = min((cast(Filter, self.instances[use.ref]).spares for use in filters), default=inf)
+        return Steps(steps, totals, wrapped_picker.pick, wrapped_picker.order, spared if wrap is unwrapped else 0)
 
     def _filter(self, profile: str, name: str, wrap: Wrap) -> FilterStep:
         (wrapped,) = self._at(Filter, [name], wrap, profile)

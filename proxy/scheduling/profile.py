@@ -27,12 +27,14 @@ class FilterStep:
 
 
 class Steps(NamedTuple):
-    """What a run calls; `totals` gives one per endpoint."""
+    """What a run calls; `totals` gives one per endpoint. None of the filters need be called for `spared` endpoints, or
+    fewer."""
 
     filters: Sequence[FilterStep]
     totals: Totals
     pick: Pick
     order: Order
+    spared: float = 0
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class Profile:
     def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> ProfileResult:
         """Raises Saturated or NoEndpoints, naming the profile and the filter that left nothing."""
         run = ProfileRun(self.name, attempt, self.shadow)
-        filters, totals, pick, _ = next(self.rounds)
+        filters, totals, pick, _, _ = next(self.rounds)
         endpoints = self._filter(filters, run, request, endpoints)
         scored = list(scored_endpoints(zip(endpoints, totals(run, request, endpoints), strict=True)))
         return ProfileResult(self.name, tuple(pick(run, request, scored) or self._picked_none(endpoints)))
@@ -60,8 +62,8 @@ class Profile:
         """The endpoints of `run`, for whoever does not want their scores: without the objects that these would take, a
         decision among four pods takes 11,000 instructions less. Raises what `run` raises."""
         run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
-        filters, totals, _, order = next(self.rounds)
-        if filters or not endpoints:
+        filters, totals, _, order, spared = next(self.rounds)
+        if not 0 < len(endpoints) <= spared:
             endpoints = self._filter(filters, run, request, endpoints)
         return order(run, request, endpoints, totals(run, request, endpoints)) or self._picked_none(endpoints)
 

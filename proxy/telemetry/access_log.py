@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 
+from proxy.core.identity import Identity
 from proxy.core.ports import Clock
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.line_writer import LineWriter
-from proxy.telemetry.logs import spelt_out
-from proxy.telemetry.records import VALUE, Record
+from proxy.telemetry.logs import json_line
+from proxy.telemetry.records import Record
 
 FIELDS = (
     "time",
@@ -66,36 +69,65 @@ class AccessLog:
 
 def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     """A line of JSON for each record of a request; `epoch` is the wall time at which the monotonic clock was 0."""
-    # One by one a line takes 18,000 instructions, by columns with iterators of C 33,000.
-    return _encode([_fields(request, epoch) for request in requests])
-
-
-def _fields(request: Record, epoch: float) -> dict[str, object]:
-    (name, method, path, received_at, identity), ended_at, status, outcome, sent, leg = request
-    model, endpoint, begun_at, usage, relayed, attempt = leg
-    fields = {"time": datetime.fromtimestamp(ended_at + epoch, UTC), "request_id": name, "method": method, "path": path}
-    if endpoint is not None:
-        fields["model"], fields["endpoint"] = model, endpoint
-    fields["status"], fields["outcome"] = status, VALUE(outcome)
-    if begun_at is not None:
-        fields["ttft"] = round((begun_at - received_at) * 1e6) / 1e6
-    fields["duration"] = round((ended_at - received_at) * 1e6) / 1e6
-    if usage is not None:
-        prompt, completion, cached = usage
-        fields["prompt_tokens"], fields["completion_tokens"] = prompt, completion
+    # Lines of a kind fill in one dictionary: so each takes 13,000 instructions, with one of its own it took 17,000.
+    kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
+    second, date, lines = math.nan, "", []
+    for (name, method, path, received_at, who), ended_at, status, outcome, sent, leg in requests:
+        model, endpoint, begun_at, usage, relayed, attempt = leg
+        prompt, completion, cached = usage or _UNCOUNTED
+        shape = (begun_at is not None, prompt is not None, cached is not None)
+        kind = (method, path, model, endpoint, status, outcome._value_, who, shape)
+        line = kinds.get(kind) or kinds.setdefault(kind, _like(*kind))
+        at = ended_at + epoch
+        if at // 1.0 != second:
+            second = at // 1.0
+            date = _time(second)[:-1]
+        micros = (1e6 * (at - second)).__round__()  # `round` takes 500 more
+        line["time"] = f"{date}{_MILLIS[micros // 1000]}{_MICROS[micros % 1000]}" if 0 < micros < 10**6 else _time(at)
+        line["request_id"] = name
+        if begun_at is not None:
+            line["ttft"] = (1e6 * (begun_at - received_at)).__round__() / 1e6
+        line["duration"] = (1e6 * (ended_at - received_at)).__round__() / 1e6
+        if prompt is not None:
+            line["prompt_tokens"], line["completion_tokens"] = prompt, completion
         if cached is not None:
-            fields["cached_tokens"] = cached
-    fields["bytes"], fields["attempts"] = sent or relayed, attempt + 1
-    if identity is not None:
-        fields["key"], fields["tenant"] = identity.name, identity.tenant
-    return fields
+            line["cached_tokens"] = cached
+        line["bytes"], line["attempts"] = sent or relayed, attempt + 1
+        lines.append(json_line(line))
+    return b"".join(lines)
 
 
-def _encode(lines: Sequence[Mapping[str, object]]) -> bytes:
-    """orjson is called once: calling it costs a third of what it does for a line. No text can be taken for what lies
-    between two lines, because inside a JSON string quotes are escaped."""
-    try:
-        batch = orjson.dumps(lines, option=orjson.OPT_UTC_Z)
-    except TypeError:  # lone surrogates, from headers and paths, which are no Unicode
-        batch = orjson.dumps(list(map(spelt_out, lines)), option=orjson.OPT_UTC_Z)
-    return batch[1:-1].replace(b'},{"time":', b'}\n{"time":') + b"\n"
+def _like(
+    method: str,
+    path: str,
+    model: str | None,
+    endpoint: str | None,
+    status: int,
+    outcome: str,
+    who: Identity | None,
+    shape: tuple[bool, bool, bool],
+) -> dict[str, Any]:
+    """A line of this kind, to be filled in: the fields that it has, in order. What it has in common with the others is
+    encoded already, as the value of the first such field."""
+    pod = {} if endpoint is None else {"model": model, "endpoint": endpoint}
+    common = json_line({"method": method, "path": path, **pod, "status": status, "outcome": outcome})
+    line: dict[str, Any] = {
+        "time": "",
+        "request_id": "",
+        "method": orjson.Fragment(common[len('{"method":') : -len("}\n")]),
+    }
+    begun, counted, told = shape
+    tokens = {"prompt_tokens": counted, "completion_tokens": counted, "cached_tokens": told}
+    has = {"ttft": begun, "duration": True, **tokens, "bytes": True, "attempts": True}
+    line |= dict.fromkeys([name for name, there in has.items() if there], 0)
+    return line if who is None else line | {"key": who.name, "tenant": who.tenant}
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+_UNCOUNTED = (None, None, None)
+_MILLIS = tuple(f".{n:03d}" for n in range(1000))
+_MICROS = tuple(f"{n:03d}Z" for n in range(1000))
+"""Digits, since numbers take five times as long to format as to look up."""

@@ -111,7 +111,7 @@ class Catalogue:
         self.decisions = counter("scheduling_decisions", "Decisions, by the pod that was chosen.", ("endpoint",))
         self.plugin_seconds = histogram(
             "plugin_duration_seconds",
-            "One call of a plugin; one call in 16 is timed and counted.",
+            "One call of a plugin; one call in 64 is timed and counted.",
             ("extension_point", "plugin_type", "plugin_name"),
             OVERHEAD,
         )

@@ -14,7 +14,7 @@ from proxy.core.ports import Call, Clock
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.records import NO_LEG, Record, call_of, first_byte, last_leg, leg
+from proxy.telemetry.records import NO_LEG, Record
 from proxy.telemetry.request_series import RequestSeries
 
 log = logging.getLogger(__name__)
@@ -58,13 +58,20 @@ class Observer:
     def first_byte(self, exchange: Exchange) -> None:
         """The first byte of a pod's answer came; `status` and `first_byte_at` are set."""
         if not exchange.continued:
-            self._begun.append(first_byte(exchange))
+            request = exchange.request
+            self._begun.append(
+                (exchange.status, exchange.first_byte_at, request.received_at, request.model, request.stream)
+            )
 
     def leg_ended(self, exchange: Exchange) -> None:
         """A leg is over; all that `Exchange` will ever say is set, `ending` in any case. Tokens are those of the legs
         that answer."""
         if exchange.answers:
-            self._legs.append(leg(exchange))
+            request, usage, chunks = exchange.request, exchange.usage, exchange.chunks
+            answer = (request.stream, usage, chunks, exchange.first_byte_at, exchange.last_byte_at)
+            predicted, prompt = exchange.predicted_cached_tokens, request.prompt.tokens
+            endpoint, ending, attempt = exchange.endpoint, exchange.ending, exchange.attempt
+            self._legs.append((endpoint, ending, attempt, predicted, prompt, exchange.status, request.model, answer))
         else:
             self._series.stage_ended(exchange)
             if self.stage_watcher is not None:
@@ -75,9 +82,13 @@ class Observer:
     ) -> None:
         """The client has its answer, or is gone. `status` is what it was sent (499: nothing, it left), `outcome` the
         Reason if it was refused, `exchange` the last leg if there was one, `sent` the bytes of an answer of our own."""
-        asked = NO_LEG if exchange is None else last_leg(exchange)
+        asked = NO_LEG
+        if exchange is not None:
+            model, begun_at, usage = exchange.request.model, exchange.first_byte_at, exchange.usage
+            asked = (model, exchange.endpoint.name, begun_at, usage, exchange.response_bytes, exchange.attempt)
+        called = (call.id, call.method, call.path, call.received_at, call.identity)
         now = self._now
-        self._requests.append((call_of(call), now(), status, outcome, sent, asked))
+        self._requests.append((called, now(), status, outcome, sent, asked))
 
     def scorer_fault(self, plugin: str, fault: str) -> None:
         """A scorer of this configured name raised, or gave a score that is none."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, groupby, repeat
-from operator import attrgetter, is_not, itemgetter, sub
-from typing import Any
+from collections.abc import Sequence
 
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import Identity
@@ -16,19 +13,12 @@ from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.instruments import OTHER
 from proxy.telemetry.labels import is_label, outcome_label, path_label
-from proxy.telemetry.records import VALUE, Record
+from proxy.telemetry.records import Record
 
-_PROMPT = attrgetter("prompt_tokens")
-_COMPLETION = attrgetter("completion_tokens")
-_CACHED = attrgetter("cached_tokens")
 _COMPLETE = Ending.COMPLETE.value
 
-_GOOD = frozenset(range(400)).__contains__
-"""Whether a status, or None, is that of an answer."""
-
-_MODEL = itemgetter(0)
-_MODEL_AND_STREAM = itemgetter(0, 1)
-_LAST = itemgetter(-1)
+LEAST_BAD = 400
+"""The least status of what is no answer."""
 
 MOST_TENANTS = 200
 """That become labels."""
@@ -50,34 +40,50 @@ class RequestSeries:
         self._actual_prompt = catalogue.actual_prompt.cell()
         self._actual_hits = catalogue.actual_hits.cell()
 
+    # Loops that fill dictionaries take a third of what sorting and chains of iterators over columns took.
+
     def decided(self, records: Sequence[Record]) -> None:
-        targets, seconds = zip(*records, strict=True)
+        seconds = []
+        for endpoint, taken in records:
+            self._endpoints.of(endpoint).decisions += 1
+            seconds.append(taken)
         self._decision_seconds.observe_all(seconds)
-        for endpoint, number in collections.Counter(targets).items():
-            self._endpoints.of(endpoint).decisions += number
 
     def begun(self, records: Sequence[Record]) -> None:
         """Answers of which the first byte came."""
-        statuses, at, received_at, models, streams = zip(*records, strict=True)
-        good = compress(zip(models, streams, map(sub, at, received_at), strict=True), map(_GOOD, statuses))
-        for (model, stream), answers in groupby(sorted(good, key=_MODEL_AND_STREAM), _MODEL_AND_STREAM):
+        seconds: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
+        for status, at, received_at, model, stream in records:
+            if status is not None and status < LEAST_BAD:
+                seconds[model, stream].append(at - received_at)
+        for (model, stream), of_kind in seconds.items():
             cells = self._answered_for(model)
-            (cells.ttft_stream if stream else cells.ttft_whole).observe_all(list(map(_LAST, answers)))
+            (cells.ttft_stream if stream else cells.ttft_whole).observe_all(of_kind)
 
     def legs_ended(self, records: Sequence[Record]) -> None:
-        endpoints, endings, attempts, predicted, prompts, statuses, models, *answers = zip(*records, strict=True)
-        for (endpoint, ending), number in collections.Counter(zip(endpoints, map(VALUE, endings), strict=True)).items():
+        endings: defaultdict[tuple[Endpoint, str], int] = defaultdict(int)
+        answers: defaultdict[str, list[Record]] = defaultdict(list)
+        expected = hits = 0
+        for endpoint, ending, attempt, predicted, prompt, status, model, answer in records:
+            endings[endpoint, ending._value_] += 1
+            if attempt:
+                self._retries.value += 1
+            if predicted is not None:
+                expected += prompt
+                hits += predicted
+            if status is not None and status < LEAST_BAD:
+                answers[model].append(answer)
+        for (endpoint, said), number in endings.items():
             counts = self._endpoints.of(endpoint).attempts
-            counts[ending] = counts.get(ending, 0) + number
-        self._retries.value += sum(map(bool, attempts))
-        told = list(map(is_not, predicted, repeat(None)))
-        self._predicted_prompt.value += sum(compress(prompts, told))
-        self._predicted_hits.value += sum(compress(predicted, told))
-        self._answered(statuses, models, zip(*answers, strict=True))
+            counts[said] = counts.get(said, 0) + number
+        self._predicted_prompt.value += expected
+        self._predicted_hits.value += hits
+        for model, of_model in answers.items():
+            self._answered(self._answered_for(model), of_model)
 
     def stage_ended(self, exchange: Exchange) -> None:
         """A leg whose answer was for the next one."""
-        counts, ending = self._endpoints.of(exchange.endpoint).attempts, VALUE(exchange.ending)
+        assert exchange.ending is not None
+        counts, ending = self._endpoints.of(exchange.endpoint).attempts, exchange.ending.value
         counts[ending] = counts.get(ending, 0) + 1
         self._retries.value += exchange.attempt > 0
         if exchange.last_byte_at is not None:
@@ -85,33 +91,34 @@ class RequestSeries:
             cell.observe(exchange.last_byte_at - exchange.started_at)
 
     def requests_ended(self, records: Sequence[Record]) -> None:
-        calls, ended_at, statuses, outcomes, _, legs = zip(*records, strict=True)
-        _, _, paths, received_at, identities = zip(*calls, strict=True)
-        if any(identities):
-            self._of_tenants(identities, outcomes, legs)
-        kinds = zip(map(itemgetter(0), legs), paths, statuses, map(VALUE, outcomes), map(type, outcomes), strict=True)
-        seconds: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
-        for kind, taken in zip(kinds, map(sub, ended_at, received_at), strict=True):
-            seconds[kind].append(taken)
+        seconds: defaultdict[tuple[str | None, str, int, str, type[Ending | Reason]], list[float]] = defaultdict(list)
+        for (_, _, path, received_at, identity), ended_at, status, outcome, _, leg in records:
+            seconds[leg[0], path, status, outcome._value_, type(outcome)].append(ended_at - received_at)
+            if identity is not None:
+                self._of_tenant(identity, outcome, leg[3])
         for kind, of_kind in seconds.items():
             self._ended(*kind, of_kind)
 
-    def _answered(self, statuses: Iterable[int | None], models: Sequence[str], answers: Iterable[Record]) -> None:
-        good = compress(zip(models, answers, strict=True), map(_GOOD, statuses))
-        for model, of_model in groupby(sorted(good, key=_MODEL), _MODEL):
-            streams, usages, *rest = zip(*map(_LAST, of_model), strict=True)
-            cells = self._answered_for(model)
-            if any(streams):
-                cells.tpot.observe_all(list(_paces(compress(zip(usages, *rest, strict=True), streams))))
-            self._used(cells, list(filter(None, usages)))
-
-    def _used(self, cells: _ModelCells, usages: Sequence[Usage]) -> None:
-        cells.prompt.value += sum(map(_PROMPT, usages))
-        cells.completion.value += sum(map(_COMPLETION, usages))
-        counted = [usage for usage in usages if usage.cached_tokens is not None]
-        hits = sum(map(_CACHED, counted))
+    def _answered(self, cells: _ModelCells, answers: Sequence[Record]) -> None:
+        prompts = completions = counted = hits = 0
+        paces = []
+        for stream, usage, chunks, first, last in answers:
+            tokens = chunks
+            if usage is not None:
+                prompt, tokens, cached = usage
+                prompts += prompt
+                completions += tokens
+                if cached is not None:
+                    counted += prompt
+                    hits += cached
+            if stream and tokens > 1 and first is not None and last is not None:
+                paces.append((last - first) / (tokens - 1))  # seconds per token after the first one
+        if paces:
+            cells.tpot.observe_all(paces)
+        cells.prompt.value += prompts
+        cells.completion.value += completions
         cells.cached.value += hits
-        self._actual_prompt.value += sum(map(_PROMPT, counted))
+        self._actual_prompt.value += counted
         self._actual_hits.value += hits
 
     def _ended(
@@ -125,23 +132,16 @@ class RequestSeries:
         self._catalogue.requests.cell(label, path_label(path), said, f"{status // 100}xx").add(len(seconds))
         if kind is Reason:
             self._catalogue.refused.cell(outcome).add(len(seconds))
-        if cells is not None and outcome == _COMPLETE and status < 400:
+        if cells is not None and outcome == _COMPLETE and status < LEAST_BAD:
             cells.e2e.observe_all(seconds)
 
-    def _of_tenants(
-        self, identities: Sequence[Identity | None], outcomes: Sequence[Ending | Reason], legs: Sequence[Record]
-    ) -> None:
-        catalogue = self._catalogue
-        for identity, outcome, (_, _, _, usage, *_) in zip(identities, outcomes, legs, strict=True):
-            if identity is None:
-                continue
-            tenant = self._tenant_label(identity.tenant)
-            said = outcome_label(outcome.value, refused=isinstance(outcome, Reason))
-            catalogue.tenant_requests.cell(tenant, said).add()
-            if usage is not None:
-                catalogue.tenant_prompt.cell(tenant).add(usage.prompt_tokens)
-                catalogue.tenant_completion.cell(tenant).add(usage.completion_tokens)
-                catalogue.tenant_cached.cell(tenant).add(usage.cached_tokens or 0)
+    def _of_tenant(self, identity: Identity, outcome: Ending | Reason, usage: Usage | None) -> None:
+        catalogue, tenant = self._catalogue, self._tenant_label(identity.tenant)
+        catalogue.tenant_requests.cell(tenant, outcome_label(outcome.value, refused=isinstance(outcome, Reason))).add()
+        if usage is not None:
+            catalogue.tenant_prompt.cell(tenant).add(usage.prompt_tokens)
+            catalogue.tenant_completion.cell(tenant).add(usage.completion_tokens)
+            catalogue.tenant_cached.cell(tenant).add(usage.cached_tokens or 0)
 
     def _tenant_label(self, tenant: str) -> str:
         """Tokens can name any number of tenants."""
@@ -159,14 +159,6 @@ class RequestSeries:
                 return _ModelCells(self._catalogue, OTHER)
             cells = self._models[model] = _ModelCells(self._catalogue, model)
         return cells
-
-
-def _paces(answers: Iterable[Record]) -> Iterator[float]:
-    """Seconds per token after the first one."""
-    for usage, chunks, first, last in answers:
-        tokens = usage.completion_tokens if usage is not None else chunks
-        if tokens > 1 and first is not None and last is not None:
-            yield (last - first) / (tokens - 1)
 
 
 class _ModelCells:

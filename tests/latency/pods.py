@@ -67,8 +67,7 @@ class Pod:
     def ttft(self, tokens: float, now: float) -> float:
         """What is predicted for a prompt of which nothing is cached."""
         self.model.catch_up(now)
-        (found,) = seconds([self.model], [tokens], tokens, now)
-        return found
+        return seconds(self.model, tokens, tokens, now)
 
     def wait(self, now: float) -> float:
         """What is predicted to pass before the pod turns to the next prompt."""

@@ -88,6 +88,9 @@ async def test_a_good_answer_teaches_which_pod_has_the_prompt(
     end(producer, await begin(producer, ask(), pod))
     match = await produced(producer, ask())
     assert (match.block_size, match.total, match.matched((other, pod))) == (64, 10, [0, 10])
+    cold, size, by_pod = match.lacks((other, pod), 700)
+    lacking = [cold - size * by_pod.get(one, 0) for one in (other, pod)]
+    assert lacking == match.missing((other, pod), 700) == [700, 60]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Filter, score, pick."""
 
+from itertools import repeat
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,14 @@ def test_every_survivor_is_ranked_with_the_weighted_mean_of_its_scores() -> None
 
 def test_without_scorers_everybody_has_0() -> None:
     assert [one.score for one in profile("default").run(request(), [A, B]).ranked] == [0.0, 0.0]
+
+
+def test_a_filter_is_asked_of_more_endpoints_than_it_spares() -> None:
+    only = profile("only", FilterStep("first", Keep(("a",))))
+    only.rounds = repeat(next(only.rounds)._replace(spared=2))
+    two, three = [pod("a"), pod("b")], [pod("a"), pod("b"), pod("c")]
+    assert len(only.order(request(), two)) == 2
+    assert [one.name for one in only.order(request(), three)] == ["a"]
 
 
 def test_an_emptied_list_names_profile_and_filter_and_stops_the_chain() -> None:

@@ -15,6 +15,7 @@ from proxy.core.exchange import Ending, Usage
 from proxy.telemetry import observer
 from proxy.telemetry.observer import BATCH
 from tests.telemetry.fakes import FakeCall, World
+from tests.waiting import PATIENCE
 
 
 def test_a_whole_stream_is_counted_once_everywhere() -> None:
@@ -281,7 +282,7 @@ async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
     strange = world.leg(endpoint)
     strange.ending = None
     world.observer.leg_ended(strange)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not caplog.records:
             await asyncio.sleep(0.001)
         world.observer.leg_ended(world.leg(endpoint))

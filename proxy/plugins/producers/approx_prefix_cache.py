@@ -143,8 +143,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if exchange.stage is not WHOLE:
             self._adapt(exchange, reservation)
         if exchange.predicted_cached_tokens is None:
-            most = most_cached(request.prompt.tokens, metrics.block_size) if before else 0
-            exchange.predicted_cached_tokens = min(before * self._block_size, most)
+            cached, most = before * self._block_size, most_cached(request.prompt.tokens, metrics.block_size)
+            exchange.predicted_cached_tokens = cached if cached < most else most
 
     def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
         reservation = self._reservations.pop(exchange, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from proxy.core.cycle_state import DataKey
@@ -16,6 +17,7 @@ from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRe
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
+from proxy.latency.costs import catch_up, costs
 from proxy.latency.fleet import FleetModel
 from proxy.latency.keys import LATENCY
 from proxy.latency.lessons import LEAST_OBSERVED
@@ -29,6 +31,8 @@ from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 log = logging.getLogger(__name__)
 
 UNTRUSTED = "%s: predictions are off by %.0f %%, more than %.0f %%; until they are better, pods are scored without them"
+
+NOTHING_HELD: Mapping[Endpoint, int] = MappingProxyType({})
 
 UNUSED = "accepted and without effect: "
 
@@ -69,6 +73,9 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     is_trusted: bool = field(init=False, repr=False, compare=False, default=True)
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
     _legs: dict[Exchange, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
+    _found: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
+    """The models of those that were asked about last."""
     _prices: Prices = field(init=False, repr=False, compare=False)
     _trust: Trust = field(init=False, repr=False, compare=False)
     _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
@@ -94,6 +101,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         self.fleet, self.is_trusted, self._trust = predecessor.fleet, predecessor.is_trusted, predecessor._trust
         self._trust.limit = self.max_relative_error
         self._pods, self._legs = predecessor._pods, predecessor._legs
+        self._asked, self._found = None, []
         self.fleet.news = self._hear
         for pod in self._pods.values():
             pod.price(self._prices)
@@ -128,6 +136,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         self._pods.pop(endpoint, None)
+        self._asked, self._found = None, []
 
     @property
     def error(self) -> float:
@@ -152,14 +161,18 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def models(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
         """Of these pods, as all that has come makes them."""
-        known, pods = self._pods, []
-        for endpoint in endpoints:
-            pod = known.get(endpoint) or self._meet(endpoint, now)
-            # another view, or an answer; what is not streamed gives no sign but its time
-            if pod.view != endpoint.view or pod.head.first_byte_at is not None or now > pod.look_at:
-                pod.catch_up(now)
-            pods.append(pod)
+        pods = self.known(endpoints, now)
+        catch_up(pods, now)
         return pods
+
+    def known(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
+        """The same, as they were left."""
+        if endpoints is self._asked:  # the fleet hands out the same tuple until it changes
+            return self._found
+        found = [self._pods.get(endpoint) or self._meet(endpoint, now) for endpoint in endpoints]
+        if isinstance(endpoints, tuple):
+            self._asked, self._found = endpoints, found
+        return found
 
     def _meet(self, endpoint: Endpoint, now: float) -> PodModel:
         pod = self._pods[endpoint] = PodModel(endpoint, self.fleet, self._prices, now)
@@ -192,10 +205,16 @@ class Forecast(NamedTuple):
         return self.producer.is_trusted
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return self._seconds(endpoints, costs=True)
+        producer, tokens, match = self
+        now = producer.clock.now()
+        cold, size, held = match.lacks(endpoints, tokens) if match is not None else (tokens, 0, NOTHING_HELD)
+        return costs(producer.known(endpoints, now), 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
 
     def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return self._seconds(endpoints)
+        producer, tokens, _ = self
+        now = producer.clock.now()
+        pods = zip(producer.models(endpoints, now), self._missing(endpoints), strict=True)
+        return [seconds(pod, left, tokens, now) for pod, left in pods]
 
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return tpots(self.producer.models(endpoints, self.producer.clock.now()))
@@ -213,12 +232,6 @@ class Forecast(NamedTuple):
     @property
     def output(self) -> float:
         return self.producer.fleet.output
-
-    def _seconds(self, endpoints: Sequence[Endpoint], costs: bool = False) -> list[float]:
-        producer, tokens, match = self
-        now = producer.clock.now()
-        missing = match.missing(endpoints, tokens) if match is not None else [tokens] * len(endpoints)
-        return seconds(producer.models(endpoints, now), missing, tokens, now, costs)
 
     def _missing(self, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         match, tokens = self.match, self.tokens
