@@ -36,6 +36,7 @@ from proxy.replay.policy import Policy
 from proxy.replay.simulation import Simulation
 from proxy.replay.workload import Job, Workload, load_trace
 from proxy.replicas.loads import OwnLoads, PeerLoads
+from proxy.replicas.outbox import LATER
 from proxy.replicas.prefixes import SharedIndex
 from proxy.replicas.roster import Roster
 from proxy.replicas.wire import Kind, record, records
@@ -49,7 +50,7 @@ APART = -1.0
 LONGEST = 100_000
 """Tokens of a request of a trace."""
 
-SHOWN = ("ttft_mean", "ttft_p90", "hit", "imbalance")
+SHOWN = ("ttft_mean", "ttft_p90", "hit", "imbalance", "packets")
 
 
 def main() -> None:
@@ -68,6 +69,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--proxies", type=_numbers(int), default=(1, 2, 4))
     parser.add_argument("--delays", type=_numbers(float), default=(0.0, 15.0, 60.0, 250.0), help="milliseconds")
+    parser.add_argument(
+        "--ends", type=float, default=1000 * LATER, help="milliseconds that ends wait for something else"
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="in Mooncake's format; else made-up conversations")
     parser.add_argument("--generator", default="conversations", help="of bench/quality.py, where there is no trace")
     parser.add_argument("--pods", type=int, default=4)
@@ -85,11 +89,14 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 def _run(options: argparse.Namespace, count: int, delay: float, seed: int) -> dict[str, float]:
     pods, clock = [VirtualPod(number, config) for number, config in enumerate(_pods(options))], ManualClock()
-    policy = Proxies(count, delay, pods, clock, seed)
+    policy = Proxies(count, delay, pods, clock, seed, options.ends / 1000)
     simulation = Simulation(_workload(options, seed).jobs, pods, policy, clock, Random(seed + 1))
     outcomes = simulation.run()
     counted = outcomes[len(outcomes) // 10 :]
-    return figures(fared(counted, Objectives()), simulation.gauges)
+    return {
+        **figures(fared(counted, Objectives()), simulation.gauges),
+        "packets": policy.batches / len(outcomes),
+    }
 
 
 def _pods(options: argparse.Namespace) -> list[SimConfig]:
@@ -106,12 +113,13 @@ def _workload(options: argparse.Namespace, seed: int) -> Workload:
 
 
 class Sharing(Kvlane):
-    """`said` is called when it has something for others, once until that is taken."""
+    """`said` is called when it has something for others, once until that is taken; `said_later` where it may wait."""
 
     said: Callable[[], None]
+    said_later: Callable[[], None]
 
     def __init__(self, pods: Sequence[Pod], clock: ManualClock, rng: Random) -> None:
-        self._loads = OwnLoads(self._touch)
+        self._loads = OwnLoads(self._touch, self._touch_later)
         super().__init__(Settings(), pods, clock, rng, says_cached=True)
         roster = Roster()
         for endpoint in self._endpoints:
@@ -126,6 +134,7 @@ class Sharing(Kvlane):
                 producer.max_bytes,
                 tag=number,
                 touch=self._touch,
+                touch_later=self._touch_later,
                 find=roster.get,
             )
             self._indexes.append(producer.index)
@@ -136,9 +145,13 @@ class Sharing(Kvlane):
     def _touch(self) -> None:
         self.said()
 
+    def _touch_later(self) -> None:
+        self.said_later()
+
     def news(self) -> bytes:
-        loads = self._loads.take_changes()
-        return b"".join([record(Kind.LOAD, loads), *[index.take_changes() for index in self._indexes]])
+        body = self._loads.take_changes()
+        loads = record(Kind.LOAD, body) if body else b""
+        return b"".join([loads, *[index.take_changes() for index in self._indexes]])
 
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
@@ -150,19 +163,23 @@ class Sharing(Kvlane):
 
 
 class Proxies(Policy):
-    """What one says is heard before anything else happens once its time has come."""
+    """What one says is heard before anything else happens once its time has come; ends wait for so many seconds."""
 
-    def __init__(self, count: int, delay: float, pods: Sequence[Pod], clock: ManualClock, seed: int) -> None:
+    def __init__(
+        self, count: int, delay: float, pods: Sequence[Pod], clock: ManualClock, seed: int, ends: float = 0.0
+    ) -> None:
         self._rng = Random(seed)
         self._clock = clock
         self._delay = delay
+        self._ends = ends
         self._proxies = [Sharing(pods, clock, Random(seed + number)) for number in range(count)]
         self.scrapes = self._proxies[0].scrapes
         self._of: dict[int, Sharing] = {}
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
-        self._order = 0
+        self._order = self.batches = 0
         for number, proxy in enumerate(self._proxies):
-            proxy.said = self._saying(number)
+            proxy.said = self._saying(number, 0.0)
+            proxy.said_later = self._saying(number, max(0.0, ends - delay / 2))
 
     def place(self, index: int, job: Job, now: float) -> int | None:
         self._catch_up(now)
@@ -195,8 +212,8 @@ class Proxies(Policy):
         for proxy, own in zip(self._proxies, sent, strict=True):
             proxy.scraped(pod, reading, own, sent_at)
 
-    def _saying(self, number: int) -> Callable[[], None]:
-        return lambda: self._later(self._clock.now(), lambda at: self._gather(number, at))
+    def _saying(self, number: int, later: float) -> Callable[[], None]:
+        return lambda: self._later(self._clock.now() + later, lambda at: self._gather(number, at))
 
     def _later(self, since: float, what: Callable[[float], None]) -> None:
         if self._delay >= 0:
@@ -205,6 +222,7 @@ class Proxies(Policy):
 
     def _gather(self, number: int, now: float) -> None:
         batch = self._proxies[number].news()
+        self.batches += bool(batch)
         self._later(now, lambda at: self._tell(number, batch))
 
     def _tell(self, number: int, batch: bytes) -> None:
@@ -219,7 +237,7 @@ class Proxies(Policy):
 
 
 def _shown(rows: dict[str, dict[str, float]]) -> str:
-    heads = ("proxies", "TTFT mean", "p90", "prefix hits", "imbalance")
+    heads = ("proxies", "TTFT mean", "p90", "prefix hits", "imbalance", "packets a request")
     return table(
         [
             list(heads),
@@ -230,6 +248,7 @@ def _shown(rows: dict[str, dict[str, float]]) -> str:
                     f"{row['ttft_p90'] * 1000:.0f} ms",
                     f"{row['hit']:.1%}",
                     f"{row['imbalance']:.2f}",
+                    f"{row['packets']:.1f}",
                 ]
                 for name, row in rows.items()
             ),

@@ -46,8 +46,8 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.index import PrefixIndex
 from proxy.replicas.deployment import Alone, Deployment
+from proxy.replicas.pipe import commands
 from proxy.replicas.prefixes import SharedIndex
-from proxy.replicas.redis_line import commands
 from proxy.replicas.replica import Replica
 from proxy.replicas.series import ReplicaSeries
 from proxy.replicas.settings import ReplicaSettings
@@ -116,14 +116,13 @@ class Store:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._listeners: dict[str, list[asyncio.Queue[bytes]]] = defaultdict(list)
+        self._listeners: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
         self._passing: deque[tuple[str, bytes]] = deque()
 
-    def line(self, settings: ReplicaSettings, channels: Sequence[str]) -> MemoryLine:
-        queue: asyncio.Queue[bytes] = asyncio.Queue()
+    def line(self, settings: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
         for channel in channels:
-            self._listeners[channel].append(queue)
-        return MemoryLine(self, queue)
+            self._listeners[channel].append(heard)
+        return MemoryLine(self)
 
     def publish(self, channel: str, message: bytes) -> None:
         self._passing.append((channel, message))
@@ -131,16 +130,17 @@ class Store:
 
     def _deliver(self) -> None:
         channel, message = self._passing.popleft()
-        for queue in self._listeners[channel]:
-            queue.put_nowait(message)
+        for heard in self._listeners[channel]:
+            heard(message)
 
 
 class MemoryLine:
     """A `proxy.replicas.deployment.Line`; what publishing costs on a socket is paid here too."""
 
-    def __init__(self, store: Store, queue: asyncio.Queue[bytes]) -> None:
+    is_slow = False
+
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._queue = queue
         self._socket, self._sink = socket.socketpair()
         self.spent = 0.0
 
@@ -151,7 +151,7 @@ class MemoryLine:
         self._socket.close()
         self._sink.close()
 
-    async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
+    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         messages = list(messages)
         began = time.thread_time()
         self._socket.send(commands(messages)[:65536])
@@ -160,8 +160,10 @@ class MemoryLine:
         for channel, message in messages:
             self._store.publish(channel, message)
 
-    async def receive(self) -> bytes:
-        return await self._queue.get()
+    async def has_room(self) -> None: ...
+
+    async def lost(self) -> None:
+        await asyncio.Event().wait()
 
 
 # A replica, and what it does.
@@ -222,8 +224,8 @@ class Host:
         self.series = ReplicaSeries(Catalogue("scale"))
         settings = ReplicaSettings(store="redis://memory", name=f"host-{number}", lease=10.0)
 
-        def line(given: ReplicaSettings, channels: Sequence[str]) -> MemoryLine:
-            self.lines.append(store.line(given, channels))
+        def line(given: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
+            self.lines.append(store.line(given, channels, heard))
             return self.lines[-1]
 
         self.deployment = Deployment(

@@ -91,6 +91,7 @@ class SharingApp(App):
                 producer.max_bytes,
                 tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
                 touch=self._replica.touch,
+                touch_later=self._replica.touch_later,
                 find=self._replica.roster.get,
             )
         return producer.index

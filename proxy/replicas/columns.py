@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 
 from proxy.replicas.wire import Garbled
 
 MOST = 0xFFFFFFFF
+
+FEW = 64
+"""Numbers that are packed by one call for their number, which takes less than to make an array of them first."""
 
 
 def words(numbers: Sequence[int]) -> bytes:
@@ -20,7 +24,8 @@ def words(numbers: Sequence[int]) -> bytes:
 
 def longs(numbers: Sequence[int]) -> bytes:
     """Eight bytes each."""
-    return array("Q", numbers).tobytes()
+    count = len(numbers)
+    return _FEW[count](*numbers) if count < FEW else array("Q", numbers).tobytes()
 
 
 def read_words(data: bytes, at: int, count: int) -> list[int]:
@@ -38,3 +43,6 @@ def _read(form: str, data: bytes, at: int, size: int) -> list[int]:
     if len(part) != size:
         raise Garbled("a column is cut off")
     return array(form, part).tolist()
+
+
+_FEW = [Struct(f"={count}Q").pack for count in range(FEW)]

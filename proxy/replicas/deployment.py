@@ -17,7 +17,7 @@ import orjson
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.replicas.absence import Absence
-from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, shared, version_of
+from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, packed, shared, version_of
 from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
 from proxy.replicas.redis_line import RedisLine, StoreLost
 from proxy.replicas.series import ReplicaSeries
@@ -51,7 +51,7 @@ _ABSENT = FIRST_NUMBER - 1
 
 
 class Line(Protocol):
-    """A connection to the store; raises StoreLost, entered and in all that it does. `RedisLine` is one."""
+    """A connection to the store; raises StoreLost, entered and in `lost`. `RedisLine` is one."""
 
     async def __aenter__(self) -> Line: ...
 
@@ -59,9 +59,22 @@ class Line(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None: ...
+    @property
+    def is_slow(self) -> bool:
+        """Whether what is published waits."""
 
-    async def receive(self) -> bytes: ...
+    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        """(channel, message) of each."""
+
+    async def has_room(self) -> None:
+        """Waits while it is slow."""
+
+    async def lost(self) -> None:
+        """Waits until it is."""
+
+
+Listen = Callable[[ReplicaSettings, Sequence[str], Callable[[bytes], None]], Line]
+"""Makes a connection to the store, by which is heard what comes over these channels."""
 
 
 class Deployment:
@@ -81,11 +94,11 @@ class Deployment:
         local: Local,
         config: Callable[[], str],
         own: Callable[[], bytes] = bytes,
-        line: Callable[[ReplicaSettings, Sequence[str]], Line] = RedisLine,
+        line: Listen = RedisLine,
         gathers: bool = True,
     ) -> None:
-        """`config` names the configuration in effect, `own` gives records that the host itself tells who joins. `line`
-        makes a connection to the store that listens to these channels. `gathers`: what members say comes one by one."""
+        """`config` names the configuration in effect, `own` gives records that the host itself tells who joins.
+        `gathers`: what members say comes one by one."""
         self._settings = settings
         self._clock = clock
         self._random = rng
@@ -95,6 +108,8 @@ class Deployment:
         self._own = own
         self._line = line
         self._gathered_for = settings.interval if gathers else 0.0
+        self._at_once: Line | None = None
+        """That what is said goes to without being gathered."""
         self._id = secrets.token_bytes(ID_BYTES)
         self._everybody = f"{settings.prefix}:all"
         self._peers = Peers(clock, settings.lease * (1 - 2 / LOOKS), local.gone)
@@ -128,9 +143,10 @@ class Deployment:
         """The others are told, so that they need not wait for the lease."""
         if self._tells:
             self._put(Say.BYE, self._everybody, b"")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS):
-                    await self._all_is_said.wait()
+            if self._queue:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_WORDS):
+                        await self._all_is_said.wait()
         await self._tasks.stop()
 
     # What members of this host do.
@@ -177,8 +193,9 @@ class Deployment:
         while True:
             began = self._clock.now()
             try:
-                async with self._line(self._settings, (self._everybody, self._channel_of(self._id))) as line:
-                    self._begin()
+                channels = self._everybody, self._channel_of(self._id)
+                async with self._line(self._settings, channels, self._received) as line:
+                    self._begin(line)
                     self._lost(await self._first_loss(line))
             except StoreLost as error:
                 self._lost(error)
@@ -188,7 +205,7 @@ class Deployment:
     async def _first_loss(self, line: Line) -> StoreLost:
         async with Tasks() as tasks:
             parts = (
-                tasks.start(_loss(self._listen(line)), "replicas: listen"),
+                tasks.start(_loss(line.lost()), "replicas: listen"),
                 tasks.start(_loss(self._publish(line)), "replicas: publish"),
                 tasks.start(_loss(self._live()), "replicas: beat"),
             )
@@ -196,19 +213,14 @@ class Deployment:
             loss: StoreLost = done.pop().result()
             return loss
 
-    async def _listen(self, line: Line) -> None:
-        while True:
-            self._received(await line.receive())
-
     async def _publish(self, line: Line) -> None:
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._gathered_for)
+            await line.has_room()
             self._wake.clear()
-            messages = self._packets()
-            self._series.sent.add(sum(len(message) for _, message in messages))
-            self._series.messages_sent.add(len(messages))
-            await line.publish(messages)
+            self._send(line, self._packets())
+            await line.has_room()
             if not self._queue:
                 self._all_is_said.set()
 
@@ -236,12 +248,13 @@ class Deployment:
             self._echoed_at += late
             self._peers.excuse(late)
 
-    def _begin(self) -> None:
+    def _begin(self, line: Line) -> None:
         self._queue.clear()
         self._waiting = 0
         self._sent_at.clear()
         self._echoed_at = self._clock.now()
         self._tells = True
+        self._at_once = None if self._gathered_for else line
         self._wants_memory = True
         self._beat(Say.HELLO)
         self._tell(OTHER_HOSTS, MISSED)
@@ -255,6 +268,7 @@ class Deployment:
         if self._is_up or self._why != str(error):
             log.warning("the store of the replicas is away, each goes on with what it knows: %s", error)
         self._tells = self._is_up = False
+        self._at_once = None
         self._why = str(error)
         self._show()
 
@@ -277,6 +291,10 @@ class Deployment:
     # What goes out.
 
     def _put(self, say: Say, channel: str, body: bytes) -> None:
+        line = self._at_once
+        if line is not None and not self._queue and not line.is_slow:
+            self._send(line, [self._packet(say, channel, body)])
+            return
         self._queue.append((say, channel, body))
         self._waiting += len(body)
         if self._waiting > MOST_WAITING:
@@ -285,6 +303,11 @@ class Deployment:
             self._number += 1  # so that all others see that they have missed something
         self._all_is_said.clear()
         self._wake.set()
+
+    def _send(self, line: Line, messages: Sequence[tuple[str, bytes]]) -> None:
+        self._series.sent.add(sum([len(message) for _, message in messages]))
+        self._series.messages_sent.add(len(messages))
+        line.publish(messages)
 
     def _packets(self) -> list[tuple[str, bytes]]:
         """What waits, in its order; news that follow each other are one packet."""
@@ -296,14 +319,16 @@ class Deployment:
             end = at + 1
             while say in _JOIN and end < len(queue) and queue[end][:2] == (say, channel):
                 end += 1
-            if channel == self._everybody:
-                self._number += 1
-            if say is Say.BEAT or say is Say.HELLO:
-                self._sent_at[self._number] = self._clock.now()
-            body = b"".join([body for _, _, body in queue[at:end]])
-            found.append((channel, Packet(say, self._id, self._number, body).packed()))
+            found.append(self._packet(say, channel, b"".join([body for _, _, body in queue[at:end]])))
             at = end
         return found
+
+    def _packet(self, say: Say, channel: str, body: bytes) -> tuple[str, bytes]:
+        if channel == self._everybody:
+            self._number += 1
+        if say is Say.BEAT or say is Say.HELLO:
+            self._sent_at[self._number] = self._clock.now()
+        return channel, packed(say, self._id, self._number, body)
 
     def _beat(self, say: Say) -> None:
         name = self._settings.name or socket.gethostname()

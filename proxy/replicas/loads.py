@@ -21,23 +21,31 @@ Apply = Callable[[Endpoint, int, int, int], None]
 
 
 class OwnLoads:
-    """What this process has in flight, for its peers; `touch` is called when there is something to say."""
+    """What this process has in flight, for its peers; `touch` is called when there is something to say, `touch_later`
+    where it is only that there is less."""
 
-    def __init__(self, touch: Callable[[], None]) -> None:
+    def __init__(self, touch: Callable[[], None], touch_later: Callable[[], None] | None = None) -> None:
         self._touch = touch
+        self._touch_later = touch_later or touch
         self._changed: defaultdict[Endpoint, int] = defaultdict(int)
+        self._has_more = False
 
     def changed(self, endpoint: Endpoint, work: int) -> None:
         """On the hot path: three times per leg."""
         changed = self._changed
-        if not changed:
-            self._touch()
+        if work:
+            if not self._has_more:
+                self._has_more = True
+                self._touch()
+        elif not changed:
+            self._touch_later()
         changed[endpoint] += work
 
     def take_changes(self) -> bytes:
         """The body of a record about the pods that changed; empty if there are none."""
         body = _body(self._changed)
         self._changed.clear()
+        self._has_more = False
         return body
 
     @staticmethod
@@ -113,8 +121,10 @@ def _read(body: bytes) -> tuple[list[int], list[int], int]:
 def _body(changed: Mapping[Endpoint, int]) -> bytes:
     if not changed:
         return b""
-    pods = [pod_number(endpoint.name) for endpoint in changed]
-    loads = [endpoint.load for endpoint in changed]
-    requests = [load.requests - load.remote_requests for load in loads]
-    tokens = [load.tokens - load.remote_tokens for load in loads]
+    pods, requests, tokens = [], [], []
+    for endpoint in changed:  # mostly one: without frames for it
+        load = endpoint.load
+        pods.append(pod_number(endpoint.name))
+        requests.append(load.requests - load.remote_requests)
+        tokens.append(load.tokens - load.remote_tokens)
     return _COUNT.pack(len(pods)) + longs(pods) + words([*requests, *tokens, *changed.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
@@ -32,11 +33,7 @@ class Moves:
     settled_last: list[int] = field(default_factory=list)
 
     def packed(self, tag: int) -> bytes:
-        settled, reserved, pods, last = self.settled, self.reserved, self.pods, self.settled_last
-        hashes = b"".join(self.hashes)
-        head = _HEAD.pack(tag, len(settled), len(reserved), len(pods), len(hashes) >> 3, len(last))
-        numbers = words([*settled, *reserved, *[capacity for _, capacity in pods], *last])
-        return head + hashes + longs([number for number, _ in pods]) + numbers
+        return packed_moves(tag, self.settled, self.reserved, self.hashes, self.pods, self.settled_last)
 
     @staticmethod
     def read(body: bytes) -> Moves:
@@ -66,3 +63,18 @@ class Moves:
             raise Garbled("a chain is cut off")
         if places and (max(places) >= len(self.pods) or max(lengths) >= len(DEPTHS)):
             raise Garbled("a chain on no pod, or longer than any")
+
+
+def packed_moves(
+    tag: int,
+    settled: Sequence[int],
+    reserved: Sequence[int],
+    hashes: Sequence[bytes],
+    pods: Sequence[tuple[int, int]],
+    last: Sequence[int],
+) -> bytes:
+    """As `Moves` are, without making any: this is done for every batch."""
+    told = b"".join(hashes)
+    head = _HEAD.pack(tag, len(settled), len(reserved), len(pods), len(told) >> 3, len(last))
+    numbers = words([*settled, *reserved, *[capacity for _, capacity in pods], *last])
+    return b"".join((head, told, longs([number for number, _ in pods]), numbers))

@@ -41,7 +41,7 @@ class Packet:
     body: bytes
 
     def packed(self) -> bytes:
-        return _HEAD.pack(VERSION, self.say, self.host, self.number) + self.body
+        return packed(self.say, self.host, self.number, self.body)
 
     @staticmethod
     def read(data: bytes) -> Packet | None:
@@ -52,6 +52,10 @@ class Packet:
         if version != VERSION or say not in _SAYS:
             return None
         return Packet(_SAYS[say], host, number, data[_HEAD.size :])
+
+
+def packed(say: Say, host: bytes, number: int, body: bytes) -> bytes:
+    return _HEAD.pack(VERSION, say, host, number) + body
 
 
 def version_of(data: bytes) -> int:

@@ -16,8 +16,9 @@ from proxy.prefix.hashing import Chain
 from proxy.prefix.holdings import PodMemory
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
+from proxy.replicas.columns import longs
 from proxy.replicas.journal import Journal, Key
-from proxy.replicas.moves import Moves
+from proxy.replicas.moves import Moves, packed_moves
 from proxy.replicas.roster import pod_number
 from proxy.replicas.wire import Garbled, Kind, record
 
@@ -32,7 +33,7 @@ PER_RECORD = 100
 Find = Callable[[int], Endpoint | None]
 
 Told = tuple[int, Key, bytes]
-"""The number of a chain that was reserved, where the journal will have it, and its hashes."""
+"""Twice the number of a chain that was reserved, where the journal will have it, and its hashes."""
 
 OfPeer = tuple[Reservation, Key, bytes]
 
@@ -43,7 +44,7 @@ _MEMORY = Struct("<IQQI")
 """Index, the pod's number, capacity, and how many hashes of a chain follow."""
 
 _TAG = Struct("<I")
-_LARGEST = 0x7FFFFFFF
+_LARGEST = 0xFFFFFFFE
 
 
 def index_tag(name: str, block_tokens: int) -> int:
@@ -52,8 +53,8 @@ def index_tag(name: str, block_tokens: int) -> int:
 
 
 class SharedIndex(PrefixIndex):
-    """`take_changes` gives what this process did to it, and `touch` is called when there is something; `take` does what
-    a peer did.
+    """`take_changes` gives what this process did to it, and `touch` or `touch_later` is called when there is something;
+    `take` does what a peer did.
 
     Reservations of a peer are numbered by the peer, chain by chain. They pin here what they pin there, until they are
     settled, or the peer is gone.
@@ -69,11 +70,13 @@ class SharedIndex(PrefixIndex):
         tag: int,
         touch: Callable[[], None],
         find: Find,
+        touch_later: Callable[[], None] | None = None,
     ) -> None:
-        """`find` gives the living pod of a number."""
+        """`find` gives the living pod of a number. `touch_later` is called where what there is to say is but an end."""
         super().__init__(clock, max_siblings, ttl, max_bytes)
         self._tag = tag
         self._touch = touch
+        self._touch_later = touch_later or touch
         self._find = find
         self._number = 0
         self._fresh: list[Reservation] = []
@@ -99,7 +102,7 @@ class SharedIndex(PrefixIndex):
     def settle(self, reservation: Reservation, computed: bool) -> None:
         PrefixIndex.settle(self, reservation, computed)
         if not self._settled:
-            self._touch()
+            self._touch_later()
         self._settled.setdefault(reservation, computed)
 
     def lost(self, endpoint: Endpoint) -> None:
@@ -133,7 +136,7 @@ class SharedIndex(PrefixIndex):
         for start in range(0, len(own), PER_RECORD):
             moves, places = Moves(), _Places()
             for reservation, number, _, packed in own[start : start + PER_RECORD]:
-                moves.reserved += (2 * number, places[reservation.pod][0], len(packed) >> 3)
+                moves.reserved += (number, places[reservation.pod][0], len(packed) >> 3)
                 moves.hashes.append(packed)
             moves.pods = places.pods
             yield moves.packed(self._tag)
@@ -151,44 +154,57 @@ class SharedIndex(PrefixIndex):
         if self._now() >= self._anew_at:
             self.begin_anew()
         fresh, settled, self._fresh, self._settled = self._fresh, self._settled, [], {}
-        moves = Moves(self._settle_own(settled))
-        self._reserve_own(fresh, moves)
-        moves.settled_last = self._settle_own({each: settled[each] for each in fresh if each in settled})
-        if moves.settled or moves.reserved:
-            self._records.append(record(Kind.MOVES, moves.packed(self._tag)))
+        said, unknown = self._settle_own(settled)
+        reserved, hashes, pods = self._reserve_own(fresh)
+        last = self._settle_own(unknown)[0] if unknown else []
+        if said or reserved:
+            self._records.append(record(Kind.MOVES, packed_moves(self._tag, said, reserved, hashes, pods, last)))
 
-    def _settle_own(self, settled: dict[Reservation, bool]) -> list[int]:
-        """Of those others were told of; and what was computed is kept."""
-        pop, keep = self._own.pop, self._journal.add
+    def _settle_own(self, settled: dict[Reservation, bool]) -> tuple[list[int], dict[Reservation, bool]]:
+        """Of those others were told of, and the rest; what was computed is kept."""
+        pop = self._own.pop
         said: list[int] = []
+        kept: list[Told] = []
+        rest = {}
         for reservation, computed in settled.items():
-            is_kept = computed and not reservation.pod.retired
-            for number, key, packed in pop(reservation, ()):
-                said.append(2 * number + computed)
-                if is_kept:
-                    keep(key, packed, True)
-        return said
+            told = pop(reservation, None)
+            if told is None:
+                rest[reservation] = computed
+                continue
+            for row in told:
+                said.append(row[0] + computed)  # noqa: PERF401  # mostly one: without a frame for it
+            if computed and not reservation.pod.retired:
+                kept += told
+        self._journal.add_all(kept, True)
+        return said, rest
 
-    def _reserve_own(self, fresh: Sequence[Reservation], moves: Moves) -> None:
+    def _reserve_own(self, fresh: Sequence[Reservation]) -> tuple[list[int], list[bytes], list[tuple[int, int]]]:
         """A chain is told from the last hash on that all others know."""
         own, number, longest_known = self._own, self._number, self._journal.longest_known
-        places, hashes, reserved = _Places(), moves.hashes, moves.reserved
+        places = _Places()
+        hashes: list[bytes] = []
+        reserved: list[int] = []
         for reservation in fresh:
             place, pod = places[reservation.pod]
-            told: list[Told] = []
+            rows: list[Told] = []
             for span in reservation.spans:
-                chain, length, _, _ = span
+                chain, length, at, _ = span
                 if not length:
                     continue
-                known = longest_known(pod, span)
-                at, number = len(known) >> 3, (number + 1) & _LARGEST
-                said = array("Q", chain[at - 1 if at else 0 : length]).tobytes()
-                reserved += (2 * number + (at > 0), place, len(said) >> 3)
+                number = (number + 2) & _LARGEST
+                if at and (known := longest_known(pod, span)):
+                    at = len(known) >> 3
+                    said = longs(chain[at - 1 : length])
+                    reserved += (number + 1, place, length - at + 1)
+                    rows.append((number, (pod, chain[length - 1]), known + said[8:]))
+                else:
+                    said = longs(chain[:length])
+                    reserved += (number, place, length)
+                    rows.append((number, (pod, chain[length - 1]), said))
                 hashes.append(said)
-                told.append((number, (pod, chain[length - 1]), known + said[8:] if at else said))
-            own[reservation] = told
+            own[reservation] = rows
         self._number = number
-        moves.pods = places.pods
+        return reserved, hashes, places.pods
 
     # What a peer did.
 

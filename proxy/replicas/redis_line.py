@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
 from proxy.replicas.address import Address, address_of
+from proxy.replicas.pipe import Pipe, commands
 from proxy.replicas.settings import ReplicaSettings
+
+log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 2.0
 """Seconds until a connection is given up that does not come about, for each host that may have to be tried."""
@@ -28,16 +32,25 @@ class StoreLost(Exception):
 
 
 class RedisLine:
-    """`async with RedisLine(settings, channels)`: whatever is published from then on is received. Raises StoreLost,
-    entered and in all that it does.
+    """`async with RedisLine(settings, channels, heard)`: `heard(message)` gets whatever is published from then on.
+    Raises StoreLost, entered and in `lost`.
 
     Publishing asks for no replies: whoever hears himself knows that he is heard. That takes a fifth of the CPU.
     """
 
-    def __init__(self, settings: ReplicaSettings, channels: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        channels: Sequence[str],
+        heard: Callable[[bytes], None] = lambda message: None,
+    ) -> None:
         self._settings = settings
         self._channels = channels
+        self._heard = heard
         self._redis = library()
+        self._made: list[Any] = []
+        """Connections, of redis-py."""
+        self._pipes: list[Pipe] = []
 
     async def __aenter__(self) -> RedisLine:
         try:
@@ -56,54 +69,87 @@ class RedisLine:
     ) -> None:
         await self._close()
 
-    async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        """(channel, message) of each. Waits while the store is slow to read."""
-        try:
-            await self._publisher.send_packed_command([commands(messages)], check_health=False)
-        except self._failures as error:
-            raise _lost(error) from None
+    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        """(channel, message) of each. Never waits."""
+        self._publisher.write(commands(messages))
 
-    async def receive(self) -> bytes:
-        """The next message."""
-        try:
-            while True:
-                said = await self._listener.get_message(ignore_subscribe_messages=True, timeout=None)
-                if said is not None and said["type"] == "message":
-                    message: bytes = said["data"]
-                    return message
-        except self._failures as error:
-            raise _lost(error) from None
+    @property
+    def is_slow(self) -> bool:
+        """Whether what is published waits."""
+        return self._publisher.is_slow
+
+    async def has_room(self) -> None:
+        """Waits while the store is slow to read."""
+        await self._publisher.has_room()
+
+    async def lost(self) -> None:
+        """Raises StoreLost when it is."""
+        error = await asyncio.shield(self._loss)
+        if error is not None and not isinstance(error, self._failures):
+            log.error("replicas: what came from the store", exc_info=error)
+        raise _lost(error or ConnectionError("the store has hung up"))
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
         return self._redis.RedisError, OSError, TimeoutError
 
     async def _open(self) -> None:
-        client, self._publisher = await self._reached()
-        await self._publisher.send_command("CLIENT", "REPLY", "OFF")
-        self._listener = client.pubsub()
-        await self._listener.subscribe(*self._channels)
-        for _ in self._channels:
-            while await self._listener.get_message(timeout=None) is None:
-                pass
+        """What may not be published is said while there are replies: the message is of no use to those who get it, so
+        nobody listens yet."""
+        self._loss: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        client, publisher = await self._reached()
+        await publisher.send_command("PUBLISH", self._channels[-1], b"")
+        await publisher.read_response()
+        await publisher.send_command("CLIENT", "REPLY", "OFF")
+        listener = await self._connection(client)
+        self._publisher = self._pipe(publisher)
+        self._pipe(listener).write(b"".join(listener.pack_command("SUBSCRIBE", *self._channels)))
+        await asyncio.wait((self._subscribed, self._loss), return_when=asyncio.FIRST_COMPLETED)
+        if self._loss.done():
+            await self.lost()
 
     async def _reached(self) -> tuple[Any, Any]:
         """The first that there is, and a connection to it."""
         *others, last = clients_of(self._settings, self._redis)
         for self._client in others:
             try:
-                return self._client, await self._client.connection_pool.get_connection()
+                return self._client, await self._connection(self._client)
             except self._failures:
                 await close(self._client)
         self._client = last
-        return last, await last.connection_pool.get_connection()
+        return last, await self._connection(last)
+
+    async def _connection(self, client: Any) -> Any:
+        """Of which its pool knows nothing: one that asks for no replies is not for anybody else."""
+        connection = client.connection_pool.make_connection()
+        self._made.append(connection)
+        await connection.connect()
+        return connection
+
+    def _pipe(self, connection: Any) -> Pipe:
+        pipe = Pipe(connection, self._said, self._ended)
+        self._pipes.append(pipe)
+        return pipe
+
+    def _said(self, reply: Any) -> None:
+        """To what is published nothing is."""
+        if isinstance(reply, list) and reply[0] == b"message":
+            self._heard(reply[2])
+        elif isinstance(reply, Exception):
+            raise self._redis.RedisError(str(reply))
+        elif isinstance(reply, list) and reply[0] == b"subscribe" and reply[2] == len(self._channels):
+            self._subscribed.set_result(None)
+
+    def _ended(self, error: Exception | None) -> None:
+        if not self._loss.done():
+            self._loss.set_result(error)
 
     async def _close(self) -> None:
-        """A connection that asks for no replies is not for anybody else."""
-        if (publisher := self.__dict__.get("_publisher")) is not None:
-            await self._closed(publisher.disconnect(nowait=True))
-        if (listener := self.__dict__.get("_listener")) is not None:
-            await self._closed(listener.aclose())
+        for pipe in self._pipes:
+            pipe.close()
+        for connection in self._made:
+            await self._closed(connection.disconnect(nowait=True))
         if (client := self.__dict__.get("_client")) is not None:
             await self._closed(close(client))
 
@@ -115,18 +161,8 @@ class RedisLine:
 
 def _lost(error: BaseException) -> StoreLost:
     """Of what redis-py says it is the part that does not show its objects."""
-    return StoreLost(f"{type(error).__name__}: {str(error).partition(' : <')[0]}"[:LONGEST_WHY])
-
-
-def commands(messages: Iterable[tuple[str, bytes]]) -> bytes:
-    """That publish (channel, message) of each, as the store reads them."""
-    packed: list[bytes] = []
-    for channel, message in messages:
-        name = channel.encode()
-        packed.append(b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(message)))
-        packed.append(message)
-        packed.append(b"\r\n")
-    return b"".join(packed)
+    said = str(error).partition(" : <")[0] or "no answer"
+    return StoreLost(f"{type(error).__name__}: {said}"[:LONGEST_WHY])
 
 
 def library() -> Any:

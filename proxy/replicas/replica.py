@@ -17,7 +17,7 @@ from proxy.core.tasks import Tasks
 from proxy.replicas.limits import SharedLimits
 from proxy.replicas.link import Link
 from proxy.replicas.loads import Apply, OwnLoads, PeerLoads
-from proxy.replicas.outbox import Outbox
+from proxy.replicas.outbox import LATER, Outbox
 from proxy.replicas.prefixes import JOURNAL_BYTES, SharedIndex
 from proxy.replicas.queues import SharedQueue
 from proxy.replicas.roster import Roster
@@ -91,10 +91,10 @@ class Replica:
         self.limits: list[SharedLimits] = []
         self.queues: list[SharedQueue] = []
         self.roster = Roster()
-        self.own_loads = OwnLoads(self._outbox.touch)
+        self.own_loads = OwnLoads(self._outbox.touch, self._outbox.touch_later)
         self.peer_loads = PeerLoads(self.roster.get, apply)
         self.tell = self._outbox.add
-        self.touch = self._outbox.touch
+        self.touch, self.touch_later = self._outbox.touch, self._outbox.touch_later
 
     async def connect(self, sock: socket.socket) -> None:
         """Over a connected socket whose other end is the hub's."""
@@ -103,7 +103,7 @@ class Replica:
     def join(self, way: Way, interval: float) -> None:
         """Without a hub, as the only member of its host, for which nobody else gathers what is said."""
         self._link = way
-        self._outbox.pace(interval, PATIENCE)
+        self._outbox.pace(interval, PATIENCE, LATER)
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
         """Says what is left, and `last`, to the hub."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.waiting import PATIENCE
 
 needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None or find_spec("redis") is None,
@@ -37,7 +38,7 @@ class Store:
 
     async def start(self) -> None:
         self._launch()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not await self._answers():
                 await asyncio.sleep(0.02)
 
@@ -78,10 +79,12 @@ async def store(folder: Path, *options: str) -> AsyncIterator[Store]:
 
 
 class Wall:
-    """A relay before a port: while it is up, bytes wait in it, in both directions, and connections seem to stand."""
+    """A relay before a port: while it is up, bytes wait in it, in both directions, and connections seem to stand. It
+    makes the way longer by `seconds`, each way."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, seconds: float = 0.0) -> None:
         self._to = port
+        self._seconds = seconds
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,5 +135,7 @@ class Wall:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
             await self._open.wait()
+            if self._seconds:
+                await asyncio.sleep(self._seconds)
             writer.write(data)
         writer.close()

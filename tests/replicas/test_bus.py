@@ -17,7 +17,7 @@ from proxy.replicas.prefixes import SharedIndex
 from proxy.replicas.replica import Replica
 from proxy.replicas.wire import EVERYBODY, Kind, record
 from proxy.telemetry.instruments import Counter
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ROLL = b'["a"]'
 
@@ -232,7 +232,7 @@ async def test_a_worker_hears_that_the_hub_is_gone() -> None:
     async with bus() as it:
         one = await it.join(1)
         it.hub.close()
-        await asyncio.wait_for(one.lost.wait(), 10)
+        await asyncio.wait_for(one.lost.wait(), PATIENCE)
         one.dispatch(1)
         await asyncio.sleep(0.01)
 

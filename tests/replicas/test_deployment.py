@@ -6,7 +6,6 @@ import asyncio
 import pickle
 import random
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from proxy.replicas.wire import Kind, frame, record
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Counter
 from tests.http.authority import Authority
+from tests.patience import CLOCK
 from tests.ports import free_port
 from tests.replicas.store import Store, Wall, needs_redis, store
 from tests.replicas.test_bus import Member
@@ -117,7 +117,7 @@ async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deploy
     one, two = await deployed.pair(lease=SHORT)
     one.dispatch(2)
     await until(lambda: two.remote == 2)
-    time.sleep(2 * SHORT)  # noqa: ASYNC251  # as a process does that gets no CPU
+    CLOCK.stand_still(2 * SHORT)
     for _ in range(20):
         await asyncio.sleep(SHORT / 20)
         assert two.knows == one.knows == 1
@@ -245,8 +245,15 @@ async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
     monkeypatch.setattr("proxy.replicas.deployment.MOST_WAITING", 2000)
     one, two = await deployed.pair()
     one.pod.charge(4, 0)  # told to nobody
+    deployed.redis.stop()
+    while one.deployment._at_once is not None and not one.deployment._at_once.is_slow:
+        one.deployment.say(0, record(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]"))
+        await asyncio.sleep(0)
+    one.deployment.say(0, record(Kind.BINDINGS, b"[]"))
+    assert one.deployment._queue
     one.deployment.say(0, record(Kind.BINDINGS, b"[" + b" " * 2000 + b"]"))
     assert not one.deployment._queue
+    deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)
     assert two.series.missed.value >= 1
 
@@ -289,8 +296,8 @@ async def test_nobody_is_told_to_unpickle_or_believes_who_makes_no_sense(deploye
             ],
             1,
         ):
-            await line.publish([("kvlane:all", Packet(say, stranger, number, body).packed())])
-        await line.publish([("kvlane:all", b"\x01"), ("kvlane:all", b"\xff" * 40)])
+            line.publish([("kvlane:all", Packet(say, stranger, number, body).packed())])
+        line.publish([("kvlane:all", b"\x01"), ("kvlane:all", b"\xff" * 40)])
         await until(lambda: two.series.garbled.value == 6)
     assert not two.told
     one.dispatch(1)
@@ -304,10 +311,10 @@ async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
     async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
         for number in range(1, 41):
             other = Packet(Say.BEAT, bytes([number % 2]) * 8, number, b"of a form that nobody knows").packed()
-            await line.publish([("kvlane:all", bytes([1]) + other[1:])])
+            line.publish([("kvlane:all", bytes([1]) + other[1:])])
         await until(lambda: one.series.foreign.value == two.series.foreign.value == 40)
         later = Packet(Say.BEAT, b"a later.", 1, b"").packed()
-        await line.publish([("kvlane:all", later[:1] + b"\xee" + later[2:])])
+        line.publish([("kvlane:all", later[:1] + b"\xee" + later[2:])])
         await until(lambda: two.series.foreign.value == 41)
     assert [record.levelname for record in caplog.records].count("WARNING") == 2, "each of the two says it"
     assert "others speak version 1, this one 2" in caplog.text
@@ -458,8 +465,8 @@ async def test_when_another_host_is_gone_all_workers_forget_it(deployed: Deploye
 # Leases.
 
 
-async def test_a_lease_is_held_by_one_until_it_is_given_back_or_runs_out(deployed: Deployed) -> None:
-    one, two = (Lease(settings(deployed.redis.url), "autoscale", 0.3) for _ in range(2))
+async def test_a_lease_is_held_by_one_until_it_is_given_back(deployed: Deployed) -> None:
+    one, two = (Lease(settings(deployed.redis.url), "autoscale", 60.0) for _ in range(2))
     assert await one.take()
     assert not await two.take()
     assert await one.take()
@@ -467,14 +474,23 @@ async def test_a_lease_is_held_by_one_until_it_is_given_back_or_runs_out(deploye
     assert not await two.take()
     await one.release()
     assert await two.take()
-    await asyncio.sleep(0.35)
-    assert await one.take()
     deployed.redis.kill()
     assert not await one.take()
     await one.release()
     await one.close()
     await two.close()
     await deployed.redis.start()
+
+
+async def test_a_lease_that_runs_out_is_anybodys(deployed: Deployed) -> None:
+    brief, other = (Lease(settings(deployed.redis.url), "autoscale", seconds) for seconds in (0.3, 60.0))
+    assert await brief.take()
+    async with asyncio.timeout(PATIENCE):
+        while not await other.take():
+            await asyncio.sleep(0.05)
+    assert not await brief.take()
+    await brief.close()
+    await other.close()
 
 
 ACL = ["--user", "kvlane", "on", ">secret", "~kvlane:*", "&kvlane:*"]

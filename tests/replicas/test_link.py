@@ -7,6 +7,7 @@ import socket
 
 from proxy.replicas.link import Link
 from proxy.telemetry.instruments import Counter
+from tests.waiting import PATIENCE
 
 NOBODY = 0
 
@@ -26,7 +27,7 @@ async def test_all_that_was_said_before_the_end_is_heard_by_one_who_talks_meanwh
         worker.send(NOBODY, records)
     worker.close()
     worker.send(NOBODY, b"too late")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await worker.closed.wait()
         await hub.closed.wait()
     assert heard == said

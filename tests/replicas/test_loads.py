@@ -124,3 +124,16 @@ def test_garbage_changes_nothing(cut: int) -> None:
     with pytest.raises(Garbled):
         here.peers.take(7, body[:-cut])
     assert load(here, "a") == (0, 0)
+
+
+def test_only_what_adds_to_a_pod_is_urgent() -> None:
+    said: list[str] = []
+    own, pod = OwnLoads(lambda: said.append("soon"), lambda: said.append("later")), Endpoint("a")
+    own.changed(pod, 0)
+    own.changed(pod, 0)
+    own.changed(pod, 5)
+    own.changed(pod, 5)
+    assert said == ["later", "soon"]
+    own.take_changes()
+    own.changed(pod, 0)
+    assert said == ["later", "soon", "later"]

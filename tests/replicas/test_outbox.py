@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from proxy.replicas.outbox import ENOUGH, Outbox
+from proxy.replicas.outbox import ENOUGH, LATER, Outbox
 from proxy.replicas.wire import Kind, record
 from tests.replicas.virtual import VirtualLoop
 
@@ -57,6 +57,28 @@ def test_where_even_that_would_not_be_enough_nobody_is_made_to_wait() -> None:
 def test_what_comes_alone_is_sent_at_once() -> None:
     waits = [at % 0.05 for at in batches(0.05)]
     assert max(waits) < INTERVAL / 2
+
+
+def test_what_may_wait_goes_with_what_may_not_and_by_itself_when_its_time_is_over() -> None:
+    sent: list[float] = []
+
+    async def work() -> None:
+        outbox = Outbox(lambda batch: sent.append(asyncio.get_running_loop().time()), lambda: b"all there is")
+        outbox.pace(INTERVAL, PATIENCE, LATER)
+        outbox.touch_later()
+        await asyncio.sleep(0.001)
+        outbox.touch()
+        outbox.touch_later()
+        await asyncio.sleep(1.0)
+        outbox.touch_later()
+        await asyncio.sleep(1.0)
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(work())
+    finally:
+        loop.close()
+    assert sent == pytest.approx([0.001 + INTERVAL, 1.001 + LATER], abs=0.0005)
 
 
 def test_at_once_is_never_later_than_the_interval() -> None:

@@ -31,22 +31,31 @@ class MemoryStore:
         self.gone = self.mute = False
         self.lines: set[MemoryLine] = set()
 
-    def line(self, settings: ReplicaSettings, channels: Sequence[str]) -> MemoryLine:
-        return MemoryLine(self, channels)
+    def line(self, settings: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
+        return MemoryLine(self, channels, heard)
 
     def die(self) -> None:
         self.gone = True
         for line in self.lines:
-            line.heard.put_nowait(None)
+            line.is_over.set()
+
+    def pass_on(self, channel: str, message: bytes) -> None:
+        if self.mute:
+            return
+        for line in [line for line in self.lines if channel in line.channels and not line.is_over.is_set()]:
+            line.heard(message)
 
 
 class MemoryLine:
     """A `proxy.replicas.deployment.Line`."""
 
-    def __init__(self, store: MemoryStore, channels: Sequence[str]) -> None:
+    is_slow = False
+
+    def __init__(self, store: MemoryStore, channels: Sequence[str], heard: Callable[[bytes], None]) -> None:
         self._store = store
         self.channels = channels
-        self.heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.heard = heard
+        self.is_over = asyncio.Event()
 
     async def __aenter__(self) -> MemoryLine:
         if self._store.mute:
@@ -59,20 +68,16 @@ class MemoryLine:
     async def __aexit__(self, *_: object) -> None:
         self._store.lines.discard(self)
 
-    async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        await asyncio.sleep(TRIP)
-        if self._store.mute:
-            return
+    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        loop = asyncio.get_running_loop()
         for channel, message in messages:
-            for line in self._store.lines:
-                if channel in line.channels:
-                    line.heard.put_nowait(message)
+            loop.call_later(TRIP, self._store.pass_on, channel, message)
 
-    async def receive(self) -> bytes:
-        message = await self.heard.get()
-        if message is None:
-            raise StoreLost("it is gone")
-        return message
+    async def has_room(self) -> None: ...
+
+    async def lost(self) -> None:
+        await self.is_over.wait()
+        raise StoreLost("it is gone")
 
 
 class Host(Member):
