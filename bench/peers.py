@@ -57,6 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tree", action="append", default=[], metavar="NAME=DIR", help="kvlane in another checkout; repeatable"
     )
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="NAME=PATH", help="kvlane with another Python; repeatable"
+    )
     parser.add_argument("--no-kvlane", action="store_true", help="leave the kvlane of this checkout out")
     parser.add_argument("--proxy-cores", default="0", metavar="N,…")
     parser.add_argument("--load-cores", default="1", metavar="N,…", help="cores of the mock engines and the load")
@@ -67,6 +70,7 @@ def chosen(options: argparse.Namespace) -> list[Program]:
     """What the options ask for, kvlane first; exits if a peer is unknown or missing."""
     programs = [] if options.no_kvlane else [kvlane("kvlane", ROOT)]
     programs += [kvlane(name, Path(folder)) for name, _, folder in (tree.partition("=") for tree in options.tree)]
+    programs += [kvlane(name, ROOT, path) for name, _, path in (python.partition("=") for python in options.python)]
     if options.peers == "all":
         wanted = [peer for peer in PEERS.values() if find(peer, options.venv)]
         say("not installed: " + (", ".join(name for name in PEERS if PEERS[name] not in wanted) or "none"))
@@ -76,11 +80,11 @@ def chosen(options: argparse.Namespace) -> list[Program]:
     return programs or sys.exit("nothing to measure")
 
 
-def kvlane(name: str, tree: Path) -> Program:
-    """Shipped defaults; run from its own checkout, with the packages of this Python."""
+def kvlane(name: str, tree: Path, python: str = sys.executable) -> Program:
+    """Shipped defaults; run from its own checkout, with the packages of that Python."""
     if not (tree / "proxy").is_dir():
         sys.exit(f"{tree} holds no kvlane")
-    return Program(name, _kvlane, f"checkout {tree.resolve().name}", tree.resolve())
+    return Program(name, partial(_kvlane, python), f"checkout {tree.resolve().name}", tree.resolve())
 
 
 def program(name: str, venv: Path) -> Program:
@@ -117,12 +121,12 @@ def _known(name: str) -> Peer:
     return PEERS[name]
 
 
-def _kvlane(site: Site) -> list[str]:
+def _kvlane(python: str, site: Site) -> list[str]:
     pods = ", ".join(f'{{url: "{url}"}}' for url in site.urls)
     text = (
         f"listen: {{host: 127.0.0.1, port: {site.port}}}\nadmin: {{port: {site.spare}}}\npods: {{static: [{pods}]}}\n"
     )
-    return [sys.executable, "-m", "proxy", "serve", "-c", site.write("kvlane.yaml", text)]
+    return [python, "-m", "proxy", "serve", "-c", site.write("kvlane.yaml", text)]
 
 
 def _bare(executable: str, site: Site) -> list[str]:

@@ -25,7 +25,7 @@ LEAST_GROWTH = 64 << 20
 
 YOUNG = 5000
 """Objects more than there were, after which young ones are collected. What a request leaves until it is counted is a
-dozen: at the 700 of Python's own nearly all would be looked through, twice, for 1.5 % of what a request takes."""
+dozen: at the 700 of Python 3.11 nearly all would be looked through, twice, for 1.5 % of what a request takes."""
 
 NEVER = 1 << 30
 
@@ -39,7 +39,7 @@ class Collector:
     collected as ever (a millisecond at most), and a full collection waits until memory has grown and nothing is in
     flight. Cycles that somebody makes after all, such as a plugin, cost half of the memory at most, or LEAST_GROWTH.
 
-    Python 3.14 ignores the threshold that is set here, as it does full collections in small steps by itself.
+    Python 3.14.0 to 3.14.4 ignore the threshold set here: they do full collections in small steps by themselves.
     """
 
     def __init__(self, idle: Callable[[], bool] = lambda: True, memory: Callable[[], int] | None = None) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+_MAY_SIGN = "keyUsage=critical,keyCertSign,cRLSign"
+"""From Python 3.13 on, an authority is not trusted that does not say so, nor what does not say which key signed it."""
+
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -21,13 +24,14 @@ class Authority:
         directory.mkdir(exist_ok=True)
         self._directory = directory
         self.file, self._key = directory / f"{name}.pem", directory / f"{name}.key"
-        _openssl("req", "-x509", *_KEY, "-subj", f"/CN={name}", "-days", "2", "-keyout", self._key, "-out", self.file)
+        own = ("-subj", f"/CN={name}", "-days", "2", "-addext", _MAY_SIGN, "-keyout", self._key, "-out", self.file)
+        _openssl("req", "-x509", *_KEY, *own)
 
     def issue(self, name: str, subject: str = "IP:127.0.0.1") -> Path:
         """A file with a certificate and its key; one of the same name is replaced."""
         path, request, signed = (self._directory / f"{name}.{kind}" for kind in ("pem", "csr", "crt"))
         key, extensions = self._directory / f"{name}.key", self._directory / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={subject}\n")
+        extensions.write_text(f"subjectAltName={subject}\nauthorityKeyIdentifier=keyid\n")
         _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         by = ("-CA", self.file, "-CAkey", self._key, "-CAcreateserial", "-days", "2", "-extfile", extensions)
         _openssl("x509", "-req", "-in", request, *by, "-out", signed)
