@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds."""
 
 

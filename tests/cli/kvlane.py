@@ -62,6 +62,7 @@ def kvlane(*arguments: str, cwd: Path | None = None, **environ: str) -> Iterator
         yield process
     finally:
         process.kill()
+        sys.stderr.write(process.errors)  # shown where a test fails
 
 
 def ask(url: str, body: Any = None) -> tuple[int, bytes]:
@@ -69,7 +70,7 @@ def ask(url: str, body: Any = None) -> tuple[int, bytes]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

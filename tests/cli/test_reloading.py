@@ -124,6 +124,6 @@ def test_sigusr1_pauses_all_scaling(tmp_path: Path, workers: str) -> None:
         def is_paused() -> Any:
             return json.loads(ask(it.admin + "/autoscale/pools/default")[1]).get("paused")
 
-        wait_until(lambda: is_paused() is False, 20.0)
+        wait_until(lambda: is_paused() is False)
         it.process.signal(signal.SIGUSR1)
         wait_until(lambda: is_paused() is True)

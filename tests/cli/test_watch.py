@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.watch import digest, watch
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 TICK = 0.02
 
@@ -94,5 +94,5 @@ async def test_what_changed_after_it_was_read_and_before_anybody_watched_is_a_ch
         told.set()
 
     task = asyncio.create_task(watch(file, known, changed, TICK))
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(told.wait(), PATIENCE)
     task.cancel()

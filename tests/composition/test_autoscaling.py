@@ -15,6 +15,7 @@ from proxy.composition.lead import Lead
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 from tests.composition.scaled import Rig, policies
+from tests.waiting import PATIENCE
 
 
 class Shown:
@@ -37,7 +38,7 @@ class Shown:
         }
 
     async def decided(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not all(pool.loop.history for pool in self.autoscaling.pools.values()):
                 await asyncio.sleep(0.01)
 
@@ -148,7 +149,7 @@ class OneLease:
 
 
 async def until_it_is(lead: Lead, ours: bool) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while lead.is_ours is not ours:
             await asyncio.sleep(0.001)
 

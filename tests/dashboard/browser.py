@@ -6,15 +6,18 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+
+from tests.waiting import PATIENCE
 
 T = TypeVar("T")
 
@@ -29,7 +32,6 @@ AXE = Path(os.environ.get("KVLANE_AXE", ROOT / ".venv/axe/node_modules/axe-core/
 
 needs_axe = pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: install npm, then: make axe")
 
-SECONDS = 10.0
 LOOK_INTERVAL = 0.03
 
 
@@ -70,7 +72,7 @@ class Page:
     async def until(self, script: str, *arguments: object) -> Any:
         """Until this is true, or something that is; then what it is."""
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE):
                 while not (found := await self.ask(script, *arguments)):
                     await asyncio.sleep(LOOK_INTERVAL)
                 return found
@@ -84,17 +86,16 @@ class Page:
         return str(await self.ask("document.querySelector(arguments[0])?.innerText", css))
 
     async def click(self, css: str) -> None:
-        await self._do(lambda: self._found(css).click())
+        await self._do(lambda: self._act(css, WebElement.click))
 
     async def write(self, css: str, text: str) -> None:
         """In place of what stands there."""
 
-        def replace() -> None:
-            element = self._found(css)
+        def replace(element: WebElement) -> None:
             element.clear()
             element.send_keys(text)
 
-        await self._do(replace)
+        await self._do(lambda: self._act(css, replace))
 
     async def press(self, *keys: str) -> None:
         """Where the focus is."""
@@ -119,6 +120,12 @@ class Page:
             for one in found["violations"]
             if one["impact"] in ("serious", "critical")
         ]
+
+    def _act(self, css: str, act: Callable[[WebElement], None]) -> None:
+        """On what stands there: where the page is drawn anew between the look and the act, that has not happened."""
+        while True:
+            with suppress(StaleElementReferenceException):
+                return act(self._found(css))
 
     def _found(self, css: str) -> WebElement:
         return self.driver.find_element("css selector", css)

@@ -16,6 +16,7 @@ from proxy.dashboard.samples import Samples
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
 from proxy.telemetry.endpoints import EndpointCounts
+from tests.waiting import PATIENCE
 
 Events = AsyncGenerator[bytes, None]
 
@@ -56,7 +57,7 @@ async def shown() -> AsyncIterator[Shown]:
 
 
 async def next_of(events: Events) -> tuple[str, dict[str, Any]]:
-    event = await asyncio.wait_for(anext(events), 10)
+    event = await asyncio.wait_for(anext(events), PATIENCE)
     head, data, *_ = event.decode().split("\n")
     return head.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))
 
@@ -88,7 +89,7 @@ async def test_the_first_event_has_everything_and_the_others_what_has_changed(sh
 async def test_nothing_is_built_while_nobody_looks(shown: Shown) -> None:
     async with aclosing(shown.feed.look()) as events:
         await next_of(events)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while shown.feed.is_building:
             await asyncio.sleep(0)
     built = shown.feed.pictures
@@ -101,7 +102,7 @@ async def test_who_looks_again_later_sees_what_is_then(shown: Shown) -> None:
         shown.value = value
         async with aclosing(shown.feed.look()) as events:
             assert (await next_of(events))[1]["panel"] == value
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while shown.feed.is_building:
                 await asyncio.sleep(0)
 
@@ -117,7 +118,7 @@ async def test_a_viewer_that_does_not_keep_up_is_sent_everything_anew(shown: Sho
     async with aclosing(shown.feed.look()) as events:
         await next_of(events)
         built = shown.feed.pictures
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while shown.feed.pictures < built + MOST_BEHIND + 3:
                 await asyncio.sleep(0.001)
         shown.value = 7
@@ -153,7 +154,7 @@ async def test_viewers_are_not_lost_with_a_picture_that_fails(shown: Shown, capl
     shown.fails = True
     async with aclosing(shown.feed.look()) as events:
         first = asyncio.get_running_loop().create_task(next_of(events))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while "a picture is missing" not in caplog.text:
                 await asyncio.sleep(0.001)
         shown.fails = False

@@ -133,11 +133,11 @@ async def test_a_pod_is_drained_and_taken_back(page: Page) -> None:
         await page.click(tile("vllm-0"))
         await page.says("#dialog", "http://vllm-0:8000")
         await page.click("[data-key=drain]")
-        await until(lambda: state_of(made, "vllm-0") is EndpointState.DRAINING, 10)
+        await until(lambda: state_of(made, "vllm-0") is EndpointState.DRAINING)
         await page.says("[data-key=drain]", "Take it back")
         await page.says("#findings", "vllm-0 drains")
         await page.click("[data-key=drain]")
-        await until(lambda: state_of(made, "vllm-0") is not EndpointState.DRAINING, 10)
+        await until(lambda: state_of(made, "vllm-0") is not EndpointState.DRAINING)
         await page.press(ESCAPE)
         await page.until("!document.querySelector('#dialog').open")
 
@@ -161,7 +161,7 @@ async def test_a_key_is_asked_for_where_one_is_needed_and_kept_nowhere(page: Pag
         await page.click(tile("vllm-1"))
         await page.until("document.querySelector('[data-key=drain]')")
         await page.click("[data-key=drain]")
-        await until(lambda: state_of(made, "vllm-1") is EndpointState.DRAINING, 10)
+        await until(lambda: state_of(made, "vllm-1") is EndpointState.DRAINING)
         kept = await page.ask(
             "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
         )

@@ -10,6 +10,7 @@ from proxy.sim import SimConfig
 from proxy.telemetry.catalogue import Catalogue
 from tests.dashboard.scene import events
 from tests.scenarios.stack import CHAT, Stack, stack
+from tests.waiting import PATIENCE
 
 TENANT = "x-llm-d-inference-fairness-id"
 ONE_AT_A_TIME = {
@@ -26,7 +27,7 @@ async def test_who_waits_is_shown_by_band_and_tenant() -> None:
     async with stack(1, SimConfig(time_scale=1), ONE_AT_A_TIME) as proxy, Tasks() as tasks:
         for tenant in ("acme", "acme", "globex", "acme"):
             tasks.start(ask(proxy, tenant), tenant)
-        async with proxy.http.get(f"{proxy.admin}/dashboard/events") as answer, asyncio.timeout(10):
+        async with proxy.http.get(f"{proxy.admin}/dashboard/events") as answer, asyncio.timeout(PATIENCE):
             async for _, shown in events(answer):
                 waiting = {} if "queues" not in shown else by_tenant(shown)
                 if sum(waiting.values()) == 3:
@@ -51,7 +52,7 @@ async def test_what_should_be_there_is_shown_for_each_role() -> None:
     async with (
         stack(1, settings=ONE_AT_A_TIME) as proxy,
         proxy.http.get(f"{proxy.admin}/dashboard/events") as answer,
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE),
     ):
         async for _, shown in events(answer):
             roles = [pool.get("roles") for pool in shown.get("scaling", ())]

@@ -29,6 +29,7 @@ from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimPod
 from tests.doctor.pods import MANNER, FakePod, bad, of, seen, serving
 from tests.ports import free_port
+from tests.waiting import PATIENCE
 
 GOOD = Seen(
     "http://a:1",
@@ -312,7 +313,7 @@ async def saying(said: bytes, seconds: float = 5.0) -> AsyncIterator[int]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), PATIENCE)
 
 
 async def until_end(reader: asyncio.StreamReader) -> None:

@@ -17,11 +17,9 @@ from proxy.extproc.subset import KEY
 from proxy.sim import SimConfig
 from tests.ports import free_port
 from tests.scenarios.stack import Stack, stack
+from tests.waiting import PATIENCE
 
 FOLDER = Path(__file__).parents[2] / "config" / "deploy" / "envoy"
-START = 20.0
-"""Seconds."""
-
 Edit = Callable[[dict[str, Any]], None]
 
 
@@ -134,7 +132,7 @@ async def envoy(picker: int, folder: Path, edit: Edit) -> AsyncIterator[str]:
 
 async def _listens(port: int, process: asyncio.subprocess.Process) -> bool:
     """Unless it ends before that."""
-    async with asyncio.timeout(START):
+    async with asyncio.timeout(PATIENCE):
         while process.returncode is None:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)

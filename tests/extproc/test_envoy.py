@@ -78,7 +78,7 @@ async def events(s: Stack, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse
 async def over(s: Stack) -> None:
     """Until all that was asked has been counted: the client may have its answer before the gateway has said so."""
     await s.idle()
-    await until(lambda: not s.app._path.picker.busy, 10.0)  # type: ignore[union-attr]
+    await until(lambda: not s.app._path.picker.busy)  # type: ignore[union-attr]
     s.app.observer.flush()
 
 
@@ -223,9 +223,9 @@ async def test_a_client_that_leaves_frees_the_pod_and_one_that_waits_its_place(t
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
-            await until(lambda: queue.waiting == 1, 10.0)
+            await until(lambda: queue.waiting == 1)
             waits.cancel()
-            await until(lambda: queue.waiting == 0, 10.0)
+            await until(lambda: queue.waiting == 0)
             assert s.app.ledger.in_flight == 1
         await s.idle()
         assert [record.aborted for record in s.pods[0].requests] == [True]
@@ -271,14 +271,14 @@ async def test_a_pod_that_is_gone_is_left_alone_after_one_request(tmp_path: Path
         assert (response.status, refused["error"]["code"]) == (502, "upstream_failed")
         response, _ = await s.chat(PROMPT)
         assert (response.status, response.headers["x-kvlane-endpoint"] != gone) == (200, True)
-        await until(lambda: s.app.ledger.in_flight == 0, 10.0)
+        await until(lambda: s.app.ledger.in_flight == 0)
 
 
 async def test_a_gateway_that_goes_on_to_the_next_pod_is_followed(tmp_path: Path) -> None:
     async with with_a_pod_gone(tmp_path, 1) as (s, gone):
         response, _ = await s.chat(PROMPT)
         assert (response.status, response.headers["x-kvlane-endpoint"] != gone) == (200, True)
-        await until(lambda: s.app.ledger.in_flight == 0, 10.0)
+        await until(lambda: s.app.ledger.in_flight == 0)
         assert gone in s.app.fleet.own_doubts()
 
 
@@ -289,7 +289,7 @@ async def test_a_stream_that_its_pod_breaks_off_never_looks_whole(tmp_path: Path
             await s.pods[0].kill()
             with pytest.raises(aiohttp.ClientError):
                 await response.read()
-        await until(lambda: s.app.ledger.in_flight == 0, 10.0)
+        await until(lambda: s.app.ledger.in_flight == 0)
 
 
 async def test_what_runs_when_kvlane_stops_is_cut_or_told_to_come_again(tmp_path: Path) -> None:
@@ -298,10 +298,10 @@ async def test_what_runs_when_kvlane_stops_is_cut_or_told_to_come_again(tmp_path
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
-            await until(lambda: queue.waiting == 1, 10.0)
+            await until(lambda: queue.waiting == 1)
             await s.app._path.stop(0.05)
             response, _ = await waits
             assert (response.status, response.headers["x-kvlane-reason"]) == (503, "rejected-shutting-down")
             with pytest.raises(aiohttp.ClientError):
                 await running.read()
-        await until(lambda: s.app.ledger.in_flight == 0, 10.0)
+        await until(lambda: s.app.ledger.in_flight == 0)

@@ -14,7 +14,7 @@ import pytest
 from proxy.extproc import front
 from proxy.extproc.frames import GO_AWAY, Frames
 from tests.extproc.test_protocol import BODY, gateway, set_by, talk
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 HEADERS, CONTINUATION, DATA, SETTINGS = 1, 9, 0, 4
 END_HEADERS = 4
@@ -95,7 +95,7 @@ async def test_who_is_in_the_middle_of_a_frame_is_told_at_its_end(tmp_path: Path
         assert await reader.readexactly(len(told)) == told
         assert not leaving.done(), "it is served until it goes"
         writer.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await leaving
 
 
@@ -181,6 +181,6 @@ async def test_a_request_that_a_gateway_sends_before_it_has_heard_is_served() ->
             assert "x-request-id" in set_by((await second.hear()).request_headers.response.header_mutation)
             await first.end()
             await second.end()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await stopping
         server.close()

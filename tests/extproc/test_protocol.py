@@ -23,13 +23,10 @@ from proxy.settings import from_mapping, load
 from proxy.sim import SimConfig, SimFleet
 from tests.http.authority import Authority
 from tests.scenarios.stack import BLIND, Stack, stack
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 BODY = orjson.dumps({"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
 CONFIG = Path(__file__).parents[2] / "config"
-PATIENCE = 20.0
-"""Seconds."""
-
 NO_FIELDS: Mapping[str, str] = {}
 
 
@@ -111,7 +108,7 @@ async def test_the_destination_is_named_in_a_header_and_in_the_metadata() -> Non
         piece = (await one.hear()).request_body.response.body_mutation.streamed_response
         assert (piece.body, piece.end_of_stream) == (BODY, True)
         await one.end()
-        await until(lambda: s.app.ledger.in_flight == 0, 10.0)
+        await until(lambda: s.app.ledger.in_flight == 0)
 
 
 async def test_trailers_are_replied_to_behind_the_body() -> None:
@@ -156,7 +153,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_has_come() -> None:
         await one.head()
         await one.say(request_body={"body": b"x" * 2000})
         assert (await one.hear()).immediate_response.status.code == 413
-        await until(lambda: s.app._path.server.retained == 0, 10.0)
+        await until(lambda: s.app._path.server.retained == 0)
 
 
 async def test_an_upgrade_is_refused() -> None:
@@ -193,7 +190,7 @@ async def test_a_request_that_gets_no_answer_in_its_time_is_refused() -> None:
         await one.say(request_body={"body": BODY, "end_of_stream": True})
         replies = [await one.hear() for _ in range(3)]
         assert replies[2].immediate_response.status.code == 504
-        await until(lambda: s.app.ledger.in_flight == 0, 10.0)
+        await until(lambda: s.app.ledger.in_flight == 0)
 
 
 async def test_health_is_that_of_the_process_and_of_its_readiness() -> None:

@@ -20,7 +20,7 @@ from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.extproc.gateway import binary, envoy
 from tests.extproc.test_protocol import Talk, set_by, talk
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.workers.host import CHAT, configured, question
 
 OWN = [("grpc.use_local_subchannel_pool", 1)]
@@ -73,7 +73,7 @@ async def test_all_workers_answer_at_one_port() -> None:
     async with host() as it:
         assert it.supervisor.picker_port
         found: set[str] = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(found) < 2:
                 found.add(await worker_of(it))
 

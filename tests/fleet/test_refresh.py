@@ -17,7 +17,7 @@ from proxy.fleet.refresh import Refresher
 from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.fleet.pods import FakePod, exposition, models
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 async def rounds(budget: Budget, count: int) -> None:
@@ -81,7 +81,7 @@ async def test_a_pod_becomes_ready_with_its_metrics_and_its_models() -> None:
 
 
 async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_top_of_it() -> None:
-    async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=5.0) as asked:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=PATIENCE) as asked:
         await until(asked.is_in(EndpointState.READY))
 
         def dispatch_once(path: str) -> None:
@@ -269,7 +269,7 @@ async def test_an_answer_without_an_end_is_given_up() -> None:
     server = await asyncio.start_server(endless, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, asking(PodSettings(url=f"http://127.0.0.1:{port}"), timeout=0.05) as asked:
-        await asyncio.wait_for(asked.refresher.tried.wait(), 5)
+        await asyncio.wait_for(asked.refresher.tried.wait(), PATIENCE)
         assert asked.endpoint.state is EndpointState.STARTING
 
 

@@ -18,6 +18,7 @@ from proxy.fleet.warmup import Warmup
 from proxy.fleet.warmup_prompts import SharedPrompts
 from proxy.openai.heads import Head
 from tests.fleet.test_warmup_prompts import see
+from tests.waiting import PATIENCE
 
 
 class Pod:
@@ -55,7 +56,7 @@ async def warming(pod: Pod, shared: int = 5, **settings: int) -> AsyncIterator[W
 
 
 async def over(it: Warmup) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while it._warming:
             await asyncio.sleep(0.001)
 
@@ -125,7 +126,7 @@ async def test_the_end_of_the_process_ends_a_warm_up() -> None:
     pod = Pod()
     async with warming(pod, concurrency=1) as it:
         it.begin(ready())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not pod.sent:
                 await asyncio.sleep(0.001)
     assert len(pod.sent) < 4

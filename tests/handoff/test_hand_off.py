@@ -38,6 +38,7 @@ from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.reliability.budget import RetryBudget
 from proxy.reliability.failover import Failover
 from proxy.reliability.settings import Retries
+from tests.waiting import PATIENCE
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}],"max_tokens":50}'
@@ -507,7 +508,7 @@ class Meeting:
 
     async def _meet(self, who: str) -> None:
         self.here.add(who)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(self.here) < 2:
                 await asyncio.sleep(0)
 

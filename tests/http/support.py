@@ -29,7 +29,7 @@ from proxy.http.server import DataServer
 from proxy.http.settings import Listen, Security
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 CHAT = "/v1/chat/completions"
 PATIENT = Timeouts()
@@ -344,7 +344,7 @@ class Client:
     async def until_closed(self, method: str = "POST") -> Seen:
         pieces, reset = [], False
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while data := await self.reader.read(2**20):
                     pieces.append(data)
         except ConnectionError:
@@ -353,7 +353,7 @@ class Client:
 
     async def answer(self) -> bytes:
         """One answer with a Content-Length, whole."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = next(
                 int(line.partition(b":")[2])
@@ -363,7 +363,7 @@ class Client:
             return head + await self.reader.readexactly(length)
 
     async def until(self, text: bytes) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await self.reader.readuntil(text)
 
 

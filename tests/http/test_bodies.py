@@ -13,7 +13,7 @@ from proxy.core.units import Duration, Size
 from proxy.http.body import Budget
 from tests.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 SPEECH = "/v1/audio/transcriptions"
 FORM = "content-type: multipart/form-data; boundary=XX"
@@ -189,7 +189,7 @@ async def test_the_budget_is_shared_in_order_and_given_back_by_those_who_gave_up
 
 async def test_what_is_larger_than_the_budget_gets_it_alone() -> None:
     budget = Budget(10)
-    await asyncio.wait_for(budget.take(50), 10)
+    await asyncio.wait_for(budget.take(50), PATIENCE)
     assert budget.used == 50
 
 
@@ -298,7 +298,7 @@ async def test_an_answer_before_the_end_of_an_upload_ends_both_connections() -> 
     async with Pod(script) as pod, rig(pod) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         answer = await client.answer()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
     assert answer.startswith(b"HTTP/1.1 401 No\r\n")
     assert b"connection: close\r\n" in answer
 
@@ -354,7 +354,7 @@ async def test_an_upload_that_stops_arriving_is_408_and_lets_the_pod_go() -> Non
     async with Pod(script) as pod, rig(pod, body_timeout=Duration(0.1)) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
 
 
 async def test_a_chunked_upload_above_the_limit_is_413() -> None:
@@ -380,6 +380,6 @@ async def test_a_client_that_leaves_in_its_upload_takes_the_pods_request_with_it
             client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
             await until(lambda: bool(pod.requests))
             client.leave()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
         await port.until_ended()
         assert port.exchange.ending is Ending.CLIENT_GONE

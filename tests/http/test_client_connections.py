@@ -18,7 +18,7 @@ from proxy.http import linger
 from proxy.http.hung_up import HungUp
 from tests.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
 from tests.http.test_tunnel import SWITCHED, UPGRADE, echo
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 CHUNKED = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n".encode()
@@ -300,7 +300,7 @@ async def send_on(port: Rig, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> 
     async with port.client() as client:
         client.send(post(body=b"x" * 2_000_000, close=False)[:-1])
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while port.server._clients.connections:
                 client.send(b"x" * 10_000)
                 await asyncio.sleep(0.01)
@@ -375,7 +375,7 @@ async def test_a_client_that_pipelines_and_leaves_is_missed() -> None:
             client.send(post(close=False) + HEALTH)
             await until(lambda: bool(pod.requests))
             client.leave()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
         assert (await port.until_ended()).outcome is Ending.CLIENT_GONE
         await asyncio.sleep(0.02)
         assert len(port.ended) == 1
@@ -458,7 +458,7 @@ async def test_stopping_waits_for_no_client_that_does_not_send_its_body() -> Non
     async with rig() as port, port.client() as client:
         client.send(CHUNKED)
         await until(lambda: port.server._clients.busy)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await port.server.stop(grace=0.05)
         assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
         assert [ended.outcome for ended in port.ended] == [Reason.SHUTTING_DOWN]
@@ -504,7 +504,7 @@ async def test_a_connection_leaves_nothing_for_the_collector() -> None:
 
 
 async def test_what_was_accepted_when_the_port_closes_is_served() -> None:
-    async with asyncio.timeout(10), Pod(repeating) as pod, rig(pod) as port:
+    async with asyncio.timeout(PATIENCE), Pod(repeating) as pod, rig(pod) as port:
         with socket.create_connection(("127.0.0.1", port.server.port)) as sock:
             sock.sendall(post())
             for _ in range(2):  # accepted, and not yet told to anybody
@@ -519,7 +519,7 @@ async def test_what_was_accepted_when_the_port_closes_is_served() -> None:
 
 async def test_what_becomes_a_connection_after_the_end_is_closed() -> None:
     ours, theirs = socket.socketpair()
-    async with asyncio.timeout(10), rig() as port:
+    async with asyncio.timeout(PATIENCE), rig() as port:
         clients = port.server._clients
         await clients.shutdown(0.0)
         await asyncio.get_running_loop().connect_accepted_socket(clients, ours)

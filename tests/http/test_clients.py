@@ -28,7 +28,7 @@ from tests.http.support import (
     rig,
     timeouts,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 CANCEL_WITHIN = 10.0
 """Generous: the point is that nobody waits for the pod's next byte."""
@@ -183,7 +183,7 @@ async def test_a_client_that_does_not_read_makes_the_pod_stop_sending(framing: s
         assert connection.socket.get_write_buffer_size() < 2**20
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
         left = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while data := await client.reader.read(2**18):
                 left += len(data)
         assert left >= total

@@ -20,6 +20,7 @@ from proxy.http import collected
 from proxy.http.upstream.errors import Disconnected, Garbled
 from tests.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
 from tests.http.test_failures import breaking_off, nobody, silent
+from tests.waiting import PATIENCE
 
 ANSWER = b'{"kv_transfer_params":{"remote_engine_id":"e"},"usage":{"prompt_tokens":9,"completion_tokens":1}}'
 
@@ -166,7 +167,7 @@ async def test_a_pod_that_does_not_answer_in_time_sees_the_request_leave() -> No
         assert isinstance(gateway.error, UpstreamTimedOut)
         assert gateway.exchange is not None
         assert gateway.exchange.ending is Ending.TIMED_OUT
-        await asyncio.wait_for(left.wait(), 5)
+        await asyncio.wait_for(left.wait(), PATIENCE)
 
 
 async def test_a_client_that_leaves_takes_the_request_with_it_and_the_next_pod_gets_none() -> None:
@@ -181,9 +182,9 @@ async def test_a_client_that_leaves_takes_the_request_with_it_and_the_next_pod_g
     async with Pod(slow) as pod, collecting(pod) as (port, gateway):
         async with port.client() as client:
             client.send(post())
-            await asyncio.wait_for(began.wait(), 5)
+            await asyncio.wait_for(began.wait(), PATIENCE)
             client.leave()
-            await asyncio.wait_for(left.wait(), 5)
+            await asyncio.wait_for(left.wait(), PATIENCE)
         await port.until_ended()
         assert gateway.exchange is not None
         assert gateway.exchange.ending is Ending.CLIENT_GONE

@@ -17,7 +17,7 @@ from proxy.http.body import COLLECTED
 from tests.http.support import CHAT, Client, Pod, Received, answering, connection_of, plain, post, rig
 from tests.http.test_any_request import Socket
 from tests.http.test_client_connections import HEALTH, repeating
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 def head(length: int, *fields: str, path: str = CHAT) -> bytes:
@@ -228,7 +228,7 @@ async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
     async with rig() as port, port.client() as client:
         client.send(head(8) + b"{")
         await until(lambda: port.server.retained == 8)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await port.server.stop(grace=0.05)
         assert (await client.until_closed()).all("x-kvlane-reason") == ["rejected-shutting-down"]
         assert [(ended.status, ended.outcome) for ended in port.ended] == [(503, Reason.SHUTTING_DOWN)]

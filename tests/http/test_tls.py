@@ -17,7 +17,6 @@ from aiohttp import ClientSession, web
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tls import PodTls
-from proxy.core.units import Duration
 from proxy.http.admin_server import AdminServer
 from proxy.http.hung_up import HungUp
 from proxy.http.settings import Admin, ServerTls
@@ -99,8 +98,7 @@ def test_handshakes_that_fail_are_counted_and_leave_nothing_behind(authority: Au
 
     async def failed() -> None:
         tls = ServerTls(str(authority.issue("kvlane")), min_version="1.3")
-        quick = Duration(0.1)
-        async with Pod(answering(plain())) as pod, rig(pod, tls=tls, head_timeout=quick) as port:
+        async with Pod(answering(plain())) as pod, rig(pod, tls=tls) as port:
             async with port.client() as silent:
                 assert await status(port, client_context(authority.file)) == 200
                 assert (await port.ask(b"NONSENSE\r\n\r\n")).status == 0

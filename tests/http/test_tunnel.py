@@ -6,7 +6,7 @@ import asyncio
 
 from proxy.core.exchange import Ending
 from tests.http.support import ROOM, Pod, Received, plain, rig, timeouts
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 UPGRADE = (
     b"GET /v1/realtime?model=m HTTP/1.1\r\nhost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -65,7 +65,7 @@ async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
         async with port.client() as client:
             client.send(UPGRADE)
             await client.until(b"\r\n\r\n")
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
         await port.until_ended()
         assert port.exchange.ending is Ending.CLIENT_GONE
 

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.kv import KvEvent
+from tests.waiting import PATIENCE
 
 zmq = pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]'")
 msgpack = pytest.importorskip("msgpack")
@@ -50,7 +51,7 @@ class Engine:
 
     async def has_a_listener(self) -> None:
         """What is published before a subscription has come reaches nobody."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await self._publisher.recv()
 
     def close(self) -> None:

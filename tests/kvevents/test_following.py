@@ -16,7 +16,7 @@ from proxy.core.kv import KvSources
 from proxy.kvevents.subscriptions import KvSubscriptions
 from tests.kvevents.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 POD = ("pod", 0)
 
@@ -259,7 +259,7 @@ async def joined(it: Engine, ear: Ear) -> None:
 async def connected(it: Engine, ear: Ear, name: int) -> None:
     await it.publish(block(name), lose=True)
     payload = it.buffer[0][1]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while name not in ear.blocks():
             await it.send(0, payload)
             await asyncio.sleep(0.01)
@@ -268,7 +268,7 @@ async def connected(it: Engine, ear: Ear, name: int) -> None:
 async def until_heard(it: Engine, ear: Ear, rank: int) -> None:
     await it.publish(block(1), lose=True)
     payload = it.buffer[0][1]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not ear.blocks(rank):
             await it.send(0, payload)
             await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ def prompt_of(*messages: object, **fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (gzip.compress(b"{}"), r"compressed \(gzip\)"),
+        (gzip.compress(b"{}", mtime=0), r"compressed \(gzip\)"),
         (b"\x28\xb5\x2f\xfd\x04\x00", r"compressed \(zstd\)"),
         (b'{"model":"\xff"}', "not UTF-8"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from proxy.app import App
+from proxy.scheduling.presets import scored_by
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet, SimPod
 from tests.waiting import until
@@ -18,6 +19,9 @@ CHAT = "/v1/chat/completions"
 
 BLIND: Mapping[str, Any] = {"pods": {"refresh": {"interval": "60s"}}}
 """Settings under which pods are scraped once, before the first request: only the ledger and the index decide."""
+
+BY_LOAD: Mapping[str, Any] = {"scheduling": scored_by({"active-request-scorer": 1})}
+"""For tests that wait until a certain pod is asked: by predictions one that was slow once gets nothing for a while."""
 
 Answer = tuple[aiohttp.ClientResponse, Any]
 """A response that has been read, and its JSON."""

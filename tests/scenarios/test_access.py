@@ -16,6 +16,7 @@ import pytest
 
 from proxy.access import key_file
 from tests.scenarios.stack import CHAT, Answer, Stack, stack
+from tests.waiting import PATIENCE
 
 HELLO: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 KEYS = [{"name": "a", "key": "key-a", "tenant": "acme"}, {"name": "b", "key": "key-b", "tenant": "acme"}]
@@ -82,7 +83,7 @@ async def test_a_key_file_is_taken_up_while_requests_run(tmp_path: Path, monkeyp
         new = tmp_path / "new.yaml"
         new.write_text("- {name: c, key: new}")
         os.replace(new, file)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await ask(s, "new"))[0].status != 200:
                 await asyncio.sleep(0.01)
         assert (await ask(s, "old"))[0].status == 401

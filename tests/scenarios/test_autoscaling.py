@@ -20,7 +20,7 @@ import aiohttp
 from proxy.app import App
 from proxy.settings import from_mapping
 from tests.scenarios import scale_pods
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ACTUATOR = Path(scale_pods.__file__)
 
@@ -198,7 +198,7 @@ async def test_the_admin_port_takes_no_program_to_run(tmp_path: Path) -> None:
 async def test_a_dry_run_starts_and_stops_nobody(tmp_path: Path) -> None:
     async with rig(tmp_path, mode="dry_run") as it:
         await it.autoscale("/override", {"roles": {"both": 3}, "ttl": "1m"})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while (await it.autoscale())["outcomes"] != {"both": "dry_run"}:
                 await asyncio.sleep(0.05)
         assert len(it.log) == 1

@@ -24,6 +24,7 @@ from proxy.settings import Settings, load
 from proxy.sim import SimConfig, SimFleet
 from tests.ports import free_port
 from tests.scenarios.stack import CHAT, running
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BALANCER = ROOT / "config" / "deploy" / "haproxy" / "haproxy.cfg"
@@ -50,7 +51,7 @@ async def balanced(tmp_path: Path, servers: dict[str, int]) -> AsyncIterator[str
     file.write_text(local(port, servers))
     balancer = await asyncio.create_subprocess_exec("haproxy", "-db", "-q", "-f", str(file))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 with contextlib.suppress(OSError):
                     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -92,7 +93,7 @@ def test_haproxy_names_the_services_of_the_profile() -> None:
 # asyncio's own loop forgets a connection, HAProxy's probe, that it accepts in the turn before its server closes.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_proxy_that_is_stopped_takes_no_request_with_it(tmp_path: Path) -> None:
-    draining = {"reliability": {"drain": {"settle": "500ms", "grace": "5s"}}}
+    draining = {"reliability": {"drain": {"settle": "5s", "grace": "30s"}}}  # HAProxy's own clock goes on
     async with AsyncExitStack() as stack:
         sim = await stack.enter_async_context(SimFleet(2, SimConfig(time_scale=20)))
         first: App = await stack.enter_async_context(running(sim.urls, draining))

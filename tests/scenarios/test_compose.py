@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tests.ports import free_port
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -93,7 +94,7 @@ class Stack:
         """Runs a health check as the container would, until it succeeds."""
         assert test[0] == "python"
         command = [sys.executable, *(part.replace(f":{port}/", f":{self.port(service, port)}/") for part in test[1:])]
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while not self._listens(service, port) or subprocess.run(command, capture_output=True, check=False).returncode:
             assert time.monotonic() < end, f"{service} is not healthy"
             time.sleep(0.05)
@@ -108,7 +109,7 @@ class Stack:
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         url = f"http://127.0.0.1:{self.port(service, port)}{path}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=10) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=PATIENCE) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

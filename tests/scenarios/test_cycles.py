@@ -24,6 +24,7 @@ from proxy.core.registry import Registry
 from proxy.scheduling.document import read
 from proxy.settings import from_mapping
 from tests.scenarios.stack import CHAT
+from tests.waiting import PATIENCE
 
 MIB = 1 << 20
 TIMES = 60
@@ -108,7 +109,7 @@ async def proxy(registry: Registry | None = None, scheduling: Any = None) -> Asy
 
 async def ask(app: App, request: bytes, times: int = TIMES) -> None:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         _, client = await loop.create_connection(lambda: Client(request, times), "127.0.0.1", app.port)
         assert await client.answered == 0
         while app.ledger.in_flight:

@@ -11,6 +11,7 @@ import yaml
 
 from tests.scenarios.disagg import PROMPT, ROLES, SIM
 from tests.scenarios.stack import Stack, stack
+from tests.waiting import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "config"
 
@@ -35,7 +36,7 @@ def sections() -> dict[str, Any]:
 async def seen(running: Stack) -> dict[str, Any]:
     """The next decision."""
     before = running.app.autoscaling.pools["default"].loop.history[-1].id
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while running.app.autoscaling.pools["default"].loop.history[-1].id <= before + 1:
             await asyncio.sleep(0.01)
     _, found = await running.operate("GET", "/autoscale/pools/default")

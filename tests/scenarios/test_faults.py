@@ -10,10 +10,13 @@ import pytest
 from bench.disorder.clients import Saw, Seen, asks, is_all_there, look
 from proxy.core.endpoint import EndpointState
 from proxy.sim import Fault, Kind, SimConfig, StepTiming
-from tests.scenarios.stack import Stack, stack
+from tests.scenarios.stack import BY_LOAD, Stack, stack
 from tests.waiting import until
 
-SETTINGS = {"reliability": {"timeouts": {"firstByte": "150ms", "idle": "150ms"}, "breaker": {"failures": 1000}}}
+SETTINGS = {
+    "reliability": {"timeouts": {"firstByte": "150ms", "idle": "150ms"}, "breaker": {"failures": 1000}},
+    **BY_LOAD,
+}
 TRIES = 60
 LONG = 10_000
 """Bytes of a prompt that takes longer than the time-outs."""

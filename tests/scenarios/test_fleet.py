@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.scheduling.presets import scored_by
 from proxy.sim import SimConfig, SimPod
 from tests.ports import free_port
-from tests.scenarios.stack import Stack, stack
+from tests.scenarios.stack import BY_LOAD, Stack, stack
 from tests.waiting import until
 
 QUICK = SimConfig(time_scale=20)
-BY_LOAD = {"scheduling": scored_by({"active-request-scorer": 1})}
-"""By predictions a pod that was slow once, as on a busy machine, would get nothing for a while."""
 
 
 @asynccontextmanager
@@ -126,7 +123,8 @@ async def test_what_operators_get_wrong_is_said() -> None:
 async def test_a_watched_file_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "pods.yaml"
     file.write_text("[]")
-    async with SimPod(QUICK) as one, SimPod(QUICK) as two, stack(0, settings={"pods": {"file": str(file)}}) as s:
+    settings = {"pods": {"file": str(file)}, **BY_LOAD}
+    async with SimPod(QUICK) as one, SimPod(QUICK) as two, stack(0, settings=settings) as s:
         assert (await s.chat())[0].status == 503
         async with s.http.get(s.url + "/health") as response:
             assert response.status == 503
@@ -195,7 +193,7 @@ async def test_a_restart_that_nobody_noticed_is_learnt_from_the_metrics() -> Non
 async def test_a_pod_that_starts_late_is_found() -> None:
     port = free_port()
     late = SimPod(QUICK)
-    async with stack(1) as s:
+    async with stack(1, settings=BY_LOAD) as s:
         added, _ = await s.operate("POST", "/admin/pods", {"url": f"http://127.0.0.1:{port}", "name": "late"})
         assert added.status == 201
         assert [(await s.chat(f"early {number}"))[0].status for number in range(4)] == [200] * 4

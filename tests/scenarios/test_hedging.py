@@ -15,17 +15,13 @@ import pytest
 from proxy.core.units import Duration
 from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON
 from proxy.reliability.settings import HedgingSettings
-from proxy.scheduling.presets import scored_by
 from proxy.sim import Fault, Kind, SimConfig
 from tests.http.support import SSE_HEAD, Pod, Received, Script, chunk, plain
-from tests.scenarios.stack import BLIND, CHAT, Stack, running, stack
-from tests.waiting import until
+from tests.scenarios.stack import BLIND, BY_LOAD, CHAT, Stack, running, stack
+from tests.waiting import PATIENCE, until
 
 AFTER = {"after": "50ms", "budgetPercent": 100}
 SLOW = SimConfig(time_scale=1)
-
-BY_LOAD = {"scheduling": scored_by({"active-request-scorer": 1})}
-"""By predictions a pod that was late once would get nothing for a while, and these wait until it is asked first."""
 
 
 def hedged(**more: Any) -> dict[str, Any]:
@@ -179,7 +175,7 @@ async def test_what_is_learnt_of_first_bytes_says_what_is_late() -> None:
             await s.chat(f"Question {number}", max_tokens=1)
         before, questions = await counted(s, WON), itertools.count(60)
         late(s, 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while await counted(s, WON) == before:  # a second leg may be the one that comes there, and lose
                 await s.chat(f"Question {next(questions)}", max_tokens=1)
 

@@ -14,7 +14,7 @@ from proxy.sim import SimConfig, SimPod
 from tests.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, pool, pools_in, rewrites_in
 from tests.models.test_cluster import objective, rewrite, rule
 from tests.scenarios.stack import CHAT, running
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 QUICK = SimConfig(time_scale=20)
 SERVED_BY = "x-kvlane-endpoint"
@@ -199,11 +199,11 @@ async def test_objectives_and_rewrites_of_the_cluster_take_effect_as_they_come()
         assert (await c.ask(model="gpt-4o"))[0] == 404
         c.api.put(rewrites_in(), rewrite("names", rule({"sim": None}, "gpt-4o")))
         c.api.put(objectives_in(), objective("chat", 10))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await c.ask(model="gpt-4o"))[0] != 200:
                 await asyncio.sleep(0.01)
         c.api.delete(rewrites_in(), "names")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await c.ask(model="gpt-4o"))[0] != 404:
                 await asyncio.sleep(0.01)
 
@@ -216,7 +216,7 @@ async def test_a_new_configuration_keeps_what_is_known_of_the_cluster_or_lets_it
         pods = {"selector": "app=vllm", "ports": [c.port]}
         await c.serve(pods, models={"kubernetes": where})
         await c.knows("a")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await c.ask(model="gpt-4o"))[0] != 200:
                 await asyncio.sleep(0.01)
         pods.update(where)

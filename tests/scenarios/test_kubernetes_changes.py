@@ -13,7 +13,7 @@ from tests.kubernetes.server import objectives_in, pod, pods_in, pool, pools_in,
 from tests.models.test_cluster import objective, rewrite, rule
 from tests.scenarios.stack import CHAT
 from tests.scenarios.test_kubernetes import QUICK, Cluster, cluster
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 LATER = "2026-02-01T00:00:00Z"
 
@@ -49,7 +49,7 @@ async def imagined(c: Cluster, model: str, **headers: str) -> tuple[int, str]:
 
 
 async def comes_true(c: Cluster, expected: tuple[int, str], model: str = "sim", **headers: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while await imagined(c, model, **headers) != expected:
             await asyncio.sleep(0.01)
 
@@ -175,6 +175,6 @@ async def test_rewrites_that_are_added_changed_and_removed_count_for_requests_th
             c.api.delete(rewrites_in(), "older")
             await comes_true(c, (0, "large"), "gpt")
             c.api.delete(rewrites_in(), "names")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while (await c.ask(model="gpt"))[0] != 404:
                     await asyncio.sleep(0.01)

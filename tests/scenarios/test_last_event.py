@@ -11,7 +11,7 @@ import pytest
 
 from tests.http.support import Pod, Received, plain
 from tests.scenarios.stack import CHAT, running
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WORD = b'data: {"choices": [{"delta": {"content": "Hello"}}]}\n\n'
@@ -36,7 +36,8 @@ async def left_at(last: bytes) -> AsyncIterator[tuple[str, aiohttp.ClientSession
             await request.send(plain(b""))
 
     async with Pod(script) as pod, running([pod.endpoint.url]) as app, aiohttp.ClientSession() as session:
-        async with session.post(f"http://127.0.0.1:{app.port}{CHAT}", json=ASKED) as response, asyncio.timeout(10):
+        url = f"http://127.0.0.1:{app.port}{CHAT}"
+        async with session.post(url, json=ASKED) as response, asyncio.timeout(PATIENCE):
             read = b""
             while not read.endswith(last):
                 read += await response.content.readany()

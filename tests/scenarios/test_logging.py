@@ -14,7 +14,7 @@ import pytest
 from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.scenarios.stack import stack
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.workers.host import configured
 
 ROOM = "proxy.reliability.health"
@@ -61,7 +61,7 @@ async def test_workers_follow_those_that_start_later_too(capfd: pytest.CaptureFi
 async def until_said(capfd: pytest.CaptureFixture[str], text: str) -> str:
     """On standard error, since it was asked last."""
     said = ""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while text not in said:
             said += capfd.readouterr().err
             await asyncio.sleep(0.05)

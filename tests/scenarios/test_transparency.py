@@ -13,6 +13,7 @@ import pytest
 
 from tests.http.support import Pod, Received, chunk, plain
 from tests.scenarios.stack import CHAT, running
+from tests.waiting import PATIENCE
 
 BODY = b'{"model":"any","messages":[{"role":"user","content":"Hello!"}]}'
 JSON = {"content-type": "application/json"}
@@ -139,7 +140,7 @@ async def test_a_stream_that_does_not_begin_is_a_gateway_timeout(timeouts: dict[
         assert response.status == 504
         assert response.headers["x-kvlane-reason"] == "upstream-timed-out"
         assert b"127.0.0.1" not in raw
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await got.gone()
 
 

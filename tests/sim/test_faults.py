@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proxy.sim import Fault, Faults, Kind, SimConfig, SimPod, StepTiming
 from proxy.sim.faults import STATES
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 COMPLETIONS = "/v1/completions"
 TOKENS = 10
@@ -222,7 +222,7 @@ async def test_a_pod_refuses_connections_and_finishes_what_it_has() -> None:
 async def test_what_is_wrong_with_a_pod_ends_by_itself(kind: Kind) -> None:
     async with met(kind, seconds=0.05, count=1) as pod:
         await ask(pod, patience=QUIET)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not await is_well(pod):
                 await asyncio.sleep(0.01)
 

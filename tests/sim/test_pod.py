@@ -13,7 +13,7 @@ import pytest
 from proxy.sim import SimConfig, SimPod, StepTiming
 from proxy.sim.prompt import text_hash
 from tests.sim.support import CHAT, USER, nobody_is_left, post
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 COMPLETIONS = "/v1/completions"
 SLOW = StepTiming(base=0.02, per_prefill_token=0.02)
@@ -171,7 +171,7 @@ async def test_a_large_body_is_read(client: aiohttp.ClientSession) -> None:
 async def test_waits_are_divided_by_the_time_scale() -> None:
     timing = StepTiming(base=1.0)
     async with serving(SimConfig(timing=timing, time_scale=1_000)) as (_, client):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await post(client, CHAT, messages=USER, max_tokens=50)
 
 

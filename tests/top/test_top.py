@@ -25,7 +25,7 @@ from proxy.top.picture import Picture, Pod
 from proxy.top.screen import HEAD, View, screen
 from tests.ports import free_port
 from tests.scenarios.stack import Stack, stack
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -304,7 +304,7 @@ async def test_in_a_terminal_it_draws_takes_keys_and_leaves_the_terminal_as_it_w
             os.write(outer, b"sr")
             await until_drawn(drawn, "3 pods by WAIT reversed")
             os.write(outer, b"q")
-            assert await asyncio.wait_for(process.wait(), 20) == 0
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         finally:
             if process.returncode is None:
                 process.kill()
@@ -333,7 +333,7 @@ class Drawn:
 
 
 async def until_drawn(drawn: Drawn, text: str) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE):
         while text not in drawn.text:
             await asyncio.sleep(0.05)
 

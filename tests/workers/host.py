@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import pytest
 
+from proxy.core.tasks import Tasks
 from proxy.settings import Settings, from_mapping
-from proxy.sim import SimConfig, SimFleet
+from proxy.sim import SimConfig, SimFleet, SimPod
+from proxy.supervisor import crew, explained, host_exposition
 from proxy.supervisor.supervisor import Supervisor
+from tests.waiting import PATIENCE
 
 CHAT = "/v1/chat/completions"
+
+UNHURRIED: Mapping[str, Any] = {
+    "timeouts": {"connect": "30s"},
+    "health": {"timeout": "30s"},
+    "drain": {"grace": "60s"},
+}
+"""Nobody is given up because a machine that has much to do is late."""
 
 
 def configured(sim: SimFleet, **sections: Mapping[str, Any]) -> Settings:
@@ -22,7 +34,7 @@ def configured(sim: SimFleet, **sections: Mapping[str, Any]) -> Settings:
         "admin": {"port": 0},
         "pods": {"static": [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(sim.urls)]},
         "telemetry": {"accessLog": False, "logLevel": "error"},
-        "reliability": {"drain": {"grace": "10s"}},
+        "reliability": UNHURRIED,
     }
     return from_mapping({**given, **sections})
 
@@ -35,6 +47,15 @@ def question(text: str, tokens: int = 4, stream: bool = False) -> dict[str, Any]
         "ignore_eos": True,
         "stream": stream,
     }
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the supervisor bounds is bounded generously: a worker has a CPU only when others leave it one."""
+    for module in (host_exposition, explained):
+        monkeypatch.setattr(module, "TIMEOUT", aiohttp.ClientTimeout(total=PATIENCE))
+    for name in ("START_TIMEOUT", "RELOAD_TIMEOUT"):
+        monkeypatch.setattr(crew, name, PATIENCE)
 
 
 @dataclass
@@ -73,6 +94,38 @@ class Host:
     def in_flight(self) -> int:
         """As the supervisor has heard."""
         return sum(endpoint.load.requests for endpoint in self.supervisor.fleet.endpoints)
+
+
+@asynccontextmanager
+async def held(pods: Iterable[SimPod]) -> AsyncIterator[None]:
+    """Their engines stand still: what they have begun does not end, however long it takes to hear of it elsewhere."""
+
+    async def hold() -> None:
+        while True:
+            for pod in pods:
+                assert pod._driver is not None
+                pod._driver.freeze(0.3)
+            await asyncio.sleep(0.1)
+
+    async with Tasks() as tasks:
+        tasks.start(hold(), "hold of the engines")
+        yield
+
+
+async def until_workers_show(supervisor: Supervisor, condition: Callable[[set[str]], object]) -> None:
+    """Until it holds for what each worker exposes, line by line: what the supervisor knows they hear a little later."""
+    async with asyncio.timeout(PATIENCE):
+        while not all(condition(set(one.decode().splitlines())) for one in await supervisor._exposition.of_workers()):
+            await asyncio.sleep(0.02)
+
+
+def state(pod: str, state: str) -> str:
+    """The line that says it."""
+    return f'kvlane_endpoint_state{{endpoint="{pod}",state="{state}"}} 1.0'
+
+
+def ready_pods(number: int, pool: str = "default") -> str:
+    return f'kvlane_pool_ready_endpoints{{pool="{pool}"}} {float(number)}'
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.waiting import until
-from tests.workers.host import configured, host
+from tests.workers.host import configured, held, host
 
 POOL = "/autoscale/pools/default"
 
@@ -48,13 +48,14 @@ def policy(file: Path | None = None, low: int = 1) -> dict[str, Any]:
 async def test_a_pod_goes_when_no_worker_has_a_request_on_it(tmp_path: Path) -> None:
     file = tmp_path / "orders"
     async with host(2, pods=2, config=SLOW, **policy(file, low=2)) as it:
-        asked = [asyncio.create_task(it.chat(f"question {number}", tokens=100)) for number in range(8)]
-        await until(lambda: it.in_flight() == 8)
-        await it.supervisor.reload(configured(it.sim, **policy(file)))
-        await until(lambda: len(it.supervisor.fleet.draining) == 1)
-        (victim,) = it.supervisor.fleet.draining
-        assert victim.load.requests > 0
-        assert not file.exists()
+        async with held(it.sim.pods):
+            asked = [asyncio.create_task(it.chat(f"question {number}", tokens=100)) for number in range(8)]
+            await until(lambda: it.in_flight() == 8)
+            await it.supervisor.reload(configured(it.sim, **policy(file)))
+            await until(lambda: len(it.supervisor.fleet.draining) == 1)
+            (victim,) = it.supervisor.fleet.draining
+            assert victim.load.requests > 0
+            assert not file.exists()
         await asyncio.gather(*asked)
         await until(file.exists)
         assert victim.load.requests == 0

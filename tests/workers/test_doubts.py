@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,8 +13,9 @@ import aiohttp
 from proxy.settings import from_mapping
 from proxy.supervisor.supervisor import Supervisor
 from tests.http.support import Pod, Received, plain
+from tests.scenarios.stack import BY_LOAD
 from tests.waiting import until
-from tests.workers.host import CHAT
+from tests.workers.host import CHAT, UNHURRIED, state, until_workers_show
 
 
 class Engine:
@@ -44,8 +45,12 @@ class Engine:
 
 
 class World:
-    def __init__(self, supervisor: Supervisor, engines: list[Engine]) -> None:
-        self.supervisor, self.engines = supervisor, engines
+    def __init__(self, supervisor: Supervisor, engines: list[Engine], given: Mapping[str, Any]) -> None:
+        self.supervisor, self.engines, self._given = supervisor, engines, given
+
+    async def reload(self, **reliability: Any) -> None:
+        given = {**self._given, "reliability": {**self._given["reliability"], **reliability}}
+        await self.supervisor.reload(from_mapping(given))
 
     async def ask(self) -> str:
         """Over a connection of its own, so that any worker may get it; the name of the pod that answered."""
@@ -76,47 +81,64 @@ async def world(**reliability: Any) -> AsyncIterator[World]:
             "admin": {"port": 0},
             "pods": {"static": static},
             "telemetry": {"accessLog": False, "logLevel": "error"},
-            "reliability": {"drain": {"grace": "5s"}, **reliability},
+            "reliability": {**UNHURRIED, **reliability},
+            **BY_LOAD,
         }
         async with Supervisor(from_mapping(given), 2) as supervisor:
             await until(lambda: len(supervisor.fleet.ready) == 3)
-            yield World(supervisor, engines)
+            yield World(supervisor, engines, given)
 
 
-async def test_a_breaker_that_one_worker_opens_is_open_in_all_and_one_request_at_a_time_tries_the_pod() -> None:
-    async with world(breaker={"failures": 3, "open": "1s", "slowStart": 0}) as w:
+async def test_a_breaker_that_one_worker_opens_is_open_in_all() -> None:
+    async with world(breaker={"failures": 3, "open": "1h"}) as w:
         ill = w.engines[0]
         ill.is_ill = True
         while w.breaker() == "closed":
             await w.ask()
-        await asyncio.sleep(0.1)
+        await until_workers_show(w.supervisor, lambda lines: breaker("open") in lines)
         asked = ill.asked
         assert await w.ask_all() == {"pod-1", "pod-2"}
         assert ill.asked == asked
 
+
+async def test_one_request_at_a_time_tries_the_pod_whichever_worker_has_it() -> None:
+    async with world(breaker={"failures": 3, "open": "100ms", "slowStart": 0}) as w:
+        ill = w.engines[0]
+        ill.is_ill = True
+        while w.breaker() == "closed":
+            await w.ask()
+        await until_workers_show(w.supervisor, lambda lines: breaker("closed") not in lines)
         ill.is_ill = False
         ill.go_on.clear()
-        await until(lambda: w.breaker() == "half-open")
-        trial = asyncio.gather(*(_later(w, number * 0.03) for number in range(40)))
+        await w.reload(breaker={"failures": 3, "open": "1h", "slowStart": 0})  # for those who hold off
+        await until_workers_show(w.supervisor, lambda lines: breaker("half-open") in lines)
+        asked = ill.asked
+        trial = [asyncio.ensure_future(_later(w, number * 0.03)) for number in range(40)]
         await until(lambda: ill.asked > asked)
-        await asyncio.sleep(1.0)
+        await until(lambda: sum(one.done() for one in trial) >= 39)
         assert ill.asked == asked + 1
         ill.go_on.set()
-        await trial
+        assert "pod-0" in await asyncio.gather(*trial)
         await until(lambda: w.breaker() == "closed" and not w.doubts())
+        await until_workers_show(w.supervisor, lambda lines: {breaker("closed"), state("pod-0", "ready")} <= lines)
         assert "pod-0" in await w.ask_all()
 
 
 async def test_what_the_supervisor_finds_in_its_checks_all_workers_know() -> None:
-    async with world(health={"interval": "50ms"}, breaker={"slowStart": 0}) as w:
+    async with world(health={"interval": "50ms", "timeout": "30s"}, breaker={"slowStart": 0}) as w:
         w.engines[0].is_unwell = True
         await until(lambda: bool(w.doubts()))
-        await asyncio.sleep(0.1)
+        await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") not in lines)
         assert await w.ask_all() == {"pod-1", "pod-2"}
         w.engines[0].is_unwell = False
         await until(lambda: not w.doubts())
-        await asyncio.sleep(0.1)
+        await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") in lines)
         assert "pod-0" in await w.ask_all()
+
+
+def breaker(state: str) -> str:
+    """The line that says it of the first pod."""
+    return f'kvlane_endpoint_breaker_state{{endpoint="pod-0",state="{state}"}} 1.0'
 
 
 async def _later(w: World, seconds: float) -> str:

@@ -13,7 +13,7 @@ from proxy.sim import SimConfig, SimPod
 from proxy.supervisor.supervisor import Supervisor
 from tests.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, rewrites_in
 from tests.models.test_cluster import rewrite, rule
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.workers.host import CHAT
 
 
@@ -35,8 +35,8 @@ async def test_workers_have_the_pods_and_the_rewrites_of_a_cluster() -> None:
                 await answer.read()
                 return answer.status
 
-        await until(lambda: len([one for one in api.watches if one["where"] == rewrites_in()]) == 2, 20)
-        async with asyncio.timeout(10):
+        await until(lambda: len([one for one in api.watches if one["where"] == rewrites_in()]) == 2)
+        async with asyncio.timeout(PATIENCE):
             while {await asked("gpt-4o") for _ in range(6)} != {200}:
                 await asyncio.sleep(0.05)
         assert len([one for one in api.lists if one["where"] == pods_in()]) == 1
@@ -45,7 +45,7 @@ async def test_workers_have_the_pods_and_the_rewrites_of_a_cluster() -> None:
         first = supervisor.fleet.get("ns/a")
         api.put(pods_in(), pod("a", "127.0.0.21", uid="2"))
         await until(lambda: supervisor.fleet.get("ns/a") is not first and bool(supervisor.fleet.ready))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while {await asked("sim") for _ in range(6)} != {200}:
                 await asyncio.sleep(0.05)
         async with http.get(f"{admin}/admin/config") as answer:

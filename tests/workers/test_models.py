@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 
 from tests.waiting import until
-from tests.workers.host import CHAT, Host, host, question
+from tests.workers.host import CHAT, Host, host, question, ready_pods, until_workers_show
 
 MODELS = {"aliases": {"gpt-4o": "sim"}, "wake": {"enabled": True}}
 
@@ -25,7 +25,7 @@ async def nap(it: Host, http: aiohttp.ClientSession, number: int) -> None:
     """Until all workers know."""
     async with http.post(f"{it.sim.pods[number].url}/sleep"):
         await until(lambda: len(it.supervisor.fleet.ready) == 1 - number)
-    await asyncio.sleep(0.1)
+    await until_workers_show(it.supervisor, lambda lines: ready_pods(1 - number) in lines)
 
 
 async def test_workers_know_names_and_who_sleeps_and_wake_them_together() -> None:

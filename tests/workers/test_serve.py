@@ -11,6 +11,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import yaml
 
 from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
-from tests.waiting import until
-from tests.workers.host import CHAT, question
+from tests.waiting import PATIENCE, until
+from tests.workers.host import CHAT, held, question
 
 SLOW = SimConfig(timing=StepTiming(base=0.05))
 
@@ -102,8 +103,8 @@ def rewrite(config: Path, **sections: Any) -> None:
     config.write_text(yaml.safe_dump({**given, **sections}))
 
 
-async def answer(url: str, tokens: int, stream: bool = True) -> bytes:
-    body = question("Hello", tokens, stream)
+async def answer(url: str, tokens: int, stream: bool = True, model: str = "sim") -> bytes:
+    body = {**question("Hello", tokens, stream), "model": model}
     async with aiohttp.ClientSession() as session, session.post(url + CHAT, json=body) as response:
         response.raise_for_status()
         return await response.read()
@@ -129,7 +130,7 @@ async def test_sigterm_drains_every_worker_and_each_request_has_its_line(config:
         served.process.send_signal(signal.SIGTERM)
         streams = await asyncio.gather(*running)
         assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
-        assert await asyncio.wait_for(served.process.wait(), 10) == 0
+        assert await asyncio.wait_for(served.process.wait(), PATIENCE) == 0
     assert len(served.lines) == 26
     assert all(line.startswith(b'{"time"') and line.endswith(b"}\n") for line in served.lines)
 
@@ -152,19 +153,20 @@ async def test_sighup_reloads_and_a_faulty_file_changes_nothing(config: Path, si
         await answer(served.url, 1)
 
 
-async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next_one_serves(
-    config: Path, sim: SimFleet
-) -> None:
-    async with serving(config, workers=2) as served:
-        before = served.workers
-        running = [asyncio.create_task(answer(served.url, 160)) for _ in range(8)]
-        await begun(sim, 8)
-        os.kill(min(before), signal.SIGTERM)
-        await until(lambda: served.says("leaves unasked") and len(served.workers - before) == 1)
-        short = await asyncio.gather(*(answer(served.url, 1) for _ in range(12)))
-        assert not all(task.done() for task in running)
-        streams = await asyncio.gather(*running)
-        assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
+async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next_one_serves(config: Path) -> None:
+    async with SimFleet(2, [SLOW, replace(SLOW, model="slow")]) as sim:
+        rewrite(config, pods={"static": [{"url": url} for url in sim.urls]})
+        async with serving(config, workers=2) as served:
+            before = served.workers
+            async with held(sim.pods[1:]):
+                running = [asyncio.create_task(answer(served.url, 20, model="slow")) for _ in range(8)]
+                await begun(sim, 8)
+                os.kill(min(before), signal.SIGTERM)
+                await until(lambda: served.says("leaves unasked") and len(served.workers - before) == 1)
+                short = await asyncio.gather(*(answer(served.url, 1) for _ in range(12)))
+                assert not any(task.done() for task in running)
+            streams = await asyncio.gather(*running)
+            assert all(stream.endswith(b"data: [DONE]\n\n") for stream in (*short, *streams))
 
 
 async def test_workers_whose_supervisor_was_killed_end_what_they_have_begun_and_go(config: Path, sim: SimFleet) -> None:
@@ -183,5 +185,5 @@ async def test_a_port_that_is_taken_is_said_and_nothing_starts(config: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as other:
         rewrite(config, listen={"host": "127.0.0.1", "port": other.getsockname()[1]})
         async with serving(config) as served:
-            assert await asyncio.wait_for(served.process.wait(), 10) == 1
+            assert await asyncio.wait_for(served.process.wait(), PATIENCE) == 1
     assert served.says("cannot listen: Address already in use")

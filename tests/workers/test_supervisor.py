@@ -19,7 +19,8 @@ from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
 from proxy.supervisor.crew import StartFailed
 from proxy.supervisor.supervisor import Supervisor
-from tests.waiting import until
+from tests.scenarios.stack import BY_LOAD
+from tests.waiting import PATIENCE, until
 from tests.workers.host import CHAT, Host, configured, host, question
 
 BY_PREFIX = {
@@ -39,7 +40,7 @@ async def stream(session: aiohttp.ClientSession, host_: Host, tokens: int) -> in
 
 
 async def test_two_workers_are_one_proxy() -> None:
-    async with host(2) as it:
+    async with host(2, **BY_LOAD) as it:
         answered = await asyncio.gather(*(it.chat(f"Question {number}", 2) for number in range(40)))
         assert len(answered) == 40
         decided = await it.samples("kvlane_scheduling_duration_seconds_count")
@@ -86,7 +87,7 @@ async def _one_prompt_goes_to_one_pod(it: Host) -> None:
     """Whichever worker it reaches: the prefix is known to all."""
     document = "The pod holds a prefix. " * 300
     first = await it.chat(document)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(set(await _index_blocks(it))) != 1:
             await asyncio.sleep(0.01)
     assert min(await _index_blocks(it)) > 20
@@ -137,11 +138,15 @@ async def test_what_a_killed_worker_had_in_flight_is_forgotten_and_what_it_count
 
 @pytest.mark.parametrize("listen", [{}, {"keepAlive": "10m"}])
 async def test_a_reload_interrupts_nobody_and_workers_stay_unless_they_cannot_change(listen: dict[str, Any]) -> None:
-    async with host(2, pods=1, config=SLOW) as it, SimFleet(1, SLOW) as extra, aiohttp.ClientSession() as session:
+    async with (
+        host(2, pods=1, config=SLOW, **BY_LOAD) as it,
+        SimFleet(1, SLOW) as extra,
+        aiohttp.ClientSession() as session,
+    ):
         long = [asyncio.create_task(stream(session, it, 60)) for _ in range(4)]
         await until(lambda: it.in_flight() == 4)
         before = set(it.supervisor.pids)
-        settings = configured(it.sim)
+        settings = configured(it.sim, **BY_LOAD)
         more = {"static": [{"url": it.sim.urls[0], "name": "pod-0"}, {"url": extra.urls[0], "name": "extra"}]}
         changed = {**settings.given, "pods": more, "listen": {**settings.given["listen"], **listen}}
         assert await it.supervisor.reload(from_mapping(changed)) == []
@@ -151,7 +156,7 @@ async def test_a_reload_interrupts_nobody_and_workers_stay_unless_they_cannot_ch
         assert [events for events in await asyncio.gather(*long) if events < 60] == []
         await until(lambda: len(it.supervisor.pids) == 2)
         assert set(it.supervisor.pids).isdisjoint(before) is bool(listen)
-        async with asyncio.timeout(20):  # a worker that leaves tells what it counted last
+        async with asyncio.timeout(PATIENCE):  # a worker that leaves tells what it counted last
             while sum((await it.samples("kvlane_requests_total")).values()) not in range(24, 4000, 20):
                 await asyncio.sleep(0.05)
 

@@ -9,7 +9,7 @@ import pytest
 from proxy.sim import Fault, Kind, TransferTiming
 from tests.sim.support import USER, nobody_is_left
 from tests.sim.transfer.support import COMPLETIONS, PROMPT, Pair, pair
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 CHAT = "/v1/chat/completions"
 SOURCES = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="sim",source="%s"}'
@@ -223,7 +223,7 @@ async def test_kept_blocks_take_room_from_others_who_wait_for_it() -> None:
         await asyncio.sleep(0.05)
         assert not other.done()
         await pods.ask(pods.decode, max_tokens=1, kv_transfer_params=params)
-        assert (await asyncio.wait_for(other, 5))[0] == 200
+        assert (await asyncio.wait_for(other, PATIENCE))[0] == 200
 
 
 async def test_several_choices_leave_all_but_the_first_to_expire() -> None:
@@ -272,6 +272,6 @@ async def test_a_dead_engine_ends_what_runs_and_comes_back() -> None:
             except aiohttp.ClientError:
                 return False
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not await is_back():
                 await asyncio.sleep(0.01)
