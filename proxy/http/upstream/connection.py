@@ -124,14 +124,16 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        feed = self._feed  # to call what a slot has as if it were a method takes 100 instructions more
         try:
-            self._feed(data)
+            feed(data)
         except HttpParserUpgrade:
             self._upgrade(data)
         except HttpParserError as error:
             self._break(data, error)
         else:
-            self.receive(data)
+            receive = self.receive
+            receive(data)
 
     def eof_received(self) -> None:
         pass

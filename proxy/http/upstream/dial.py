@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import aiohappyeyeballs
@@ -45,6 +46,7 @@ async def look_up(host: str, port: int) -> Sequence[AddrInfoType]:
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
+@lru_cache(maxsize=4096)
 def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
