@@ -44,7 +44,7 @@ class Autoscaling:
         self._clock = clock
         self._random = rng
         self._blocks = blocks
-        self.lead = Lead()
+        self.lead = Lead(clock)
         self._tasks: Tasks | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self.pools: dict[str, ScaledPool] = {}

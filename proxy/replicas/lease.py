@@ -22,6 +22,7 @@ class Lease:
         self._redis = library()
         self._client = keys_of(settings, self._redis)
         self._key = f"{settings.prefix}:lease:{name}"
+        self.seconds = seconds
         self._milliseconds = int(seconds * 1000)
         self._token = secrets.token_hex(8)
 

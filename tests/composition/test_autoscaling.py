@@ -12,6 +12,7 @@ from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
 from proxy.composition.autoscaling import Autoscaling
 from proxy.composition.lead import Lead
+from proxy.core.clock import ManualClock
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 from tests.composition.scaled import Rig, policies
@@ -135,6 +136,8 @@ async def test_a_signal_pauses_all_pools() -> None:
 class OneLease:
     """That somebody else may have."""
 
+    seconds = 60.0
+
     def __init__(self) -> None:
         self.is_free, self.told = True, list[str]()
 
@@ -155,7 +158,7 @@ async def until_it_is(lead: Lead, ours: bool) -> None:
 
 
 async def test_who_has_the_lease_leads() -> None:
-    lead, lease = Lead(), OneLease()
+    lead, lease = Lead(ManualClock()), OneLease()
     assert lead.is_ours, "nobody else could"
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=0.001)
@@ -166,9 +169,21 @@ async def test_who_has_the_lease_leads() -> None:
 
 
 async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
-    lead, lease = Lead(), OneLease()
+    lead, lease = Lead(ManualClock()), OneLease()
     lease.is_free = False
     async with AsyncExitStack() as stack:
         await lead.share(stack, lease, every=60.0)
         assert not lead.is_ours
     assert lease.told == ["close"]
+
+
+async def test_who_slept_through_his_lease_does_not_lead_before_he_has_it_again() -> None:
+    clock, lease = ManualClock(), OneLease()
+    lead = Lead(clock)
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=3600.0)
+        await until_it_is(lead, True)
+        for seconds, ours in ((59.0, True), (2.0, False)):
+            clock.advance(seconds)
+            assert lead.is_ours is ours
+    assert lease.told == ["close"], "another one may have it"

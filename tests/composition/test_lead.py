@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from proxy.composition.lead import Lead
+from proxy.core.clock import SystemClock
 from proxy.replicas.lease import Lease
 from tests.replicas.store import needs_redis, store
 from tests.replicas.test_deployment import settings
@@ -20,7 +21,7 @@ SECONDS = 4.0
 
 async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without_the_store(tmp_path: Path) -> None:
     async with store(tmp_path) as redis:
-        leads = [Lead() for _ in range(3)]
+        leads = [Lead(SystemClock()) for _ in range(3)]
         stacks = [AsyncExitStack() for _ in leads]
         for lead, stack in zip(leads, stacks, strict=True):
             await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
@@ -36,7 +37,6 @@ async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without
             await until(there_is_one)
             (first,) = leading
             await stacks[first].aclose()
-            leads[first].is_ours = False
             leading.clear()
             await until(there_is_one)
             assert first not in leading
@@ -56,7 +56,7 @@ async def test_who_dies_with_the_lease_is_followed_when_it_has_run_out(tmp_path:
         dead = Lease(settings(redis.url), "autoscale", SECONDS)
         assert await dead.take()
         await dead.close()
-        lead = Lead()
+        lead = Lead(SystemClock())
         await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
         assert not lead.is_ours
         await until(lambda: lead.is_ours)
