@@ -106,9 +106,10 @@ class Gateway:
             if production.waits:
                 endpoints = pool.pods.serving(request.model)
         decision = self._decide(pool, request, parsed, endpoints)
-        exchange = Exchange(request, decision, decision.target, 0, self.clock.now())
         if decision.why and pool.handoffs is not None:
-            by = pool.handoffs.of(request, decision, relay, self._leg) or by
+            decision, hand_off = pool.handoffs.of(request, decision, relay, self._leg)
+            by = hand_off or by
+        exchange = Exchange(request, decision, decision.target, 0, self.clock.now())
         while True:
             try:
                 if by is not None:

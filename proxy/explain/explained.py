@@ -172,6 +172,8 @@ class LegHooks(PreRequest, PostResponse):
         entry = exchange.request.state.read(ENTRY)
         if entry is not None:
             entry.legs.append(exchange)
+            if exchange.answers:
+                entry.decision = exchange.decision  # what cannot be split after all is known by now
             if entry.asked and exchange.answers:
                 exchange.response_headers.append((HEADER, summary(entry, endpoint)))
 

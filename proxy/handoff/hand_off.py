@@ -31,22 +31,24 @@ GRACE = 0.25
 class HandOffs(Shared):
     """Begins them."""
 
-    def of(self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Legs) -> HandOff | None:
-        """None if one pod is to do all of it. Raises RequestError if no pod can."""
+    def of(
+        self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Legs
+    ) -> tuple[Decision, HandOff | None]:
+        """None, and the decision as that makes it, if one pod is to do all of it. Raises RequestError if no pod can."""
         if decision.why != SPLIT:
             self.counted(decision.why).add()
         if not (decision.prefill or decision.encode):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise NoEndpoints(f"These pods serve no request alone, and this one was not split: {decision.why}.")
-            return None
+            return decision, None
         fields = fields_of(request.body)
         why = "not-json" if fields is None else why_whole(request.path, fields, self.connector.begins_answer)
         if fields is None or why:
             self.counted(why).add()
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
-            return None
-        return HandOff(Stages(self, fields, relay, legs))
+            return decision._replace(prefill=(), encode=(), why=why), None
+        return decision, HandOff(Stages(self, fields, relay, legs))
 
 
 class Handed(NamedTuple):

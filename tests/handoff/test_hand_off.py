@@ -133,8 +133,8 @@ class World:
         """As the gateway does."""
         pods = self.pods
         decision = Decision(pods["d0"], (pods["d1"],), "decode", self.prefill, self.encode, self.why)
+        decision, hand_off = self.handoffs.of(self.request, decision, self, self._leg)
         exchange = Exchange(self.request, decision, decision.target, 0, self.clock.now())
-        hand_off = self.handoffs.of(self.request, decision, self, self._leg)
         while True:
             try:
                 if hand_off is None:

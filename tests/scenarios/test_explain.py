@@ -192,6 +192,16 @@ async def test_of_a_split_request_both_profiles_and_both_legs_are_kept() -> None
         assert table["tries"] == 1
 
 
+async def test_of_a_request_that_cannot_be_split_it_is_told_why() -> None:
+    async with disaggregated(scheduling={**SPLIT}) as s:
+        await reload(s, {**s.app._settings.source, **ON})
+        await ask(s, "two", {**BODY, "messages": [{"role": "user", "content": PROMPT}], "n": 2})
+        await until(lambda: not s.app.ledger.in_flight)
+        table = await decided(s, "two")
+        assert (table["why"], table["prefill"]) == ("several-choices", None)
+        assert [(leg["pod"], leg["stage"]) for leg in table["legs"]] == [(table["pod"], "whole")]
+
+
 async def test_each_pool_has_decisions_of_its_own() -> None:
     async with stack(2, [SimConfig(time_scale=20), SimConfig(model="large", time_scale=20)]) as s:
         given = dict(s.app._settings.source)
