@@ -57,7 +57,7 @@ async def test_a_pod_goes_when_no_worker_has_a_request_on_it(tmp_path: Path) -> 
             assert victim.load.requests > 0
             assert not file.exists()
         await asyncio.gather(*asked)
-        await until(file.exists)
+        await until(lambda: file.exists() and file.read_text().endswith("\n"))
         assert victim.load.requests == 0
         assert json.loads(file.read_text()) == ["1", victim.name]
         for number in range(6):
