@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,10 +26,14 @@ class DataKey(str, Generic[T]):
 
     def of(self, producer: str) -> DataKey[T]:
         """The same datum, bound to the producer of this name; unbound if the name is empty."""
-        return DataKey(self.kind, producer)
+        return _bound(self.kind, producer)
 
     def __repr__(self) -> str:
         return str(self)
+
+
+_bound = lru_cache(maxsize=4096)(DataKey[Any])
+"""To make one takes ten times as long as to find it, and some plugins ask with each request."""
 
 
 class CycleState(dict[str, Any]):
@@ -40,7 +45,7 @@ class CycleState(dict[str, Any]):
     __slots__ = ()
 
     def write(self, key: DataKey[T], value: T) -> None:
-        """Raises KeyError if the key was written before."""
+        """Raises KeyError if the key was written before; None is as good as nothing."""
         unbound, known = key.unbound, self.get
         if known(key) is not None:
             raise KeyError(f"{key} is written once per request")

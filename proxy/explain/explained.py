@@ -172,8 +172,9 @@ class LegHooks(PreRequest, PostResponse):
         entry = exchange.request.state.read(ENTRY)
         if entry is not None:
             entry.legs.append(exchange)
-            if exchange.answers:
-                entry.decision = exchange.decision  # what cannot be split after all is known by now
+            if exchange.answers and entry.decision is not None:
+                _, _, _, prefill, encode, why = exchange.decision  # what cannot be split after all is known by now
+                entry.decision = entry.decision._replace(prefill=prefill, encode=encode, why=why)
             if entry.asked and exchange.answers:
                 exchange.response_headers.append((HEADER, summary(entry, endpoint)))
 

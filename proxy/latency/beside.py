@@ -100,6 +100,7 @@ class Beside:
         left = exp(-seconds / SHARE_SECONDS)
         self._of *= left
         self._alike *= left
+        self._shown = max(FIRST_SHOWN, left * self._shown)
         self._off = left * self._off[0], left * self._off[1]
         self.renew()
 

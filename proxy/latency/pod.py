@@ -107,7 +107,8 @@ class PodModel(TaughtPod):
         """Seconds for which the pod does nothing but the prompt."""
         fixed, per_token, per_pair = self._in_turn
         work = fixed - self.step + uncached * (per_token + per_pair * (2.0 * prompt - uncached))
-        return self._share * max(0.0, work)
+        share = 1.0 if self._share == 1.0 else self.beside.share_with(len(self.legs))
+        return share * max(0.0, work)
 
     def _foretell(self, leg: Leg, prompt: float, now: float) -> None:
         if self.view is None:

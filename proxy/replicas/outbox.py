@@ -59,10 +59,13 @@ class Outbox:
         """There is something to send soon."""
         if self._is_soon:
             return
+        loop, self._is_soon = asyncio.get_running_loop(), True
+        due = loop.time() + self._interval
         if self._timer is not None:
+            if self._timer.when() <= due:
+                return
             self._timer.cancel()
-        self._is_soon = True
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self.flush)
+        self._timer = loop.call_at(due, self.flush)
 
     def touch_later(self) -> None:
         """There is something to send that may wait."""

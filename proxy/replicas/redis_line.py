@@ -91,7 +91,7 @@ class RedisLine:
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        return self._redis.RedisError, OSError, TimeoutError
+        return self._redis.RedisError, OSError, TimeoutError, AttributeError  # of another redis-py than those known
 
     async def _open(self) -> None:
         """What may not be published is said while there are replies: the message is of no use to those who get it, so
@@ -168,6 +168,7 @@ def _lost(error: BaseException) -> StoreLost:
 def library() -> Any:
     """Raises ConfigError where it is not installed."""
     try:
+        importlib.import_module("hiredis")
         return importlib.import_module("redis.asyncio")
     except ImportError:
         raise ConfigError([Problem("replicas.store", "needs the extra: pip install 'kvlane[redis]'")]) from None

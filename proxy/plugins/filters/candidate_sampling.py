@@ -20,8 +20,8 @@ from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 @plugin("candidate-sampling-filter")
 @dataclass(frozen=True, slots=True)
 class CandidateSamplingFilter(Filter):
-    """Of more than `maxCandidates` pods, keeps so many at the most: half of them those that hold more of the prompt
-    than the rest of the fleet does, the longest match first, the others drawn at random.
+    """Of more than `maxCandidates` pods, keeps so many at the most: up to half of them those that hold more of the
+    prompt than the rest of the fleet does, the longest match first, the others drawn at random.
 
     The best of a hundred pods that have nothing of a prompt is about as good as the best of a thousand, and a twentieth
     of the time finds it.
@@ -48,15 +48,19 @@ class CandidateSamplingFilter(Filter):
         if len(endpoints) <= most:
             return endpoints
         match = request.state.read(self._match_key)
-        kept = self._drawn(endpoints, most - most // 2 if match is not None else most)
-        if match is not None:
-            kept |= {endpoints[at]: None for at in self._ahead(match.matched(endpoints), most // 2)}
+        ahead = [] if match is None else self._ahead(match.matched(endpoints), most // 2)
+        kept = {endpoints[at]: None for at in ahead}
+        kept |= self._drawn(endpoints, most - len(ahead))
         return list(kept)
 
     def _drawn(self, endpoints: Sequence[Endpoint], many: int) -> dict[Endpoint, None]:
-        """A few less, as one may be drawn twice: a third of the price of `random.sample`."""
-        draw, among = self.random.random, len(endpoints)
-        return {endpoints[int(draw() * among)]: None for _ in range(many)}
+        """No pod twice; a third of the price of `random.sample`."""
+        draw, left, drawn = self.random.random, list(endpoints), dict[Endpoint, None]()
+        for among in range(len(left), len(left) - many, -1):
+            at = int(draw() * among)
+            drawn[left[at]] = None
+            left[at] = left[among - 1]
+        return drawn
 
     def _ahead(self, matched: Sequence[int], most: int) -> Sequence[int]:
         """Places of those that hold more than whoever holds least, so not of all that know a prompt of everybody's."""

@@ -170,7 +170,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         if endpoints is self._asked:  # the fleet hands out the same tuple until it changes
             return self._found
         found = [self._pods.get(endpoint) or self._meet(endpoint, now) for endpoint in endpoints]
-        if isinstance(endpoints, tuple):
+        if isinstance(endpoints, tuple) and len(endpoints) > 1:
             self._asked, self._found = endpoints, found
         return found
 
