@@ -37,8 +37,10 @@ QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}],
 
 
 def local(port: int, servers: dict[str, int]) -> str:
-    """The configuration, said of this machine."""
+    """The configuration, said of this machine, on which checks come often and may take their time: both proxies that
+    are down at once, as a machine that stands still has it, would be HAProxy's own 503."""
     text = BALANCER.read_text().replace("bind *:8000", f"bind 127.0.0.1:{port}")
+    text = text.replace("timeout connect 2s", "timeout connect 60s\n    timeout check 60s")
     for name, its in servers.items():
         text = text.replace(f" {name}:8000", f" 127.0.0.1:{its}")
     return text.replace("inter 1s", "inter 50ms")
