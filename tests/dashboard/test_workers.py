@@ -84,6 +84,9 @@ def test_sums_are_those_of_the_series_that_were_read_last() -> None:
     assert counts.of(pod).attempts == {"complete": 9}
 
 
+BUTTONS = "document.querySelectorAll('#decision-list tbody button')"
+
+
 @needs_chromium
 async def test_decisions_of_all_workers_are_shown_and_a_click_has_the_table_of_the_one_that_decided() -> None:
     telemetry = {"accessLog": False, "logLevel": "error", "decisions": {}}
@@ -97,14 +100,16 @@ async def test_decisions_of_all_workers_are_shown_and_a_click_has_the_table_of_t
             await page.until(f"document.querySelectorAll('#decision-list tbody tr').length === {len(asked)}")
             seen = {await decided(page, number) for number in range(len(asked))}
             assert seen == set(asked)
+            await page.ask(f"[{BUTTONS}[0].click(), document.querySelector('#dialog').close(), {BUTTONS}[1].click()]")
+            await page.says("#dialog tr.chosen", "chosen")
+            await page.press(ESCAPE)
             await page.says("#queue-list", "With several workers")
             assert await page.complaints() == []
 
 
 async def decided(page: Page, row: int) -> str:
     """The request of that row, as its table says."""
-    button = "document.querySelectorAll('#decision-list tbody button')"
-    await page.ask(f"{button}[{row}].click()")
+    await page.ask(f"{BUTTONS}[{row}].click()")
     await page.says("#dialog tr.chosen", "chosen")
     request = await page.text("#dialog code")
     await page.press(ESCAPE)

@@ -19,7 +19,8 @@ export function redraw() {
 
 export function listen() {
   const dialog = $("dialog");
-  dialog.addEventListener("close", () => (refresh = null));
+  // The event comes later than the closing: by then it may be open again, with something else in it.
+  dialog.addEventListener("close", () => dialog.open || (refresh = null));
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }
 
