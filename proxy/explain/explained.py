@@ -173,8 +173,8 @@ class LegHooks(PreRequest, PostResponse):
         if entry is not None:
             entry.legs.append(exchange)
             if exchange.answers and entry.decision is not None:
-                _, _, _, prefill, encode, why = exchange.decision  # what cannot be split after all is known by now
-                entry.decision = entry.decision._replace(prefill=prefill, encode=encode, why=why)
+                made = exchange.decision  # what cannot be split after all is known by now
+                entry.decision = entry.decision._replace(prefill=made.prefill, encode=made.encode, why=made.why)
             if entry.asked and exchange.answers:
                 exchange.response_headers.append((HEADER, summary(entry, endpoint)))
 

@@ -59,7 +59,7 @@ class RedisLine:
                 await self._open()
         except BaseException as error:
             await self._close()
-            if isinstance(error, self._failures):
+            if isinstance(error, (*self._failures, AttributeError)):  # which another redis-py than those known may give
                 raise _lost(error) from None
             raise
         return self
@@ -91,7 +91,7 @@ class RedisLine:
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        return self._redis.RedisError, OSError, TimeoutError, AttributeError  # of another redis-py than those known
+        return self._redis.RedisError, OSError, TimeoutError
 
     async def _open(self) -> None:
         """What may not be published is said while there are replies: the message is of no use to those who get it, so
