@@ -7,12 +7,14 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from proxy.core.errors import BadRequest, RequestError
-from proxy.extproc.messages import FULL_DUPLEX_STREAMED, NONE, ProcessingRequest, plain
+from proxy.core.errors import BadRequest, BodyTooLarge, RequestError
+from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, ProcessingRequest, plain
 from proxy.extproc.replies import WHOLE, go_on
 
 QUEUED = 64
 """Messages that may wait here; then the gateway has to."""
+
+LARGER = "The request body is larger than what the gateway holds back to ask where it goes."
 
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 
@@ -83,12 +85,22 @@ class Stream:
             if kind == "request_trailers":
                 self.trailers = last = True
             elif kind == "request_body":
+                if self.request_mode == BUFFERED_PARTIAL and not message.request_body.end_of_stream:
+                    raise BodyTooLarge(LARGER)
                 yield message.request_body.body
                 last = message.request_body.end_of_stream or self.request_mode in WHOLE
             else:
-                raise BadRequest(f"{kind} came before the end of the request's body")
+                raise _instead_of_a_body(kind, message)
         if self.request_mode in WHOLE:
             self.kind = "request_body"
+
+
+def _instead_of_a_body(kind: str, message: Any) -> RequestError:
+    """A gateway that has no room for a body answers by itself, and shows that too."""
+    fields = message.response_headers.headers.headers if kind == "response_headers" else ()
+    if any(each.key == ":status" and b"413" in (each.raw_value, each.value.encode()) for each in fields):
+        return BodyTooLarge(LARGER)
+    return BadRequest(f"{kind} came before the end of the request's body")
 
 
 def metadata_of(message: Any) -> dict[str, Any]:

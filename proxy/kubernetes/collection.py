@@ -118,7 +118,7 @@ class Collection(Generic[T]):
         name = item["metadata"]["name"]
         try:
             objects[name] = self._read(item)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("%s %s cannot be read: %r", self._resource, name, error)
             if name in self.objects:
                 objects[name] = self.objects[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,9 +12,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
 from proxy.sim import SimConfig
-from tests.extproc.gateway import Edit, ext_proc, through_envoy, with_fallbacks, with_subset
+from tests.extproc.gateway import FOLDER, Edit, ext_proc, through_envoy, with_fallbacks, with_subset
+from tests.ports import free_port
 from tests.scenarios.disagg import PROMPT, ROLES, SCHEDULING, SIM
 from tests.scenarios.stack import BLIND, CHAT, Stack, stack
 from tests.waiting import until
@@ -282,6 +285,12 @@ async def test_a_gateway_that_goes_on_to_the_next_pod_is_followed(tmp_path: Path
         assert gone in s.app.fleet.own_doubts()
 
 
+async def test_requests_that_a_pod_loses_at_once_all_go_on_to_the_next(tmp_path: Path) -> None:
+    async with with_a_pod_gone(tmp_path, 1) as (s, _):
+        asked = [s.http.post(s.url + CHAT, json=asking(f"{number} " * 99)) for number in range(40)]
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+
 async def test_a_stream_that_its_pod_breaks_off_never_looks_whole(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, SLOW) as s:
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as response:
@@ -290,6 +299,29 @@ async def test_a_stream_that_its_pod_breaks_off_never_looks_whole(tmp_path: Path
             with pytest.raises(aiohttp.ClientError):
                 await response.read()
         await until(lambda: s.app.ledger.in_flight == 0)
+
+
+def with_another_kvlane_that_is_gone(config: dict[str, Any]) -> None:
+    """Of which Envoy does not know yet."""
+    kvlane = config["static_resources"]["clusters"][1]
+    del kvlane["health_checks"]
+    gone = copy.deepcopy(kvlane["load_assignment"]["endpoints"][0]["lb_endpoints"][0])
+    gone["endpoint"]["address"]["socket_address"]["port_value"] = free_port()
+    kvlane["load_assignment"]["endpoints"][0]["lb_endpoints"].append(gone)
+
+
+async def test_a_kvlane_that_is_gone_costs_no_request_where_there_is_another(tmp_path: Path) -> None:
+    async with through_envoy(tmp_path, 1, edit=edited(with_another_kvlane_that_is_gone)) as s:
+        prompts = ["x" * size for size in (10, 50_000) * 10]
+        answers = await asyncio.gather(*(s.http.post(s.url + CHAT, json=asking(prompt)) for prompt in prompts))
+        assert [answer.status for answer in answers] == [200] * len(prompts)
+
+
+def test_a_kvlane_that_stops_is_noticed_in_the_first_minute_of_envoy_too() -> None:
+    """Before that it checks once a minute, unless told otherwise."""
+    config = yaml.safe_load((FOLDER / "envoy.yaml").read_text())
+    (check,) = config["static_resources"]["clusters"][1]["health_checks"]
+    assert check["no_traffic_interval"] == check["interval"]
 
 
 async def test_what_runs_when_kvlane_stops_is_cut_or_told_to_come_again(tmp_path: Path) -> None:

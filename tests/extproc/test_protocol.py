@@ -17,7 +17,7 @@ import pytest
 from proxy.app import App
 from proxy.core.errors import ConfigError
 from proxy.extproc import messages
-from proxy.extproc.messages import BUFFERED, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
+from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
 from proxy.extproc.replies import DESTINATION
 from proxy.settings import from_mapping, load
 from proxy.sim import SimConfig, SimFleet
@@ -154,6 +154,26 @@ async def test_a_body_that_is_too_large_is_refused_before_it_has_come() -> None:
         await one.say(request_body={"body": b"x" * 2000})
         assert (await one.hear()).immediate_response.status.code == 413
         await until(lambda: s.app._path.server.retained == 0)
+
+
+async def test_a_body_that_is_too_large_for_the_gateway_is_refused_as_too_large() -> None:
+    """Of which Envoy then tells its own 413, in place of the body."""
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.head(BUFFERED)
+        assert (await one.hear()).WhichOneof("kind") == "request_headers"
+        await one.say(response_headers={"headers": headers({":status": "413"})})
+        assert (await one.hear()).immediate_response.status.code == 413
+        await until(lambda: s.app._path.server.retained == 0)
+
+
+async def test_a_body_of_which_the_gateway_sends_a_part_is_refused_as_too_large() -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.head(BUFFERED_PARTIAL)
+        assert (await one.hear()).WhichOneof("kind") == "request_headers"
+        await one.say(request_body={"body": BODY[:10]})
+        assert (await one.hear()).immediate_response.status.code == 413
 
 
 async def test_an_upgrade_is_refused() -> None:

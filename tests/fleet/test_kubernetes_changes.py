@@ -66,6 +66,23 @@ async def test_slices_of_a_service_come_grow_shrink_and_go_by_themselves() -> No
         await until(lambda: seen.names == [])
 
 
+async def test_pods_with_the_address_of_their_node_are_told_apart_by_their_ports() -> None:
+    async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
+        server.put(slices_in(), endpoint_slice("one", endpoint("a", "10.0.0.1")))
+        server.put(slices_in(), endpoint_slice("two", endpoint("b", "10.0.0.1"), ports=(8100,)))
+        await until(lambda: seen.names == ["a", "b"])
+        assert seen.urls == ["10.0.0.1:8000", "10.0.0.1:8100"]
+
+
+async def test_an_endpoint_without_an_address_is_nobody_and_those_beside_it_count() -> None:
+    async with FakeApiServer() as server, seen_by(server, service="vllm") as seen:
+        nobody = {**endpoint("a", ""), "addresses": []}
+        server.put(slices_in(), endpoint_slice("one", nobody, endpoint("b", "10.0.0.2")))
+        await until(lambda: seen.names == ["b"])
+        server.put(slices_in(), endpoint_slice("one", endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")))
+        await until(lambda: seen.names == ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("conditions", "is_wanted"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +30,17 @@ FAST = Access(namespace="ns", timeout=Duration(2.0), watch=Duration(60.0), retry
 class Followed(Collection[str]):
     """The uids of objects by name, and how often something was new."""
 
-    def __init__(self, access: Access, resource: Resource = PODS, selector: str = "app=vllm") -> None:
+    def __init__(
+        self,
+        access: Access,
+        resource: Resource = PODS,
+        selector: str = "app=vllm",
+        read: Callable[[Object], str] | None = None,
+    ) -> None:
         self.news = 0
         clock, rng = SystemClock(), random.Random(1)
         query = {"labelSelector": selector}
-        super().__init__(Api(access), resource, query, _uid, self._count, access.retry, clock, rng)
+        super().__init__(Api(access), resource, query, read or _uid, self._count, access.retry, clock, rng)
 
     def _count(self) -> None:
         self.news += 1
@@ -331,6 +337,18 @@ async def test_an_object_that_cannot_be_read_is_left_as_it_was(caplog: pytest.Lo
         await until(lambda: "c" in followed.objects)
         assert followed.objects["a"] == "uid-of-a"
     assert "pods a cannot be read" in caplog.text
+
+
+async def test_an_object_with_an_empty_list_where_one_thing_has_to_be_does_not_end_the_watch() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        followed = Followed(replace(FAST, server=server.url), read=lambda item: str(item.get("addresses", ["none"])[0]))
+        async with Tasks() as tasks:
+            tasks.start(followed.run(), "watch")
+            await until(lambda: set(followed.objects) == {"a"} and server.open)
+            server.put(pods_in(), {**pod("a"), "addresses": []})
+            server.put(pods_in(), pod("c"))
+            await until(lambda: set(followed.objects) == {"a", "c"})
 
 
 async def test_a_list_with_an_object_without_a_name_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -129,10 +129,12 @@ class KubernetesSource(Source):
         return (() if pool is None else pool.ports), () if pods is None else pods.values()
 
     def _settings_of(self, seen: Iterable[PodSeen], ports: tuple[int, ...]) -> list[PodSettings]:
-        """Two pods of one address are an old one that the cluster has lost sight of, and a new one."""
-        by_address = {pod.address: pod for pod in sorted(seen, key=lambda pod: pod.born) if pod.wanted}
+        """Two pods of one address are an old one that the cluster has lost sight of, and a new one; or, on other ports,
+        two that have their node's."""
+        wanted = sorted((pod for pod in seen if pod.wanted), key=lambda pod: pod.born)
+        by_place = {(pod.address, self._settings.ports or pod.ports): pod for pod in wanted}
         made: dict[str, Made] = {}
-        for pod in by_address.values():
+        for pod in by_place.values():
             before = self._made.get(pod.name)
             is_known = before is not None and before[:2] == (pod, ports)
             made[pod.name] = before if before and is_known else (pod, ports, self._made_of(pod, ports))

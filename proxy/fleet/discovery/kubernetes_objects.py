@@ -89,8 +89,10 @@ def read_pool(item: Object) -> PoolSeen:
 
 
 def _endpoints(items: Any, labels: Mapping[str, str], born: str, ports: tuple[int, ...]) -> Iterator[PodSeen]:
-    """A condition that is not there counts as met, `terminating` as not."""
+    """A condition that is not there counts as met, `terminating` as not. Who has no address is none."""
     for item in items:
+        if not item.get("addresses"):
+            continue
         conditions, target = item.get("conditions") or {}, item.get("targetRef") or {}
         ready = conditions.get("ready") is not False and not conditions.get("terminating")
         address = item["addresses"][0]
