@@ -5,7 +5,8 @@
 The gateway, scheduler, index and ledger of each proxy, all in one process on a virtual clock: no sockets, no store, and
 no CPU that one takes from the other. What a proxy does is gathered for a while, and heard by the others a moment later,
 in the bytes that go over the store; `delays` are milliseconds between the two, of which the first half is spent
-gathering. Each request is with any of the proxies. Contrasts: one proxy, and proxies that share nothing.
+gathering. Which blocks are where, and that a pod has less to do, is gathered for `--rest`, if that is longer. Each
+request is with any of the proxies. Contrasts: one proxy, and proxies that share nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from proxy.replicas.loads import OwnLoads, PeerLoads
 from proxy.replicas.outbox import LATER
 from proxy.replicas.prefixes import SharedIndex
 from proxy.replicas.roster import Roster
-from proxy.replicas.wire import Kind, record, records
+from proxy.replicas.wire import Kind, records
 from proxy.settings import Settings
 from proxy.sim import SimConfig
 from proxy.sim.hardware import HARDWARE
@@ -69,9 +70,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--proxies", type=_numbers(int), default=(1, 2, 4))
     parser.add_argument("--delays", type=_numbers(float), default=(0.0, 15.0, 60.0, 250.0), help="milliseconds")
-    parser.add_argument(
-        "--ends", type=float, default=1000 * LATER, help="milliseconds that ends wait for something else"
-    )
+    parser.add_argument("--rest", type=float, default=1000 * LATER, help="milliseconds that what may wait is gathered")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="in Mooncake's format; else made-up conversations")
     parser.add_argument("--generator", default="conversations", help="of bench/quality.py, where there is no trace")
     parser.add_argument("--pods", type=int, default=4)
@@ -89,7 +88,7 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 def _run(options: argparse.Namespace, count: int, delay: float, seed: int) -> dict[str, float]:
     pods, clock = [VirtualPod(number, config) for number, config in enumerate(_pods(options))], ManualClock()
-    policy = Proxies(count, delay, pods, clock, seed, options.ends / 1000)
+    policy = Proxies(count, delay, pods, clock, seed, options.rest / 1000)
     simulation = Simulation(_workload(options, seed).jobs, pods, policy, clock, Random(seed + 1))
     outcomes = simulation.run()
     counted = outcomes[len(outcomes) // 10 :]
@@ -113,7 +112,8 @@ def _workload(options: argparse.Namespace, seed: int) -> Workload:
 
 
 class Sharing(Kvlane):
-    """`said` is called when it has something for others, once until that is taken; `said_later` where it may wait."""
+    """`said` is called when it has something for others, once until that is taken; `said_later` where it may wait, for
+    the rest of all there is to say."""
 
     said: Callable[[], None]
     said_later: Callable[[], None]
@@ -133,14 +133,13 @@ class Sharing(Kvlane):
                 producer.ttl,
                 producer.max_bytes,
                 tag=number,
-                touch=self._touch,
-                touch_later=self._touch_later,
+                touch=self._touch_later,
                 find=roster.get,
             )
             self._indexes.append(producer.index)
 
     def _make_ledger(self) -> SharedLedger:
-        return SharedLedger(self._clock, self._loads.changed)
+        return SharedLedger(self._clock, self._loads.dispatched, self._loads.eased)
 
     def _touch(self) -> None:
         self.said()
@@ -148,10 +147,9 @@ class Sharing(Kvlane):
     def _touch_later(self) -> None:
         self.said_later()
 
-    def news(self) -> bytes:
-        body = self._loads.take_changes()
-        loads = record(Kind.LOAD, body) if body else b""
-        return b"".join([loads, *[index.take_changes() for index in self._indexes]])
+    def news(self, all_there_is: bool) -> bytes:
+        rest = [index.take_changes() for index in self._indexes] if all_there_is else []
+        return b"".join([self._loads.take_changes(), *rest])
 
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
@@ -163,23 +161,24 @@ class Sharing(Kvlane):
 
 
 class Proxies(Policy):
-    """What one says is heard before anything else happens once its time has come; ends wait for so many seconds."""
+    """What one says is heard before anything else happens once its time has come; the rest waits so many seconds, where
+    these are more than what is spent gathering."""
 
     def __init__(
-        self, count: int, delay: float, pods: Sequence[Pod], clock: ManualClock, seed: int, ends: float = 0.0
+        self, count: int, delay: float, pods: Sequence[Pod], clock: ManualClock, seed: int, rest: float = 0.0
     ) -> None:
         self._rng = Random(seed)
         self._clock = clock
         self._delay = delay
-        self._ends = ends
         self._proxies = [Sharing(pods, clock, Random(seed + number)) for number in range(count)]
         self.scrapes = self._proxies[0].scrapes
         self._of: dict[int, Sharing] = {}
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = self.batches = 0
         for number, proxy in enumerate(self._proxies):
-            proxy.said = self._saying(number, 0.0)
-            proxy.said_later = self._saying(number, max(0.0, ends - delay / 2))
+            later = max(0.0, rest - delay / 2)
+            proxy.said = self._saying(number, 0.0, all_there_is=not later)
+            proxy.said_later = self._saying(number, later, all_there_is=True)
 
     def place(self, index: int, job: Job, now: float) -> int | None:
         self._catch_up(now)
@@ -212,16 +211,16 @@ class Proxies(Policy):
         for proxy, own in zip(self._proxies, sent, strict=True):
             proxy.scraped(pod, reading, own, sent_at)
 
-    def _saying(self, number: int, later: float) -> Callable[[], None]:
-        return lambda: self._later(self._clock.now() + later, lambda at: self._gather(number, at))
+    def _saying(self, number: int, later: float, all_there_is: bool) -> Callable[[], None]:
+        return lambda: self._later(self._clock.now() + later, lambda at: self._gather(number, at, all_there_is))
 
     def _later(self, since: float, what: Callable[[float], None]) -> None:
         if self._delay >= 0:
             self._order += 1
             heappush(self._due, (since + self._delay / 2, self._order, what))
 
-    def _gather(self, number: int, now: float) -> None:
-        batch = self._proxies[number].news()
+    def _gather(self, number: int, now: float, all_there_is: bool) -> None:
+        batch = self._proxies[number].news(all_there_is)
         self.batches += bool(batch)
         self._later(now, lambda at: self._tell(number, batch))
 

@@ -48,13 +48,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rig import PATH, free_ports, say, tables
 
 from proxy.cli import demo
-from proxy.core.clock import SystemClock
+from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
 from proxy.replay import prompts
 from proxy.replay.workload import load_trace
+from proxy.replicas.loads import OwnLoads
+from proxy.replicas.outbox import Outbox
 from proxy.replicas.redis_line import RedisLine
 from tests.replicas.store import Wall, store
 from tests.replicas.test_deployment import Proxy, settings
@@ -457,7 +459,7 @@ AT_ONCE, OPEN = 100, 60
 
 
 def _ticks(rate: int, turns: int) -> float:
-    load = Load(PrefixIndex(SystemClock(), 9, 60.0, 1 << 26), Endpoint("a"), lambda endpoint, work: None)
+    load = Load(PrefixIndex(SystemClock(), 9, 60.0, 1 << 26), Endpoint("a"), None)
     batches = list(_batches(rate, turns))
     gc.collect()
     began = time.process_time()
@@ -469,25 +471,32 @@ def _ticks(rate: int, turns: int) -> float:
 
 async def _told(rate: int, turns: int, proxy: Proxy, line: RedisLine) -> tuple[float, int]:
     """Seconds of CPU, and bytes. The clock is read twice in all: where the machine is a virtual one, that can take a
-    millisecond."""
+    millisecond. Timers go off when a tick is over, by a clock that goes by ticks."""
     deployment = proxy.deployment
     deployment._tells, deployment._is_up, deployment._at_once = True, True, line
-    outbox, load = proxy.replica._outbox, Load(proxy.index, proxy.pod, proxy.replica.own_loads.changed)
-    batches, loop, gathered = list(_batches(rate, turns)), asyncio.get_running_loop(), 0.0
+    load, loop = Load(proxy.index, proxy.pod, proxy.replica.own_loads), asyncio.get_running_loop()
+    batches = list(_batches(rate, turns))
+    clock = ManualClock(loop.time())
+    loop.time = clock.now  # type: ignore[method-assign]
     gc.collect()
     began = time.process_time()
     for batch in batches:
         for chain in batch:
             load.step(chain)
-        gathered += TICK
-        if gathered < round(outbox._interval / TICK) * TICK - TICK / 2:
-            continue
-        outbox._sent_at = loop.time() - gathered
-        gathered = 0.0
-        outbox.flush()
+        clock.advance(TICK)
+        _go_off(proxy.replica._outbox, clock.now())
         if line.is_slow:
             await line.has_room()
-    return time.process_time() - began, int(deployment._series.sent.value)
+    proxy.replica._outbox.flush()
+    spent = time.process_time() - began
+    del loop.time
+    return spent, int(deployment._series.sent.value)
+
+
+def _go_off(outbox: Outbox, now: float) -> None:
+    for timer in (outbox._late, outbox._soon):
+        if timer is not None and timer.when() <= now and not timer.cancelled():
+            timer._run()
 
 
 def _batches(rate: int, turns: int) -> Iterator[list[list[int]]]:
@@ -502,25 +511,29 @@ def _batches(rate: int, turns: int) -> Iterator[list[list[int]]]:
 
 
 class Load:
-    """What requests do to the loads and the index, each in three parts, for one request that comes."""
+    """What requests do to the loads and the index, each in three parts, for one request that comes; nobody is told of
+    the loads unless there are any for others."""
 
-    def __init__(self, index: PrefixIndex, pod: Endpoint, changed: Callable[[Endpoint, int], None]) -> None:
+    def __init__(self, index: PrefixIndex, pod: Endpoint, loads: OwnLoads | None) -> None:
         self._index = index
         self._pod = pod
-        self._changed = changed
+        self._loads = loads
         self._open: deque[Reservation] = deque()
 
     def step(self, chain: list[int]) -> None:
-        index, pod, changed = self._index, self._pod, self._changed
+        index, pod, loads = self._index, self._pod, self._loads
         pod.charge(1, 100)
-        changed(pod, 101)
+        if loads is not None:
+            loads.dispatched(pod, 101)
         self._open.append(index.reserve((chain,), pod, 1 << 20))
         pod.charge(0, -100)
-        changed(pod, 0)
+        if loads is not None:
+            loads.eased(pod)
         if len(self._open) > OPEN:
             index.settle(self._open.popleft(), True)
             pod.charge(-1, 0)
-            changed(pod, 0)
+            if loads is not None:
+                loads.eased(pod)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.index import PrefixIndex
 from proxy.replicas.deployment import Alone, Deployment
-from proxy.replicas.pipe import commands
+from proxy.replicas.pipe import command
 from proxy.replicas.prefixes import SharedIndex
 from proxy.replicas.replica import Replica
 from proxy.replicas.series import ReplicaSeries
@@ -151,14 +151,12 @@ class MemoryLine:
         self._socket.close()
         self._sink.close()
 
-    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        messages = list(messages)
+    def publish(self, channel: str, message: bytes) -> None:
         began = time.thread_time()
-        self._socket.send(commands(messages)[:65536])
+        self._socket.send(command(channel, message)[:65536])
         self.spent += time.thread_time() - began
         self._sink.recv(65536)
-        for channel, message in messages:
-            self._store.publish(channel, message)
+        self._store.publish(channel, message)
 
     async def has_room(self) -> None: ...
 
@@ -216,7 +214,7 @@ class Host:
             garbled=Counter(),
         )
         self.index = SharedIndex(
-            loop, 9, 60.0, INDEX_BYTES, tag=1, touch=self.replica.touch, find=self.replica.roster.get
+            loop, 9, 60.0, INDEX_BYTES, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
         )
         self.replica.indexes = [self.index]
         for pod in self.pods.values():
@@ -232,7 +230,8 @@ class Host:
             settings, loop, random.Random(number), self.series, self.replica, lambda: "same", line=line, gathers=False
         )
         self.replica.join(Alone(self.deployment), settings.interval)
-        self._meter(self.replica._outbox, "flush", "publish")
+        for part in ("urgent", "_rest", "send"):
+            self._meter(self.replica._outbox, part, "publish")
         self._meter(self.deployment, "_packets", "publish")
         self._meter(self.deployment, "_received", "apply")
 
@@ -313,17 +312,17 @@ class Simulation:
             tasks.start(talk(TURNS, 0.0), "conversation")
 
     async def _serve(self, host: Host, pod: Endpoint, chain: list[int]) -> None:
-        changed = host.replica.own_loads.changed
+        loads = host.replica.own_loads
         pod.charge(1, 100)
-        host.add("publish", lambda: changed(pod, 101))
+        host.add("publish", lambda: loads.dispatched(pod, 101))
         reservation = host.add("publish", lambda: host.index.reserve((chain,), pod, 1 << 20))
         await asyncio.sleep(FIRST_BYTE)
         pod.charge(0, -100)
-        host.add("publish", lambda: changed(pod, 0))
+        host.add("publish", lambda: loads.eased(pod))
         await asyncio.sleep(END - FIRST_BYTE)
         host.add("publish", lambda: host.index.settle(reservation, True))
         pod.charge(-1, 0)
-        host.add("publish", lambda: changed(pod, 0))
+        host.add("publish", lambda: loads.eased(pod))
 
     def _heard(self, name: str, work: int) -> None:
         sent = self._sent_at[name]

@@ -74,8 +74,15 @@ class Version:
     @property
     def sha256(self) -> str:
         """The beginning of the digest of what was written."""
-        written = json.dumps(self.settings.source, sort_keys=True, default=str)
-        return hashlib.sha256(written.encode()).hexdigest()[:12]
+        return _digest(self.settings.source)
+
+    @property
+    def of_deployment(self) -> str:
+        """The same, less what each of its proxies has for itself: where it listens, and its name."""
+        source = {key: value for key, value in self.settings.source.items() if key not in ("listen", "admin")}
+        if isinstance(replicas := source.get("replicas"), Mapping):
+            source["replicas"] = {key: value for key, value in replicas.items() if key != "name"}
+        return _digest(source)
 
 
 class Configurations:
@@ -123,6 +130,11 @@ class Configurations:
             "needsRestart": list(now.left),
             "rollsBackTo": None if before is None else before.number,
         }
+
+    @property
+    def of_deployment(self) -> str:
+        """Which one is in effect, for other proxies to compare with theirs."""
+        return self._now.of_deployment
 
     def written(self) -> Any:
         """The plain values that it was made of, variables filled in."""
@@ -180,6 +192,10 @@ class Configurations:
         catalogue.config_reloads.cell(result).add()
         catalogue.config_reloaded_at.cell().value = self._clock.wall()
         catalogue.config_reload_is_good.cell().value = float(result != "refused")
+
+
+def _digest(source: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(source, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _with_cautions(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:

@@ -47,7 +47,7 @@ class Others:
             rng,
             ReplicaSeries(catalogue),
             local,
-            config=lambda: str(configurations.described()["sha256"]),
+            config=lambda: configurations.of_deployment,
             own=lambda: record(Kind.DRAINS, self.drains.all()),
             gathers=gathers,
         )

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from functools import cached_property
 
-from proxy.access.turns import Turns
 from proxy.app import App
 from proxy.composition.indexes import prefix_producers
 from proxy.core.endpoint import Endpoint
@@ -68,7 +67,8 @@ class SharingApp(App):
         """Nobody is there any more who could say anything."""
 
     def _make_ledger(self) -> SharedLedger:
-        return SharedLedger(self._clock, self._replica.own_loads.changed)
+        loads = self._replica.own_loads
+        return SharedLedger(self._clock, loads.dispatched, loads.eased)
 
     def _make_bindings(self) -> SharedBindings:
         return SharedBindings(self._clock, self._replica.bound)
@@ -90,8 +90,7 @@ class SharingApp(App):
                 producer.ttl,
                 producer.max_bytes,
                 tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
-                touch=self._replica.touch,
-                touch_later=self._replica.touch_later,
+                touch=self._replica.touch_later,
                 find=self._replica.roster.get,
             )
         return producer.index
@@ -117,7 +116,8 @@ class SharingApp(App):
         limits = self._gates.limits
         if limits is not None and limits.on_spent is None:
             self._replica.limits = [SharedLimits(limits, self._replica.tell)]
-            limits.turns = Turns(self._workers, self._seat) if self._workers > 1 else None
+            limits.seated(self._workers, self._seat)
+            self._replica.be_limited()
 
     def _share_queues(self) -> None:
         """Those that are shared stay: siblings have said who waits."""

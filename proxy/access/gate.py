@@ -9,7 +9,7 @@ from typing import Protocol, final
 
 from proxy.access.meter import Amounts, Meter, Shortage
 from proxy.access.settings import ANY_OTHER, Limits
-from proxy.access.turns import Turns
+from proxy.access.turns import Parts, Turns
 from proxy.access.window import Bucket
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
@@ -51,8 +51,9 @@ class LimitsGate:
         """By kind and name, the one used last at the end."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
         """Told of every charge: whose, how many requests he has running, and the amounts."""
-        self.turns: Turns | None = None
-        """Among the workers of this host, where there are several."""
+        self.turns: Turns | Parts | None = None
+        """Among the workers of this host, or all processes of a deployment, where there are several."""
+        self._workers, self._seat = 1, 0
 
     def change(self, limits: Mapping[str, Limits], tenants: Mapping[str, str]) -> None:
         """What was had stays had."""
@@ -99,9 +100,10 @@ class LimitsGate:
             message = f"'{meter.name}' may have {shortage.what}; try again in {shortage.seconds:.0f} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
-    async def wait_for_turn(self, turns: Turns, meters: Sequence[Meter]) -> None:
+    async def wait_for_turn(self, turns: Turns | Parts, meters: Sequence[Meter]) -> None:
         """Returns when the request may go on, or is to be refused."""
-        while (pause := self._pause(turns, meters)) > 0.0:
+        until = self.clock.now() + turns.patience
+        while (pause := self._pause(turns, meters)) > 0.0 and self.clock.now() < until:
             await turns.sleep(pause)
 
     def headers(self, meters: Sequence[Meter]) -> Pairs:
@@ -113,6 +115,19 @@ class LimitsGate:
                 requests = _scarcer(requests, meter.requests, now)
                 tokens = _scarcer(tokens, meter.tokens, now)
         return [*_said(_OF_REQUESTS, requests, now), *_said(_OF_TOKENS, tokens, now)]
+
+    def seated(self, workers: int, seat: int) -> None:
+        """This process is one of several workers of its host."""
+        self._workers, self._seat = workers, seat
+        self.among(1)
+
+    def among(self, hosts: int) -> None:
+        """So many share the limits, and hear of each other."""
+        processes = hosts * self._workers
+        if hosts == 1:
+            self.turns = Turns(processes, self._seat) if processes > 1 else None
+        elif not isinstance(self.turns, Parts) or self.turns.processes != processes:
+            self.turns = Parts(processes)
 
     # what other workers say
 
@@ -139,7 +154,7 @@ class LimitsGate:
         """Who was limited, the requests that run here, and what was used."""
         return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
 
-    def _pause(self, turns: Turns, meters: Sequence[Meter]) -> float:
+    def _pause(self, turns: Turns | Parts, meters: Sequence[Meter]) -> float:
         now = self.clock.now()
         left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
         if any(few < 1 for _, _, few in left):

@@ -89,23 +89,26 @@ class Ledger:
 
 
 class SharedLedger(Ledger):
-    """A ledger that says what changed: `changed(endpoint, work)` after every change that this process made, with the
-    prompt tokens that it added, one more per request."""
+    """A ledger that says what this process changed: `dispatched(endpoint, work)` after every request that it sent, with
+    the prompt tokens of it and one more, and `eased(endpoint)` where there is less."""
 
-    def __init__(self, clock: Clock, changed: Callable[[Endpoint, int], None]) -> None:
+    def __init__(
+        self, clock: Clock, dispatched: Callable[[Endpoint, int], None], eased: Callable[[Endpoint], object]
+    ) -> None:
         super().__init__(clock)
-        self._changed = changed
+        self._dispatched = dispatched
+        self._eased = eased
 
     def enter(self, exchange: Exchange) -> None:
         known = exchange.charge is not None
-        super().enter(exchange)
+        Ledger.enter(self, exchange)
         if exchange.charge is not None and not known:
-            self._changed(exchange.endpoint, exchange.charge[0] + 1)
+            self._dispatched(exchange.endpoint, exchange.charge[0] + 1)
 
     def first_byte(self, exchange: Exchange) -> None:
-        super().first_byte(exchange)
-        self._changed(exchange.endpoint, 0)
+        Ledger.first_byte(self, exchange)
+        self._eased(exchange.endpoint)
 
     def leave(self, exchange: Exchange) -> None:
-        super().leave(exchange)
-        self._changed(exchange.endpoint, 0)
+        Ledger.leave(self, exchange)
+        self._eased(exchange.endpoint)

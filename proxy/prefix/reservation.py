@@ -16,15 +16,15 @@ pinned as, from the start on."""
 class Reservation:
     """Of one leg, until it is confirmed or released."""
 
-    settled = False
-    answer: Answer | None = None
-    """Of the pod, if the prompt goes on behind it."""
     expected = 0
-    """Blocks up to the end of that answer."""
+    """Blocks up to the end of the answer."""
 
     def __init__(self, pod: PodMemory, spans: list[Span]) -> None:
         self.pod = pod
         self.spans = spans
+        self.settled = False
+        self.answer: Answer | None = None
+        """Of the pod, if the prompt goes on behind it."""
 
     @property
     def chains(self) -> list[Chain]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 
 from proxy.replicas.wire import Garbled
@@ -19,7 +19,12 @@ def words(numbers: Sequence[int]) -> bytes:
     try:
         return array("I", numbers).tobytes()
     except OverflowError:
-        return array("I", [min(max(number, 0), MOST) for number in numbers]).tobytes()
+        return array("I", clamped(numbers)).tobytes()
+
+
+def clamped(numbers: Iterable[int]) -> list[int]:
+    """As they fit into four bytes."""
+    return [min(max(number, 0), MOST) for number in numbers]
 
 
 def longs(numbers: Sequence[int]) -> bytes:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from struct import error as StructError
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import orjson
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.replicas.absence import Absence
-from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, packed, shared, version_of
+from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, news, packed, shared, version_of
 from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
 from proxy.replicas.redis_line import RedisLine, StoreLost
 from proxy.replicas.series import ReplicaSeries
@@ -63,8 +64,7 @@ class Line(Protocol):
     def is_slow(self) -> bool:
         """Whether what is published waits."""
 
-    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        """(channel, message) of each."""
+    def publish(self, channel: str, message: bytes) -> None: ...
 
     async def has_room(self) -> None:
         """Waits while it is slow."""
@@ -152,10 +152,21 @@ class Deployment:
     # What members of this host do.
 
     def say(self, member: int, batch: bytes) -> None:
+        """Of what it says, what others may be told."""
+        self.tell(member, shared(batch))
+
+    def tell(self, member: int, records: bytes) -> None:
+        """Others may be told all of it."""
         if not self._is_up:
-            self._absence.take(member, batch)
-        if self._tells and (kept := shared(batch)):
-            self._put(Say.NEWS, self._everybody, frame(member, kept))
+            self._absence.take(member, records)
+        if not (self._tells and records):
+            return
+        line = self._at_once
+        if line is None or self._queue or line.is_slow:
+            self._queue_up(Say.NEWS, self._everybody, frame(member, records))
+        else:
+            self._number = number = self._number + 1
+            self._send(line, self._everybody, news(self._id, number, member, records))
 
     def answer(self, number: int, member: int, batch: bytes) -> None:
         if number == OTHER_HOSTS:
@@ -179,7 +190,9 @@ class Deployment:
             "store": "up" if self._is_up else "away",
             **({} if self._is_up else {"why": self._why, "limits": self._settings.limits}),
             "staleness": round(self._staleness(), 4),
-            "others": [{"name": host.name, "sameConfig": host.config == own} for host in self._peers.hosts],
+            "others": [
+                {"name": host.name, "sameConfig": host.config == own} for host in self._peers.hosts if host.config
+            ],
         }
 
     @property
@@ -219,7 +232,8 @@ class Deployment:
             await asyncio.sleep(self._gathered_for)
             await line.has_room()
             self._wake.clear()
-            self._send(line, self._packets())
+            for channel, message in self._packets():
+                self._send(line, channel, message)
             await line.has_room()
             if not self._queue:
                 self._all_is_said.set()
@@ -292,9 +306,12 @@ class Deployment:
 
     def _put(self, say: Say, channel: str, body: bytes) -> None:
         line = self._at_once
-        if line is not None and not self._queue and not line.is_slow:
-            self._send(line, [self._packet(say, channel, body)])
-            return
+        if line is None or self._queue or line.is_slow:
+            self._queue_up(say, channel, body)
+        else:
+            self._send(line, channel, self._packet(say, channel, body))
+
+    def _queue_up(self, say: Say, channel: str, body: bytes) -> None:
         self._queue.append((say, channel, body))
         self._waiting += len(body)
         if self._waiting > MOST_WAITING:
@@ -304,10 +321,11 @@ class Deployment:
         self._all_is_said.clear()
         self._wake.set()
 
-    def _send(self, line: Line, messages: Sequence[tuple[str, bytes]]) -> None:
-        self._series.sent.add(sum([len(message) for _, message in messages]))
-        self._series.messages_sent.add(len(messages))
-        line.publish(messages)
+    def _send(self, line: Line, channel: str, message: bytes) -> None:
+        series = self._series
+        series.sent.value += len(message)
+        series.messages_sent.value += 1
+        line.publish(channel, message)
 
     def _packets(self) -> list[tuple[str, bytes]]:
         """What waits, in its order; news that follow each other are one packet."""
@@ -319,16 +337,16 @@ class Deployment:
             end = at + 1
             while say in _JOIN and end < len(queue) and queue[end][:2] == (say, channel):
                 end += 1
-            found.append(self._packet(say, channel, b"".join([body for _, _, body in queue[at:end]])))
+            found.append((channel, self._packet(say, channel, b"".join([body for _, _, body in queue[at:end]]))))
             at = end
         return found
 
-    def _packet(self, say: Say, channel: str, body: bytes) -> tuple[str, bytes]:
+    def _packet(self, say: Say, channel: str, body: bytes) -> bytes:
         if channel == self._everybody:
             self._number += 1
         if say is Say.BEAT or say is Say.HELLO:
             self._sent_at[self._number] = self._clock.now()
-        return channel, packed(say, self._id, self._number, body)
+        return packed(say, self._id, self._number, body)
 
     def _beat(self, say: Say) -> None:
         name = self._settings.name or socket.gethostname()
@@ -434,6 +452,7 @@ class Alone:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
+        self.tell: Callable[[bytes], None] = partial(deployment.tell, 0)
         self.closed = asyncio.Event()
 
     def send(self, address: int, records: bytes) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.prefix.hashing import Chain
-from proxy.prefix.reservation import Span
+from proxy.prefix.holdings import Holding
 
 NEAR = 3
 """Segments before the end of a prompt at whose ends one is looked for that it goes on from."""
@@ -21,66 +20,54 @@ class Journal:
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._size = 0
-        self._era = 1
-        self._entries: OrderedDict[Key, tuple[bytes, int]] = OrderedDict()
-        """And the era in which all processes were told, 0: nobody knows whether they were."""
+        self._entries: dict[Key, bytes] = {}
+        self.known: dict[Key, bytes] = {}
+        """Those of them that all processes were told of since `begin_anew`; to be looked at."""
 
     def add(self, key: Key, chain: bytes, all_know: bool) -> None:
-        self.add_all(((0, key, chain),), all_know)
+        self.add_all({key: chain}, all_know)
 
-    def add_all(self, rows: Iterable[tuple[int, Key, bytes]], all_know: bool) -> None:
-        """Each of some number that is of no use here, a key, and a chain."""
-        entries, size, era = self._entries, self._size, self._era if all_know else 0
-        pop = entries.pop
-        for _, key, chain in rows:
-            if (before := pop(key, None)) is not None:
-                size -= len(before[0])
-            entries[key] = chain, era
-            size += len(chain)
-        while size > self._most:
-            size -= len(entries.popitem(last=False)[1][0])
-        self._size = size
+    def add_all(self, chains: dict[Key, bytes], all_know: bool) -> None:
+        """On the hot path, so nothing is done one by one."""
+        entries = self._entries
+        self._drop(entries.keys() & chains.keys())
+        entries.update(chains)
+        self._size += sum(map(len, chains.values()))
+        if all_know:
+            self.known.update(chains)
+        if self._size > self._most:
+            self._shrink()
 
     def get(self, key: Key) -> bytes | None:
-        entry = self._entries.get(key)
-        return entry and entry[0]
+        return self._entries.get(key)
 
-    def longest_known(self, pod: int, span: Span) -> bytes:
-        """What all processes know of a chain: one is looked for that ends where the pod's memory does, for that is
-        where a turn goes on from another one, or where one of the last segments before does."""
-        chain, length, at, way = span
-        if not at:
-            return b""
-        entry = self._entries.get((pod, chain[at - 1]))  # as `_known`, for here most are found
-        if entry is not None and entry[1] == self._era and len(entry[0]) == 8 * at:
-            return entry[0]
+    def nearest(self, pod: int, chain: Chain, length: int, at: int, way: Sequence[Holding]) -> bytes:
+        """What all processes know of a span whose first `at` hashes the pod has: `known` has the chain that ends there
+        if a turn goes on from another one; else one is looked for that ends where one of the last segments does."""
         end = length
         for holding in way[: -NEAR - 1 : -1]:
             end -= len(holding.segment.hashes)
-            if 0 < end < at and (found := self._known(pod, chain, end)):
-                return found
+            if 0 < end < at:
+                found = self.known.get((pod, chain[end - 1]))
+                if found is not None and len(found) == 8 * end:
+                    return found
         return b""
-
-    def _known(self, pod: int, chain: Chain, length: int) -> bytes:
-        entry = self._entries.get((pod, chain[length - 1]))
-        return entry[0] if entry is not None and entry[1] == self._era and len(entry[0]) == 8 * length else b""
 
     def begin_anew(self) -> None:
         """From now on nobody is taken to know anything that was told before."""
-        self._era += 1
+        self.known.clear()
 
     def forget(self, pod: int) -> None:
-        for key in [key for key in self._entries if key[0] == pod]:
-            self._size -= len(self._entries.pop(key)[0])
+        self._drop([key for key in self._entries if key[0] == pod])
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """A copy of the moment, in the order of their last confirmation."""
-        return iter([(pod, chain) for (pod, _), (chain, _) in self._entries.items()])
+        return iter([(pod, chain) for (pod, _), chain in self._entries.items()])
 
     def latest(self, most_bytes: int) -> list[tuple[int, bytes]]:
         """As much of its end as fits."""
         found: list[tuple[int, bytes]] = []
-        for (pod, _), (chain, _) in reversed(self._entries.items()):
+        for (pod, _), chain in reversed(self._entries.items()):
             most_bytes -= len(chain)
             if most_bytes < 0:
                 break
@@ -90,3 +77,19 @@ class Journal:
     @property
     def size(self) -> int:
         return self._size
+
+    def _shrink(self) -> None:
+        """By a sixteenth more than it has to: a dictionary whose first entries go takes a while to find the next."""
+        most, oldest = self._most - self._most // 16, []
+        left = self._size
+        for key, chain in self._entries.items():
+            if left <= most:
+                break
+            left -= len(chain)
+            oldest.append(key)
+        self._drop(oldest)
+
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._size -= len(self._entries.pop(key))
+            self.known.pop(key, None)

@@ -23,6 +23,9 @@ class Book(Protocol):
 
     on_spent: Callable[[Who, int, Sequence[float]], None] | None
 
+    def among(self, hosts: int) -> None:
+        """So many share the limits, and hear of each other."""
+
     def spent_elsewhere(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None: ...
     def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None: ...
     def vanished(self, peer: int) -> None: ...
@@ -31,13 +34,14 @@ class Book(Protocol):
 
 
 class SharedLimits:
-    """Every charge is told when it is made, so all workers count alike; what two of them let pass within the few
-    milliseconds that takes, each has let pass alone."""
+    """Every charge is told when it is made, so all processes count alike. Until it is known, what each may let in is
+    the book's to say."""
 
     def __init__(self, book: Book, tell: Tell) -> None:
         self._book = book
         self._tell = tell
         book.on_spent = self._spent
+        self.among = book.among
 
     def take(self, peer: int, kind: Kind, body: bytes) -> None:
         """Raises Garbled, and has taken nothing then."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from proxy.core.ports import Tally
-from proxy.replicas.wire import Frames, Garbled, frame
+from proxy.replicas.wire import EVERYBODY, Frames, Garbled, frame
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ class Link(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(*arguments), sock=sock)  # type: ignore[arg-type]
         return link
+
+    def tell(self, records: bytes) -> None:
+        self.send(EVERYBODY, records)
 
     def send(self, address: int, records: bytes) -> None:
         """Never waits."""

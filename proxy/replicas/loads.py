@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
 
 from proxy.core.endpoint import Endpoint
-from proxy.replicas.columns import longs, read_longs, read_words, words
+from proxy.replicas.columns import clamped, read_longs, read_words
 from proxy.replicas.roster import pod_number
-from proxy.replicas.wire import Garbled
+from proxy.replicas.wire import Garbled, Kind
 
 _COUNT = Struct("<I")
 """Of the pods; their numbers follow, then what there is of each: requests, tokens, work since the last time."""
+
+_LOAD = int(Kind.LOAD)
 
 Apply = Callable[[Endpoint, int, int, int], None]
 """(pod, requests and tokens of all peers together, work that was added)"""
@@ -26,32 +28,49 @@ class OwnLoads:
 
     def __init__(self, touch: Callable[[], None], touch_later: Callable[[], None] | None = None) -> None:
         self._touch = touch
-        self._touch_later = touch_later or touch
-        self._changed: defaultdict[Endpoint, int] = defaultdict(int)
+        self._changed = _Changed(touch_later or touch)
         self._has_more = False
+        self.eased: Callable[[Endpoint], object] = self._changed.__getitem__
+        """There is less on the pod than there was. No code of ours runs for it, as a rule: twice per leg."""
 
-    def changed(self, endpoint: Endpoint, work: int) -> None:
-        """On the hot path: three times per leg."""
+    def dispatched(self, endpoint: Endpoint, work: int) -> None:
+        """There is more on the pod. On the hot path: once per leg."""
+        if not self._has_more:
+            self._has_more = True
+            self._touch()
         changed = self._changed
-        if work:
-            if not self._has_more:
-                self._has_more = True
-                self._touch()
-        elif not changed:
-            self._touch_later()
-        changed[endpoint] += work
+        changed[endpoint] = changed.get(endpoint, 0) + work
 
     def take_changes(self) -> bytes:
-        """The body of a record about the pods that changed; empty if there are none."""
-        body = _body(self._changed)
-        self._changed.clear()
+        """A record about the pods that changed; empty if there are none."""
+        changed = self._changed
+        if not changed:
+            return b""
+        found = _record(changed)
+        changed.clear()
         self._has_more = False
-        return body
+        return found
 
     @staticmethod
     def all(endpoints: Iterable[Endpoint]) -> bytes:
-        """The body of a record that, after a reset, says everything."""
-        return _body({endpoint: 0 for endpoint in endpoints if endpoint.load.requests > endpoint.load.remote_requests})
+        """A record that, after a reset, says everything; empty if that is nothing."""
+        changed = {endpoint: 0 for endpoint in endpoints if endpoint.load.requests > endpoint.load.remote_requests}
+        return _record(changed) if changed else b""
+
+
+class _Changed(dict[Endpoint, int]):
+    """The work that was added to pods that have changed, 0 where there is but less on them; to look at one is to say
+    that it has."""
+
+    def __init__(self, touch: Callable[[], None]) -> None:
+        super().__init__()
+        self._touch = touch
+
+    def __missing__(self, endpoint: Endpoint) -> int:
+        if not self:
+            self._touch()
+        self[endpoint] = 0
+        return 0
 
 
 @dataclass(slots=True)
@@ -118,13 +137,22 @@ def _read(body: bytes) -> tuple[list[int], list[int], int]:
     return read_longs(body, _COUNT.size, count), read_words(body, at, 3 * count), count
 
 
-def _body(changed: Mapping[Endpoint, int]) -> bytes:
-    if not changed:
-        return b""
+def _record(changed: Mapping[Endpoint, int]) -> bytes:
     pods, requests, tokens = [], [], []
     for endpoint in changed:  # mostly one: without frames for it
         load = endpoint.load
         pods.append(pod_number(endpoint.name))
         requests.append(load.requests - load.remote_requests)
         tokens.append(load.tokens - load.remote_tokens)
-    return _COUNT.pack(len(pods)) + longs(pods) + words([*requests, *tokens, *changed.values()])
+    count = len(pods)
+    pack, size = _packer(count), _COUNT.size + 20 * count
+    try:
+        return pack(_LOAD, size, count, *pods, *requests, *tokens, *changed.values())
+    except StructError:
+        return pack(_LOAD, size, count, *pods, *clamped([*requests, *tokens, *changed.values()]))
+
+
+@lru_cache(maxsize=256)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Of the record about so many pods."""
+    return Struct(f"<BII{count}Q{3 * count}I").pack

@@ -1,4 +1,4 @@
-"""Collects records for a few milliseconds, so that a busy process sends a batch and not a message per event."""
+"""Collects what is to be said for some milliseconds, so that a busy process sends batches and not every event."""
 
 from __future__ import annotations
 
@@ -14,90 +14,116 @@ INTERVAL = 0.005
 AT_ONCE, LITTLE = 0.001, 40
 """Seconds that are enough for what is said of one event, and bytes that are about that."""
 
-ENOUGH = 400
-"""Bytes of a batch, some four requests: at less, what a batch costs by itself is more than what is in it."""
+ENOUGH = 250
+"""Bytes that are gathered, some four requests: at less, what a batch costs by itself is more than what is in it."""
 
-LATER = 0.025
-"""Seconds that ends of requests may wait, between hosts, for something that is to be told soon: most of them go with
-the next dispatch then. Who hears so late that a pod has less to do loses nothing that could be measured."""
+LATER = 0.1
+"""Seconds that may pass, between hosts, until it is told which blocks are where, and that a pod has less to do: most of
+what a batch costs is the index, and who hears of that so late places requests as well."""
 
 SMOOTH = 0.1
-"""The part of a batch in what is known of how much there is to say."""
+"""The part of what was said between two batches with all there is in what is known of how much there is to say."""
+
+_NEVER = -math.inf
+
+
+def _nothing() -> bytes:
+    return b""
+
+
+def _to_nobody(batch: bytes) -> None:
+    """As long as there is no way."""
 
 
 class Outbox:
-    """`extra()` gives records that stand before all others of a batch; b"" for none.
+    """Records stand behind what `urgent()` gives, which is gathered for as long as they are, and `rest()`, which may
+    wait; b"" for none.
 
     `interval` is how long a batch is gathered, `patience` by how many times that may be stretched to have enough in it.
     Where even that would not do, it is not stretched: with so little to say, what batches cost is little too. And where
-    nothing more would come within it either, nobody is made to wait for it. `later` is how long news may wait of which
-    that was said.
+    nothing more would come within it either, nobody is made to wait for it. `later` is how long the rest may wait; it
+    goes with a batch after which there would be none before that time is over, and with each where there is little to
+    say.
     """
 
-    def __init__(self, send: Callable[[bytes], None], extra: Callable[[], bytes] = bytes) -> None:
-        self._send = send
-        self._extra = extra
+    def __init__(self, send: Callable[[bytes], None] = _to_nobody, rest: Callable[[], bytes] = _nothing) -> None:
+        self.send = send
+        self.urgent: Callable[[], bytes] = _nothing
+        self._rest = rest
         self.pace()
         self._records: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_soon = False
-        """Whether the timer is that of something that is not to wait."""
+        self._soon: asyncio.TimerHandle | None = None
+        """When records and what is urgent go out; `_late`: all there is, at `_late_at`."""
+        self._late: asyncio.TimerHandle | None = None
+        self._late_at = math.inf
 
     def pace(self, interval: float = INTERVAL, patience: float = 1.0, later: float = INTERVAL) -> None:
         self._later = later
         self._shortest, self._longest = interval, interval * patience
-        self._interval = interval
-        self._rate, self._sent_at = 0.0, -math.inf
-        """Bytes per second; and when the last batch went out, by the clock of the loop."""
+        self._interval = self._near = interval
+        """What may wait goes with a batch if no more than `_near` is left of its time."""
+        self._size = 0
+        """Bytes since `_sent_at`, by the clock of the loop, when all there was went out; and how many a second."""
+        self._rate, self._sent_at = 0.0, _NEVER
 
     def add(self, kind: Kind, body: bytes) -> None:
         self._records.append(record(kind, body))
-        if not self._is_soon:
-            self.touch()
+        self.touch()
 
     def touch(self) -> None:
         """There is something to send soon."""
-        if self._is_soon:
-            return
-        loop, self._is_soon = asyncio.get_running_loop(), True
-        due = loop.time() + self._interval
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(due, self.flush)
+        if self._soon is None:
+            loop = asyncio.get_running_loop()
+            self._soon = loop.call_at(loop.time() + self._interval, self._send_soon)
 
     def touch_later(self) -> None:
         """There is something to send that may wait."""
-        if self._timer is None:
-            wait = max(self._interval, self._later)
-            self._timer = asyncio.get_running_loop().call_later(wait, self.flush)
+        if self._later <= self._interval:
+            self.touch()
+        elif self._late is None:
+            loop = asyncio.get_running_loop()
+            self._late_at = loop.time() + self._later
+            self._late = loop.call_at(self._late_at, self.flush)
 
     def flush(self) -> None:
         """Sends at once what there is."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._is_soon = None, False
-        batch = self._extra() + b"".join(self._records)
+        self._cancel()
+        self._send(self.urgent() + self._rest())
+        if self._size and self._longest > self._shortest:
+            self._follow(self._size, asyncio.get_running_loop().time())
+            self._size = 0
+
+    def close(self) -> None:
+        """Drops what was not sent."""
+        self._cancel()
         self._records.clear()
+
+    def _send_soon(self) -> None:
+        self._soon = None
+        if self._late is None or self._late_at - asyncio.get_running_loop().time() < self._near:
+            self.flush()
+        else:
+            self._send(self.urgent())
+
+    def _send(self, batch: bytes) -> None:
+        if self._records:
+            batch += b"".join(self._records)
+            self._records.clear()
         if batch:
-            if self._longest > self._shortest:
-                self._follow(len(batch), asyncio.get_running_loop().time())
-            self._send(batch)
+            self._size += len(batch)
+            self.send(batch)
 
     def _follow(self, size: int, now: float) -> None:
         self._rate += SMOOTH * (size / max(self._shortest, now - self._sent_at) - self._rate)
         self._sent_at = now
         if self._rate * self._shortest < LITTLE:
-            self._interval = min(self._shortest, AT_ONCE)
-        elif self._rate * self._longest >= ENOUGH:
-            self._interval = max(self._shortest, ENOUGH / self._rate)
-        else:
-            self._interval = self._shortest
+            self._interval, self._near = min(self._shortest, AT_ONCE), math.inf
+            return
+        enough = self._rate * self._longest >= ENOUGH
+        self._interval = self._near = max(self._shortest, ENOUGH / self._rate) if enough else self._shortest
 
-    def close(self) -> None:
-        """Drops what was not sent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._is_soon = None, False
-        self._records.clear()
+    def _cancel(self) -> None:
+        for timer in (self._soon, self._late):
+            if timer is not None:
+                timer.cancel()
+        self._soon = self._late = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 _PART = object()
@@ -74,12 +75,12 @@ def _nowhere(data: bytes) -> None:
     """Else asyncio would log each time that nobody is there."""
 
 
-def commands(messages: Iterable[tuple[str, bytes]]) -> bytes:
-    """That publish (channel, message) of each, as the store reads them."""
-    packed: list[bytes] = []
-    for channel, message in messages:
-        name = channel.encode()
-        packed.append(b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(message)))
-        packed.append(message)
-        packed.append(b"\r\n")
-    return b"".join(packed)
+def command(channel: str, message: bytes) -> bytes:
+    """That publishes it, as the store reads it."""
+    return b"%b%d\r\n%b\r\n" % (_beginning(channel), len(message), message)
+
+
+@lru_cache(maxsize=256)
+def _beginning(channel: str) -> bytes:
+    name = channel.encode()
+    return b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(name), name)

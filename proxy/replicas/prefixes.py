@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from struct import Struct
 from struct import error as StructError
 from sys import byteorder
@@ -33,7 +34,8 @@ PER_RECORD = 100
 Find = Callable[[int], Endpoint | None]
 
 Told = tuple[int, Key, bytes]
-"""Twice the number of a chain that was reserved, where the journal will have it, and its hashes."""
+"""What is said when a chain that was reserved has been computed: twice its number, and 1; where the journal will have
+it; and its hashes."""
 
 OfPeer = tuple[Reservation, Key, bytes]
 
@@ -44,7 +46,9 @@ _MEMORY = Struct("<IQQI")
 """Index, the pod's number, capacity, and how many hashes of a chain follow."""
 
 _TAG = Struct("<I")
-_LARGEST = 0xFFFFFFFE
+_LARGEST = 0xFFFF0000
+"""From which on batches begin to count anew."""
+_NUMBER, _ENTRY = itemgetter(0), itemgetter(1, 2)
 
 
 def index_tag(name: str, block_tokens: int) -> int:
@@ -53,8 +57,8 @@ def index_tag(name: str, block_tokens: int) -> int:
 
 
 class SharedIndex(PrefixIndex):
-    """`take_changes` gives what this process did to it, and `touch` or `touch_later` is called when there is something;
-    `take` does what a peer did.
+    """`take_changes` gives what this process did to it, and `touch` is called when there is something; `take` does what
+    a peer did.
 
     Reservations of a peer are numbered by the peer, chain by chain. They pin here what they pin there, until they are
     settled, or the peer is gone.
@@ -70,18 +74,17 @@ class SharedIndex(PrefixIndex):
         tag: int,
         touch: Callable[[], None],
         find: Find,
-        touch_later: Callable[[], None] | None = None,
     ) -> None:
-        """`find` gives the living pod of a number. `touch_later` is called where what there is to say is but an end."""
+        """`find` gives the living pod of a number."""
         super().__init__(clock, max_siblings, ttl, max_bytes)
         self._tag = tag
         self._touch = touch
-        self._touch_later = touch_later or touch
         self._find = find
-        self._number = 0
+        self._number = 1
         self._fresh: list[Reservation] = []
-        self._settled: dict[Reservation, bool] = {}
-        """Of both nobody was told; and whether the pod has computed what is settled."""
+        self._computed: list[Reservation] = []
+        self._dropped: list[Reservation] = []
+        """Nobody was told of these: that they began; that they ended, and how."""
         self._records: list[bytes] = []
         self._own: dict[Reservation, list[Told]] = {}
         self._of_peers: dict[int, dict[int, OfPeer]] = {}
@@ -94,16 +97,20 @@ class SharedIndex(PrefixIndex):
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
         """On the hot path, as `settle`: all else is done once for a batch."""
         reservation = PrefixIndex.reserve(self, chains, endpoint, capacity)
-        if not self._fresh:
+        fresh = self._fresh
+        if not fresh:
             self._touch()
-        self._fresh.append(reservation)
+        fresh.append(reservation)
         return reservation
 
     def settle(self, reservation: Reservation, computed: bool) -> None:
+        if reservation.settled:
+            return
         PrefixIndex.settle(self, reservation, computed)
-        if not self._settled:
-            self._touch_later()
-        self._settled.setdefault(reservation, computed)
+        ended = self._computed if computed else self._dropped
+        if not ended:
+            self._touch()
+        ended.append(reservation)
 
     def lost(self, endpoint: Endpoint) -> None:
         super().lost(endpoint)
@@ -119,8 +126,7 @@ class SharedIndex(PrefixIndex):
 
     def take_changes(self) -> bytes:
         """Records; empty if there is nothing to say."""
-        if self._fresh or self._settled:
-            self._gather()
+        self._gather()
         found = b"".join(self._records)
         self._records.clear()
         return found
@@ -136,7 +142,7 @@ class SharedIndex(PrefixIndex):
         for start in range(0, len(own), PER_RECORD):
             moves, places = Moves(), _Places()
             for reservation, number, _, packed in own[start : start + PER_RECORD]:
-                moves.reserved += (number, places[reservation.pod][0], len(packed) >> 3)
+                moves.reserved += (number - 1, places[reservation.pod][0], len(packed) >> 3)
                 moves.hashes.append(packed)
             moves.pods = places.pods
             yield moves.packed(self._tag)
@@ -153,56 +159,70 @@ class SharedIndex(PrefixIndex):
         """Into a record: all that was settled and reserved."""
         if self._now() >= self._anew_at:
             self.begin_anew()
-        fresh, settled, self._fresh, self._settled = self._fresh, self._settled, [], {}
-        said, unknown = self._settle_own(settled)
+        fresh, computed, dropped = self._fresh, self._computed, self._dropped
+        if not (fresh or computed or dropped):
+            return
+        self._fresh, self._computed, self._dropped = [], [], []
+        settled, *unknown = self._settle_own(computed, dropped)
         reserved, hashes, pods = self._reserve_own(fresh)
-        last = self._settle_own(unknown)[0] if unknown else []
-        if said or reserved:
-            self._records.append(record(Kind.MOVES, packed_moves(self._tag, said, reserved, hashes, pods, last)))
+        last, *_ = self._settle_own(*unknown)
+        if settled or reserved:
+            self._records.append(record(Kind.MOVES, packed_moves(self._tag, settled, reserved, hashes, pods, last)))
 
-    def _settle_own(self, settled: dict[Reservation, bool]) -> tuple[list[int], dict[Reservation, bool]]:
+    def _settle_own(
+        self, computed: list[Reservation], dropped: list[Reservation]
+    ) -> tuple[list[int], list[Reservation], list[Reservation]]:
         """Of those others were told of, and the rest; what was computed is kept."""
         pop = self._own.pop
-        said: list[int] = []
+        rest: tuple[list[Reservation], list[Reservation]] = [], []
         kept: list[Told] = []
-        rest = {}
-        for reservation, computed in settled.items():
+        void: list[Told] = []
+        for reservation in computed:
             told = pop(reservation, None)
             if told is None:
-                rest[reservation] = computed
-                continue
-            for row in told:
-                said.append(row[0] + computed)  # noqa: PERF401  # mostly one: without a frame for it
-            if computed and not reservation.pod.retired:
+                rest[0].append(reservation)
+            elif reservation.pod.retired:
+                void += told
+            else:
                 kept += told
-        self._journal.add_all(kept, True)
-        return said, rest
+        if kept:
+            self._journal.add_all(dict(map(_ENTRY, kept)), True)
+        said = [*map(_NUMBER, kept), *map(_NUMBER, void)]
+        for reservation in dropped:
+            told = pop(reservation, None)
+            if told is None:
+                rest[1].append(reservation)
+            else:
+                said += [number - 1 for number, _, _ in told]
+        return said, *rest
 
     def _reserve_own(self, fresh: Sequence[Reservation]) -> tuple[list[int], list[bytes], list[tuple[int, int]]]:
         """A chain is told from the last hash on that all others know."""
-        own, number, longest_known = self._own, self._number, self._journal.longest_known
+        own, known_of, number = self._own, self._journal.known.get, self._number % _LARGEST
         places = _Places()
         hashes: list[bytes] = []
         reserved: list[int] = []
         for reservation in fresh:
             place, pod = places[reservation.pod]
-            rows: list[Told] = []
-            for span in reservation.spans:
-                chain, length, at, _ = span
+            rows = own[reservation] = []
+            for chain, length, at, way in reservation.spans:
                 if not length:
                     continue
-                number = (number + 2) & _LARGEST
-                if at and (known := longest_known(pod, span)):
+                number += 2
+                known = known_of((pod, chain[at - 1]))
+                if known is None or len(known) != 8 * at:
+                    known = self._journal.nearest(pod, chain, length, at, way)
                     at = len(known) >> 3
-                    said = longs(chain[at - 1 : length])
-                    reserved += (number + 1, place, length - at + 1)
-                    rows.append((number, (pod, chain[length - 1]), known + said[8:]))
+                last = way[-1].segment.hashes  # most often all that is not known
+                told = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
+                if known:
+                    at -= 1
+                    hashes.append(told[8 * at :])
+                    reserved += (number, place, length - at)
                 else:
-                    said = longs(chain[:length])
-                    reserved += (number, place, length)
-                    rows.append((number, (pod, chain[length - 1]), said))
-                hashes.append(said)
-            own[reservation] = rows
+                    hashes.append(told)
+                    reserved += (number - 1, place, length)
+                rows.append((number, (pod, chain[length - 1]), told))
         self._number = number
         return reserved, hashes, places.pods
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
 from proxy.replicas.address import Address, address_of
-from proxy.replicas.pipe import Pipe, commands
+from proxy.replicas.pipe import Pipe, command
 from proxy.replicas.settings import ReplicaSettings
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,9 @@ class RedisLine:
     ) -> None:
         await self._close()
 
-    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        """(channel, message) of each. Never waits."""
-        self._publisher.write(commands(messages))
+    def publish(self, channel: str, message: bytes) -> None:
+        """Never waits."""
+        self._publisher.write(command(channel, message))
 
     @property
     def is_slow(self) -> bool:

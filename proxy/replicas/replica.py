@@ -81,28 +81,35 @@ class Replica:
         self._lost = lost
         self._dropped = dropped
         self._garbled = garbled
-        self._outbox = Outbox(self._send, self._changes)
+        self._outbox = Outbox(rest=self._moves)
         self._tasks = Tasks()
         self._link: Way
+        self._is_alone = False
+        """Whether no other process of this host is told anything."""
         self.place = (1, 0)
         """Of how many hosts this is which."""
+        self._are_heard = False
         self.indexes: list[SharedIndex] = []
         self.sessions: list[SharedSessions] = []
         self.limits: list[SharedLimits] = []
         self.queues: list[SharedQueue] = []
         self.roster = Roster()
         self.own_loads = OwnLoads(self._outbox.touch, self._outbox.touch_later)
+        self._outbox.urgent = self.own_loads.take_changes
         self.peer_loads = PeerLoads(self.roster.get, apply)
         self.tell = self._outbox.add
-        self.touch, self.touch_later = self._outbox.touch, self._outbox.touch_later
+        self.touch_later = self._outbox.touch_later
 
     async def connect(self, sock: socket.socket) -> None:
         """Over a connected socket whose other end is the hub's."""
         self._link = await Link.over(sock, self.heard, self._lost, self._resync, self._dropped)
+        self._outbox.send = self._link.tell
 
     def join(self, way: Way, interval: float) -> None:
         """Without a hub, as the only member of its host, for which nobody else gathers what is said."""
         self._link = way
+        self._is_alone = True
+        self._outbox.send = way.tell
         self._outbox.pace(interval, PATIENCE, LATER)
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
@@ -139,8 +146,9 @@ class Replica:
         self.tell(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
 
     def doubting(self) -> None:
-        """The doubts of this process have changed."""
-        self.tell(Kind.DOUBTS, orjson.dumps(self._doubts()))
+        """The doubts of this process have changed; those of other hosts have their own."""
+        if not self._is_alone:
+            self.tell(Kind.DOUBTS, orjson.dumps(self._doubts()))
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
         self.tell(Kind.BREAKER, orjson.dumps((endpoint.name, is_open)))
@@ -164,13 +172,8 @@ class Replica:
         """Tells somebody what is in flight here, and so much of what is remembered."""
         self._tasks.start(self._tell_all(to, memory), "snapshot")
 
-    def _send(self, batch: bytes) -> None:
-        self._link.send(EVERYBODY, batch)
-
-    def _changes(self) -> bytes:
-        body = self.own_loads.take_changes()
-        loads = record(Kind.LOAD, body) if body else b""
-        return b"".join([loads, *[index.take_changes() for index in self.indexes]])
+    def _moves(self) -> bytes:
+        return b"".join([index.take_changes() for index in self.indexes])
 
     @property
     def members(self) -> list[int]:
@@ -230,8 +233,14 @@ class Replica:
         for limits in self.limits:
             limits.vanished(peer)
 
+    def be_limited(self) -> None:
+        """Where the others are not heard of, what they spend is the policy's to say."""
+        for limits in self.limits:
+            limits.among(self.place[0] if self._are_heard else 1)
+
     def _be_among(self, hosts: int, rank: int, are_heard: bool) -> None:
-        self.place = (hosts, rank)
+        self.place, self._are_heard = (hosts, rank), are_heard
+        self.be_limited()
         for queue in self.queues:
             queue.among(hosts, rank, are_heard)
 
@@ -263,7 +272,7 @@ class Replica:
 
     def _in_flight(self) -> Iterator[bytes]:
         yield record(Kind.RESET, b"")
-        yield record(Kind.LOAD, self.own_loads.all(self._endpoints()))
+        yield self.own_loads.all(self._endpoints())
         yield record(Kind.DOUBTS, orjson.dumps(self._doubts()))
         for index in self.indexes:
             for body in index.in_flight():

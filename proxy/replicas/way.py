@@ -11,8 +11,10 @@ class Way(Protocol):
 
     closed: asyncio.Event
 
-    def send(self, address: int, records: bytes) -> None:
-        """Never waits."""
+    def tell(self, records: bytes) -> None:
+        """To everybody, if all of them are for everybody. Never waits, as `send`."""
+
+    def send(self, address: int, records: bytes) -> None: ...
 
     def close(self) -> None:
         """What was said still goes out; wait for `closed`."""

@@ -206,7 +206,11 @@ def test_what_siblings_have_in_flight_is_part_of_the_load_and_replaced_whole() -
 
 def test_a_shared_ledger_says_once_per_change_what_changed() -> None:
     said: list[tuple[str, int]] = []
-    ledger = SharedLedger(ManualClock(), lambda endpoint, work: said.append((endpoint.name, work)))
+    ledger = SharedLedger(
+        ManualClock(),
+        lambda endpoint, work: said.append((endpoint.name, work)),
+        lambda endpoint: said.append((endpoint.name, 0)),
+    )
     pod = Endpoint("a")
     leg = exchange(pod, tokens=10)
     ledger.enter(leg)

@@ -54,13 +54,13 @@ class Member:
         )
         self.replica.added(self.pod)
         self.index = SharedIndex(
-            SystemClock(), 9, 60.0, 1 << 24, tag=1, touch=self.replica.touch, find=self.replica.roster.get
+            SystemClock(), 9, 60.0, 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
         )
         self.replica.indexes.append(self.index)
 
     def dispatch(self, requests: int) -> None:
         self.pod.charge(requests, 0)
-        self.replica.own_loads.changed(self.pod, 1)
+        self.replica.own_loads.dispatched(self.pod, 1)
 
     def reserve(self, chain: Chain) -> None:
         self.index.reserve((chain,), self.pod, 100_000)
@@ -182,7 +182,7 @@ async def test_nobody_waits_for_a_slow_reader_and_it_is_told_all_when_it_reads_a
         one = await it.join(1)
         slow = await it.join_raw(2)
         for _ in range(40):
-            one.replica._send(record(Kind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
+            one.replica._outbox.send(record(Kind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
             await asyncio.sleep(0)
         one.dispatch(2)
         await until(lambda: (1, Kind.LOAD) in [(worker, kind) for worker, kind, _ in it.heard])
@@ -209,10 +209,10 @@ def _snapshot_of(member: Member) -> bytes:
 async def test_garbage_from_one_harms_nobody_and_cuts_nobody_else_off() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
-        one.replica._send(b"\x11\xff\xff")
-        one.replica._send(record(Kind.LOAD, b"\xff" * 9))
-        one.replica._send(record(Kind.BINDINGS, b"{]"))
-        one.replica._send(record(Kind.BINDINGS, b"[1]"))
+        one.replica._outbox.send(b"\x11\xff\xff")
+        one.replica._outbox.send(record(Kind.LOAD, b"\xff" * 9))
+        one.replica._outbox.send(record(Kind.BINDINGS, b"{]"))
+        one.replica._outbox.send(record(Kind.BINDINGS, b"[1]"))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2)
         assert two.garbled.value == 4

@@ -113,6 +113,16 @@ async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
     assert not one.bound
 
 
+async def test_doubts_stay_with_the_host_that_has_them(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    one.own_doubts["a"] = ["ill"]
+    one.replica.doubting()
+    one.dispatch(1)
+    await until(lambda: two.remote == 1)
+    assert not any(two.doubts.values())
+    assert not one.replica._outbox._records
+
+
 async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deployed) -> None:
     one, two = await deployed.pair(lease=SHORT)
     one.dispatch(2)
@@ -296,8 +306,9 @@ async def test_nobody_is_told_to_unpickle_or_believes_who_makes_no_sense(deploye
             ],
             1,
         ):
-            line.publish([("kvlane:all", Packet(say, stranger, number, body).packed())])
-        line.publish([("kvlane:all", b"\x01"), ("kvlane:all", b"\xff" * 40)])
+            line.publish("kvlane:all", Packet(say, stranger, number, body).packed())
+        line.publish("kvlane:all", b"\x01")
+        line.publish("kvlane:all", b"\xff" * 40)
         await until(lambda: two.series.garbled.value == 6)
     assert not two.told
     one.dispatch(1)
@@ -311,10 +322,10 @@ async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
     async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
         for number in range(1, 41):
             other = Packet(Say.BEAT, bytes([number % 2]) * 8, number, b"of a form that nobody knows").packed()
-            line.publish([("kvlane:all", bytes([1]) + other[1:])])
+            line.publish("kvlane:all", bytes([1]) + other[1:])
         await until(lambda: one.series.foreign.value == two.series.foreign.value == 40)
         later = Packet(Say.BEAT, b"a later.", 1, b"").packed()
-        line.publish([("kvlane:all", later[:1] + b"\xee" + later[2:])])
+        line.publish("kvlane:all", later[:1] + b"\xee" + later[2:])
         await until(lambda: two.series.foreign.value == 41)
     assert [record.levelname for record in caplog.records].count("WARNING") == 2, "each of the two says it"
     assert "others speak version 1, this one 2" in caplog.text

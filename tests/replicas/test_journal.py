@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 from proxy.replicas.journal import Journal
 
 A, B = 1, 2
@@ -17,14 +15,8 @@ def keep(journal: Journal, number: int, pod: int = A, all_know: bool = True) -> 
     journal.add((pod, number), chain(number), all_know)
 
 
-def known(journal: Journal, number: int) -> bytes:
-    hashes = array("Q", chain(number)[:-8])
-    hashes.append(number)
-    return journal.longest_known(A, (hashes.tolist(), len(hashes), len(hashes), []))
-
-
 def test_the_oldest_goes_when_there_is_no_room() -> None:
-    journal = Journal(100)
+    journal = Journal(102)
     for number in range(4):
         keep(journal, number)
     assert list(journal) == [(A, chain(1)), (A, chain(2)), (A, chain(3))]
@@ -32,7 +24,7 @@ def test_the_oldest_goes_when_there_is_no_room() -> None:
 
 
 def test_what_is_confirmed_again_is_kept_once_and_longest() -> None:
-    journal = Journal(100)
+    journal = Journal(102)
     for number in (0, 1, 2, 0, 3):
         keep(journal, number)
     assert list(journal) == [(A, chain(2)), (A, chain(0)), (A, chain(3))]
@@ -51,9 +43,27 @@ def test_what_all_know_they_are_not_taken_to_know_anew() -> None:
     journal = Journal(1000)
     keep(journal, 1)
     keep(journal, 2, all_know=False)
-    assert known(journal, 1) == chain(1)
-    assert known(journal, 2) == b""
+    assert journal.known == {(A, 1): chain(1)}
     assert journal.get((A, 2)) == chain(2)
     journal.begin_anew()
-    assert known(journal, 1) == b""
+    assert journal.known == {}
     assert journal.get((A, 1)) == chain(1)
+
+
+def test_what_is_gone_is_not_taken_to_be_known() -> None:
+    journal = Journal(102)
+    for number in range(4):
+        keep(journal, number)
+    assert list(journal.known) == [(A, 1), (A, 2), (A, 3)]
+    keep(journal, 3, all_know=False)
+    assert list(journal.known) == [(A, 1), (A, 2)]
+    journal.forget(A)
+    assert journal.known == {}
+
+
+def test_many_that_go_leave_room_for_some_that_come() -> None:
+    journal = Journal(3200)
+    for number in range(101):
+        keep(journal, number)
+    assert next(iter(journal)) == (A, chain(8))
+    assert journal.size == 93 * 32

@@ -59,18 +59,27 @@ def test_what_comes_alone_is_sent_at_once() -> None:
     assert max(waits) < INTERVAL / 2
 
 
-def test_what_may_wait_goes_with_what_may_not_and_by_itself_when_its_time_is_over() -> None:
-    sent: list[float] = []
+Touches = list[tuple[float, str]]
+
+
+def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
+    """When what goes out, of what is touched at these moments."""
+    found: list[tuple[float, bytes]] = []
+    waiting = {"touch": b"", "touch_later": b""}
+
+    def taken(which: str) -> bytes:
+        batch, waiting[which] = waiting[which], b""
+        return batch
 
     async def work() -> None:
-        outbox = Outbox(lambda batch: sent.append(asyncio.get_running_loop().time()), lambda: b"all there is")
-        outbox.pace(INTERVAL, PATIENCE, LATER)
-        outbox.touch_later()
-        await asyncio.sleep(0.001)
-        outbox.touch()
-        outbox.touch_later()
-        await asyncio.sleep(1.0)
-        outbox.touch_later()
+        loop = asyncio.get_running_loop()
+        outbox = Outbox(lambda batch: found.append((loop.time(), batch)), lambda: taken("touch_later"))
+        outbox.urgent = lambda: taken("touch")
+        outbox.pace(*pace)
+        for at, which in touches:
+            await asyncio.sleep(at - loop.time())
+            waiting[which] += b"u" if which == "touch" else b"r"
+            getattr(outbox, which)()
         await asyncio.sleep(1.0)
 
     loop = VirtualLoop()
@@ -78,7 +87,31 @@ def test_what_may_wait_goes_with_what_may_not_and_by_itself_when_its_time_is_ove
         loop.run_until_complete(work())
     finally:
         loop.close()
-    assert sent == pytest.approx([0.001 + INTERVAL, 1.001 + LATER], abs=0.0005)
+    return [(round(at, 3), batch) for at, batch in found]
+
+
+def test_what_may_wait_is_said_when_its_time_is_over_and_what_is_urgent_before() -> None:
+    touches = [(0.0, "touch_later"), (0.001, "touch"), (0.003, "touch"), (0.02, "touch_later")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.011, b"uu"), (LATER, b"rr")]
+
+
+def test_what_may_wait_goes_with_the_last_batch_before_its_time_is_over() -> None:
+    touches = [(0.0, "touch_later"), (0.085, "touch")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.095, b"ur")]
+
+
+def test_what_is_urgent_goes_with_what_may_wait_no_longer() -> None:
+    touches = [(0.0, "touch_later"), (0.095, "touch")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"ur")]
+
+
+def test_where_there_is_little_to_say_nothing_waits_for_the_rest() -> None:
+    touches = [(0.0, "touch_later"), (0.5, "touch"), (0.5, "touch_later")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"r"), (0.501, b"ur")]
+
+
+def test_within_a_host_all_is_said_together() -> None:
+    assert said([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
 
 
 def test_at_once_is_never_later_than_the_interval() -> None:

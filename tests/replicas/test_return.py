@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -68,10 +68,8 @@ class MemoryLine:
     async def __aexit__(self, *_: object) -> None:
         self._store.lines.discard(self)
 
-    def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        loop = asyncio.get_running_loop()
-        for channel, message in messages:
-            loop.call_later(TRIP, self._store.pass_on, channel, message)
+    def publish(self, channel: str, message: bytes) -> None:
+        asyncio.get_running_loop().call_later(TRIP, self._store.pass_on, channel, message)
 
     async def has_room(self) -> None: ...
 

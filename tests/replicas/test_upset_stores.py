@@ -149,10 +149,10 @@ async def test_whatever_goes_wrong_with_a_message_is_a_loss_and_not_silence(tmp_
         deployed_on(tmp_path) as deployed,
         RedisLine(settings(deployed.redis.url), ("a",), fails) as line,
     ):
-        line.publish([("a", b"message")])
+        line.publish("a", b"message")
         with pytest.raises(StoreLost, match="ArithmeticError"):
             await line.lost()
-        line.publish([("a", b"to nobody")])
+        line.publish("a", b"to nobody")
 
 
 async def _gives_no_lease(url: str) -> None:
