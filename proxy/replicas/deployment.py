@@ -191,7 +191,8 @@ class Deployment:
             **({} if self._is_up else {"why": self._why, "limits": self._settings.limits}),
             "staleness": round(self._staleness(), 4),
             "others": [
-                {"name": host.name, "sameConfig": host.config == own} for host in self._peers.hosts if host.config
+                {"name": host.name, "sameConfig": host.config == own if host.config else None}
+                for host in self._peers.hosts
             ],
         }
 

@@ -19,7 +19,7 @@ from proxy.replicas.deployment import Alone, Deployment
 from proxy.replicas.hub import Hub
 from proxy.replicas.lease import Lease
 from proxy.replicas.limits import Who
-from proxy.replicas.packet import Packet, Say
+from proxy.replicas.packet import Packet, Say, packed
 from proxy.replicas.redis_line import RedisLine
 from proxy.replicas.replica import TURN
 from proxy.replicas.series import ReplicaSeries
@@ -274,6 +274,13 @@ async def test_hosts_see_who_serves_with_another_configuration(deployed: Deploye
     await until(lambda: one.series.disagreeing.value == 1)
     two.config = "a"
     await until(lambda: one.series.disagreeing.value == 0)
+
+
+async def test_one_that_has_not_said_who_it_is_has_no_other_configuration(deployed: Deployed) -> None:
+    one, _ = await deployed.pair()
+    one.deployment._received(packed(Say.NEWS, b"stranger", 1, b""))
+    assert {"name": "", "sameConfig": None} in one.deployment.status()["others"]
+    assert one.series.disagreeing.value == 0
 
 
 async def test_those_of_another_prefix_are_others(deployed: Deployed) -> None:
