@@ -97,14 +97,12 @@ class Configurations:
         self._lock = asyncio.Lock()
         self._begin(Version(1, settings, "start", clock.wall()))
 
-    async def read_again(self, origin: str) -> bool:
-        """The file, and whether it was taken; what came of it is in the log."""
+    async def read_again(self, origin: str) -> None:
+        """The file; what came of it is in the log."""
         try:
             await self._change(self._reader.again, origin)
         except ConfigError as error:
             log.error("not reloaded: %s", "; ".join(map(str, error.problems)))
-            return False
-        return True
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
         """A configuration in YAML or JSON; says what it changes. Unless it `expands` variables of the environment, it

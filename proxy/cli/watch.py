@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,18 @@ INTERVAL = 1.0
 is still writing."""
 
 
-AGAIN = 60
-"""Intervals after which a file that was refused is tried again. What it lacks may have come: a file that it names, a
-variable of the cluster's, or time, where workers were too busy to take it."""
-
-
 async def watch(
-    file: Path,
-    known: bytes | None,
-    changed: Callable[[], Awaitable[bool]],
-    interval: float = INTERVAL,
-    again: float = AGAIN,
+    file: Path, known: bytes | None, changed: Callable[[], Awaitable[None]], interval: float = INTERVAL
 ) -> None:
-    """Until it is cancelled; `known` is the digest of what was read, and `changed` says whether the file was taken.
-    Looks at what is in the file, by whatever links that is reached: those who mount a ConfigMap turn a link to another
-    folder."""
-    seen, wait = known, math.inf
+    """Until it is cancelled; `known` is the digest of what was read. Looks at what is in the file, by whatever links
+    that is reached: those who mount a ConfigMap turn a link to another folder."""
+    seen = known
     while True:
         await asyncio.sleep(interval)
-        wait -= 1
         before, seen = seen, await asyncio.to_thread(digest, file)
-        if seen is not None and seen == before and (seen != known or wait <= 0):
+        if seen is not None and seen == before and seen != known:
             known = seen
-            wait = math.inf if await changed() else again
+            await changed()
 
 
 def digest(file: Path) -> bytes | None:
