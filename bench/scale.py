@@ -191,6 +191,7 @@ class Plain:
 class Host:
     def __init__(self, number: int, pods: int, store: Store, loop: VirtualLoop, used: Callable[..., None]) -> None:
         self.spent = {"publish": 0.0, "apply": 0.0}
+        self._is_metered = False
         self.lines: list[MemoryLine] = []
         self.pods = {f"pod-{each}": Endpoint(f"pod-{each}") for each in range(pods)}
         ledger = Ledger(loop)
@@ -230,15 +231,19 @@ class Host:
             settings, loop, random.Random(number), self.series, self.replica, lambda: "same", line=line, gathers=False
         )
         self.replica.join(Alone(self.deployment), settings.interval)
-        for part in ("urgent", "_rest", "send"):
+        for part in ("_send_soon", "flush"):
             self._meter(self.replica._outbox, part, "publish")
         self._meter(self.deployment, "_packets", "publish")
         self._meter(self.deployment, "_received", "apply")
 
     def add(self, part: str, work: Callable[[], Any]) -> Any:
-        """Without what the index of a proxy that tells nobody would take."""
+        """Without what the index of a proxy that tells nobody would take, and nothing twice."""
+        if self._is_metered:
+            return work()
+        self._is_metered = True
         began, plain = time.thread_time(), Plain.spent
         done = work()
+        self._is_metered = False
         self.spent[part] += time.thread_time() - began - (Plain.spent - plain if part == "publish" else 0.0)
         return done
 

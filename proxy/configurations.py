@@ -132,7 +132,7 @@ class Configurations:
     @property
     def of_deployment(self) -> str:
         """Which one is in effect, for other proxies to compare with theirs."""
-        return self._now.of_deployment
+        return self._of_deployment
 
     def written(self) -> Any:
         """The plain values that it was made of, variables filled in."""
@@ -179,7 +179,7 @@ class Configurations:
             log.warning("what changes with the next start only: %s", ", ".join(left))
 
     def _begin(self, version: Version) -> None:
-        self._now = version
+        self._now, self._of_deployment = version, version.of_deployment
         catalogue = self._catalogue
         catalogue.config_version.cell().value = version.number
         catalogue.config_info.clear()

@@ -19,6 +19,7 @@ from proxy.plugins.session_affinity import SessionAffinity
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import OPEN, Company
 from proxy.replicas.limits import SharedLimits
+from proxy.replicas.outbox import news_within
 from proxy.replicas.prefixes import SharedIndex, index_tag
 from proxy.replicas.queues import SharedQueue, said
 from proxy.replicas.replica import Doubts, Replica
@@ -91,6 +92,7 @@ class SharingApp(App):
                 producer.max_bytes,
                 tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
                 touch=self._replica.touch_later,
+                flush=self._replica.flush,
                 find=self._replica.roster.get,
             )
         return producer.index
@@ -116,7 +118,7 @@ class SharingApp(App):
         limits = self._gates.limits
         if limits is not None and limits.on_spent is None:
             self._replica.limits = [SharedLimits(limits, self._replica.tell)]
-            limits.seated(self._workers, self._seat)
+            limits.seated(self._workers, self._seat, news_within(self._settings.replicas.interval))
             self._replica.be_limited()
 
     def _share_queues(self) -> None:

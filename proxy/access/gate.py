@@ -53,7 +53,7 @@ class LimitsGate:
         """Told of every charge: whose, how many requests he has running, and the amounts."""
         self.turns: Turns | Parts | None = None
         """Among the workers of this host, or all processes of a deployment, where there are several."""
-        self._workers, self._seat = 1, 0
+        self._workers, self._seat, self._news = 1, 0, 0.0
 
     def change(self, limits: Mapping[str, Limits], tenants: Mapping[str, str]) -> None:
         """What was had stays had."""
@@ -116,9 +116,9 @@ class LimitsGate:
                 tokens = _scarcer(tokens, meter.tokens, now)
         return [*_said(_OF_REQUESTS, requests, now), *_said(_OF_TOKENS, tokens, now)]
 
-    def seated(self, workers: int, seat: int) -> None:
-        """This process is one of several workers of its host."""
-        self._workers, self._seat = workers, seat
+    def seated(self, workers: int, seat: int, news: float) -> None:
+        """This process is one of several workers of its host. What hosts let in others know after `news` seconds."""
+        self._workers, self._seat, self._news = workers, seat, news
         self.among(1)
 
     def among(self, hosts: int) -> None:
@@ -127,7 +127,7 @@ class LimitsGate:
         if hosts == 1:
             self.turns = Turns(processes, self._seat) if processes > 1 else None
         elif not isinstance(self.turns, Parts) or self.turns.processes != processes:
-            self.turns = Parts(processes)
+            self.turns = Parts(processes, self._news)
 
     # what other workers say
 

@@ -10,9 +10,6 @@ from typing import final
 NEWS = 0.02
 """Seconds after which all workers of a host know what one of them has let in."""
 
-NEWS_OF_HOSTS = 0.1
-"""Seconds after which the others of a deployment know, over a store that is well."""
-
 LONGEST = 0.5
 """Seconds that a request waits for its turn among many proxies; then it has what is known to be left."""
 
@@ -63,25 +60,28 @@ class Turns:
 class Parts:
     """Among the processes of several hosts, which have no clock in common. Each lets in its part of what it knows to be
     left, one at least, and looks again when it must have heard of the others' parts. So of a burst all together let
-    in what there is, and where there is less than a request for each, one each.
+    in what there is, and where there is less than a request for each, one each. What comes back meanwhile, as a request
+    that has ended does, may be let in again.
     """
 
     patience = LONGEST
 
-    def __init__(self, processes: int, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, processes: int, news: float, sleep: Sleep = asyncio.sleep) -> None:
+        """`news`: seconds after which the others know, over a store that is well."""
         self.sleep = sleep
         self.processes = processes
+        self._news = news
         self._parts: dict[Limit, tuple[float, int]] = {}
-        """Until when it is the part, and what of it may still be let in."""
+        """Until when it is the part, and what has to be left beside it."""
 
     def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
         """As that of `Turns`."""
-        until, part = self._parts.get(limit, (now, 0))
+        until, floor = self._parts.get(limit, (now, 0))
         if now >= until:
-            until, part = now + NEWS_OF_HOSTS, max(1, left // self.processes)
             self._forget_old(now)
-        self._parts[limit] = until, max(0, part - 1)
-        return 0.0 if part else until - now
+            until, floor = now + self._news, left - max(1, left // self.processes)
+            self._parts[limit] = until, floor
+        return 0.0 if left > floor else until - now
 
     def _forget_old(self, now: float) -> None:
         if len(self._parts) >= MANY:

@@ -79,14 +79,18 @@ class Journal:
         return self._size
 
     def _shrink(self) -> None:
-        """By a sixteenth more than it has to: a dictionary whose first entries go takes a while to find the next."""
-        most, oldest = self._most - self._most // 16, []
-        left = self._size
+        """By a sixteenth more than it has to: a dictionary whose first entries go takes a while to find the next.
+        Others do so at other moments, so they are not taken to know what would go next."""
+        part = self._most // 16
+        left, oldest = self._size, list[Key]()
         for key, chain in self._entries.items():
-            if left <= most:
+            if left <= self._most - 2 * part:
                 break
+            if left > self._most - part:
+                oldest.append(key)
+            else:
+                self.known.pop(key, None)
             left -= len(chain)
-            oldest.append(key)
         self._drop(oldest)
 
     def _drop(self, keys: Iterable[Key]) -> None:

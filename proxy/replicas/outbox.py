@@ -21,6 +21,12 @@ LATER = 0.1
 """Seconds that may pass, between hosts, until it is told which blocks are where, and that a pod has less to do: most of
 what a batch costs is the index, and who hears of that so late places requests as well."""
 
+PATIENCE = 5.0
+"""Intervals that a batch between hosts may be gathered for, to have more in it."""
+
+LEAST_NEWS = 0.1
+"""Seconds that news from a worker of one host to that of another may take, however short the interval is."""
+
 SMOOTH = 0.1
 """The part of what was said between two batches with all there is in what is known of how much there is to say."""
 
@@ -33,6 +39,11 @@ def _nothing() -> bytes:
 
 def _to_nobody(batch: bytes) -> None:
     """As long as there is no way."""
+
+
+def news_within(interval: float) -> float:
+    """Seconds after which other hosts know what was said: as long again for the store and whoever is busy."""
+    return max(LEAST_NEWS, 2 * PATIENCE * interval)
 
 
 class Outbox:

@@ -74,11 +74,14 @@ class SharedIndex(PrefixIndex):
         tag: int,
         touch: Callable[[], None],
         find: Find,
+        flush: Callable[[], None] | None = None,
     ) -> None:
-        """`find` gives the living pod of a number."""
+        """`find` gives the living pod of a number. `flush` is called instead of `touch` where what there is to say must
+        not wait."""
         super().__init__(clock, max_siblings, ttl, max_bytes)
         self._tag = tag
         self._touch = touch
+        self._flush = flush or touch
         self._find = find
         self._number = 1
         self._fresh: list[Reservation] = []
@@ -116,7 +119,7 @@ class SharedIndex(PrefixIndex):
         super().lost(endpoint)
         self._gather()
         self._records.append(record(Kind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
-        self._touch()
+        self._flush()  # or others confirm meanwhile what is forgotten here
 
     def forget(self, endpoint: Endpoint) -> None:
         super().forget(endpoint)
@@ -203,8 +206,10 @@ class SharedIndex(PrefixIndex):
         hashes: list[bytes] = []
         reserved: list[int] = []
         for reservation in fresh:
-            place, pod = places[reservation.pod]
             rows = own[reservation] = []
+            if reservation.pod.retired:  # others would have its successor remember it
+                continue
+            place, pod = places[reservation.pod]
             for chain, length, at, way in reservation.spans:
                 if not length:
                     continue

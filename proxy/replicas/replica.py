@@ -17,7 +17,7 @@ from proxy.core.tasks import Tasks
 from proxy.replicas.limits import SharedLimits
 from proxy.replicas.link import Link
 from proxy.replicas.loads import Apply, OwnLoads, PeerLoads
-from proxy.replicas.outbox import LATER, Outbox
+from proxy.replicas.outbox import LATER, PATIENCE, Outbox
 from proxy.replicas.prefixes import JOURNAL_BYTES, SharedIndex
 from proxy.replicas.queues import SharedQueue
 from proxy.replicas.roster import Roster
@@ -31,9 +31,6 @@ SLICE = 32 * 1024
 """Bytes of a snapshot that are sent, and taken in, at once: about a millisecond."""
 
 ALL = 1.0
-
-PATIENCE = 5.0
-"""At 100 requests a second, where the interval is 10 ms: packets of four requests."""
 
 TURN = 0.2
 """Seconds that a host has to be the one who tries a pod: news take a tenth of it."""
@@ -98,7 +95,7 @@ class Replica:
         self._outbox.urgent = self.own_loads.take_changes
         self.peer_loads = PeerLoads(self.roster.get, apply)
         self.tell = self._outbox.add
-        self.touch_later = self._outbox.touch_later
+        self.touch_later, self.flush = self._outbox.touch_later, self._outbox.flush
 
     async def connect(self, sock: socket.socket) -> None:
         """Over a connected socket whose other end is the hub's."""

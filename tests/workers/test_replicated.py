@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from proxy.access.turns import Parts
 from proxy.core.errors import ConfigError
 from proxy.core.params import Invalid
 from proxy.replicas.settings import ReplicaSettings
@@ -194,7 +195,7 @@ async def test_a_burst_gets_what_a_limit_has_and_no_more_whichever_proxies_it_go
     site: Site, to_each: tuple[int, int]
 ) -> None:
     """One more is let in where less is left than there are proxies. A machine may be too busy for news to be in time,
-    but not over and over again; without parts it would be 12 each time."""
+    but not each time; without parts it would be 12 whenever both are asked for enough."""
     names = [f"app{number}" for number in range(10)]
     security = {**KEYS, "apiKeys": [{"key": name, "name": name, "limits": "few"} for name in names]}
     one, two = await site.proxy(security=security), await site.proxy(security=security)
@@ -208,6 +209,15 @@ async def test_a_burst_gets_what_a_limit_has_and_no_more_whichever_proxies_it_go
         if let_in <= 7 + (time.monotonic() - began) // 10:
             return
     pytest.fail(f"{let_in} of 6 were let in")
+
+
+@needs_redis
+async def test_limits_that_come_with_a_reload_are_of_the_deployment(site: Site) -> None:
+    one, two = await site.proxy(), await site.proxy()
+    await met(site, one, two)
+    await one.reload(site.settings(security=KEYS))
+    assert one._gates.limits is not None
+    assert isinstance(one._gates.limits.turns, Parts)
 
 
 @needs_redis
