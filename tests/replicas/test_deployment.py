@@ -268,6 +268,18 @@ async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
     assert two.series.missed.value >= 1
 
 
+async def test_what_waits_is_not_overtaken(deployed: Deployed) -> None:
+    """A store that reads again, before what waited for it has gone out."""
+    one, two = await deployed.pair()
+    await until(lambda: one.deployment._at_once is not None)
+    one.deployment._queue_up(Say.NEWS, one.deployment._everybody, frame(0, record(Kind.LOAD, b"")))
+    one.deployment.tell(0, record(Kind.LOAD, b""))
+    assert len(one.deployment._queue) == 2
+    one.pod.charge(3, 0)
+    one.replica.own_loads.dispatched(one.pod, 1)
+    await until(lambda: two.remote == 3)
+
+
 async def test_hosts_see_who_serves_with_another_configuration(deployed: Deployed) -> None:
     one, two = await deployed.join(name="one"), await deployed.join(name="two", config="b")
     await until(lambda: one.deployment.status()["others"] == [{"name": "two", "sameConfig": False}])

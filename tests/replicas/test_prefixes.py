@@ -358,3 +358,37 @@ def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, 
     exchange(*peers)
     for chain in CHAINS:
         assert peers[0].match(chain) == peers[1].match(chain) == peers[2].match(chain)
+
+
+def test_what_a_pod_that_is_gone_was_sent_its_successor_is_not_taken_to_have() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.reserve([1, 2, 3])
+    here.index.forget(here.pods["a"])
+    here.index.confirm(reservation)
+    exchange(here, there)
+    assert there.match([1, 2, 3]) == {}
+
+
+def test_that_a_pod_has_lost_its_memory_does_not_wait() -> None:
+    here, flushed = Peer(1), list[bytes]()
+    here.index._flush = lambda: flushed.append(here.index.take_changes())
+    here.index.confirm(here.reserve([1, 2, 3]))
+    assert not flushed
+    here.index.lost(here.pods["a"])
+    assert [kind for kind, _ in records(flushed[0])][-1] is Kind.FORGET
+
+
+def test_what_goes_on_from_the_middle_of_a_prompt_is_told_from_there_on() -> None:
+    """Of a prompt that left what was told before, where one of its last segments ends."""
+    here, there = Peer(1), Peer(2)
+    told = list(range(1, 41))
+    here.index.confirm(here.reserve(told))
+    exchange(here, there)
+    here.index.confirm(here.reserve([*told, 50, 51]))
+    exchange(here, there)
+    other = [*told, 50, 61]
+    here.reserve(other)
+    ((_, body),) = here.said
+    assert len(Moves.read(body).hashes[0]) == 8 * 3
+    exchange(here, there)
+    assert there.match(other) == {"a": 42}
