@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,7 +62,7 @@ class Reader:
         return from_text(text, BODY if self.file is None else self.file.parent / BODY, self.environ, self.overrides)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Version:
     """`since` is in seconds since the Unix epoch; `left` are the paths of what waits for a restart."""
 
@@ -76,7 +77,7 @@ class Version:
         """The beginning of the digest of what was written."""
         return _digest(self.settings.source)
 
-    @property
+    @cached_property
     def of_deployment(self) -> str:
         """The same, less what each of its proxies has for itself: where it listens, and its name."""
         source = {key: value for key, value in self.settings.source.items() if key not in ("listen", "admin")}
@@ -132,7 +133,7 @@ class Configurations:
     @property
     def of_deployment(self) -> str:
         """Which one is in effect, for other proxies to compare with theirs."""
-        return self._of_deployment
+        return self._now.of_deployment
 
     def written(self) -> Any:
         """The plain values that it was made of, variables filled in."""
@@ -179,7 +180,7 @@ class Configurations:
             log.warning("what changes with the next start only: %s", ", ".join(left))
 
     def _begin(self, version: Version) -> None:
-        self._now, self._of_deployment = version, version.of_deployment
+        self._now = version
         catalogue = self._catalogue
         catalogue.config_version.cell().value = version.number
         catalogue.config_info.clear()

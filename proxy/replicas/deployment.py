@@ -18,7 +18,7 @@ import orjson
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.replicas.absence import Absence
-from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, news, packed, shared, version_of
+from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, packed, shared, version_of
 from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
 from proxy.replicas.redis_line import RedisLine, StoreLost
 from proxy.replicas.series import ReplicaSeries
@@ -159,14 +159,8 @@ class Deployment:
         """Others may be told all of it."""
         if not self._is_up:
             self._absence.take(member, records)
-        if not (self._tells and records):
-            return
-        line = self._at_once
-        if line is None or self._queue or line.is_slow:
-            self._queue_up(Say.NEWS, self._everybody, frame(member, records))
-        else:
-            self._number = number = self._number + 1
-            self._send(line, self._everybody, news(self._id, number, member, records))
+        if self._tells and records:
+            self._put(Say.NEWS, self._everybody, frame(member, records))
 
     def answer(self, number: int, member: int, batch: bytes) -> None:
         if number == OTHER_HOSTS:
@@ -307,12 +301,9 @@ class Deployment:
 
     def _put(self, say: Say, channel: str, body: bytes) -> None:
         line = self._at_once
-        if line is None or self._queue or line.is_slow:
-            self._queue_up(say, channel, body)
-        else:
+        if line is not None and not self._queue and not line.is_slow:
             self._send(line, channel, self._packet(say, channel, body))
-
-    def _queue_up(self, say: Say, channel: str, body: bytes) -> None:
+            return
         self._queue.append((say, channel, body))
         self._waiting += len(body)
         if self._waiting > MOST_WAITING:

@@ -13,8 +13,6 @@ VERSION = 2
 ID_BYTES = 8
 
 _HEAD = Struct(f"<BB{ID_BYTES}sQ")
-_NEWS = Struct(f"<BB{ID_BYTES}sQII")
-"""The head, and that of a frame."""
 
 
 class Say(IntEnum):
@@ -58,11 +56,6 @@ class Packet:
 
 def packed(say: Say, host: bytes, number: int, body: bytes) -> bytes:
     return _HEAD.pack(VERSION, say, host, number) + body
-
-
-def news(host: bytes, number: int, member: int, records: bytes) -> bytes:
-    """The packet that says this of one member, in one go: most are such."""
-    return _NEWS.pack(VERSION, _SAY_NEWS, host, number, len(records), member) + records
 
 
 def version_of(data: bytes) -> int:
@@ -110,4 +103,3 @@ SHARED = frozenset(
 """Doubts are not: that a pod cannot be reached from one host says little of the others."""
 
 _SAYS = {int(say): say for say in Say}
-_SAY_NEWS = int(Say.NEWS)

@@ -156,24 +156,21 @@ async def test_a_body_that_is_too_large_is_refused_before_it_has_come() -> None:
         await until(lambda: s.app._path.server.retained == 0)
 
 
-async def test_a_body_that_is_too_large_for_the_gateway_is_refused_as_too_large() -> None:
-    """Of which Envoy then tells its own 413, in place of the body."""
+@pytest.mark.parametrize(
+    ("mode", "shown"),
+    [
+        (BUFFERED, {"response_headers": {"headers": headers({":status": "413"})}}),  # Envoy's own, in place of the body
+        (BUFFERED_PARTIAL, {"request_body": {"body": BODY[:10]}}),
+    ],
+)
+async def test_a_body_that_is_too_large_for_the_gateway_is_refused_as_too_large(mode: Any, shown: Any) -> None:
     async with gateway() as (s, channel):
         one = talk(channel)
-        await one.head(BUFFERED)
+        await one.head(mode)
         assert (await one.hear()).WhichOneof("kind") == "request_headers"
-        await one.say(response_headers={"headers": headers({":status": "413"})})
+        await one.say(**shown)
         assert (await one.hear()).immediate_response.status.code == 413
         await until(lambda: s.app._path.server.retained == 0)
-
-
-async def test_a_body_of_which_the_gateway_sends_a_part_is_refused_as_too_large() -> None:
-    async with gateway() as (_, channel):
-        one = talk(channel)
-        await one.head(BUFFERED_PARTIAL)
-        assert (await one.hear()).WhichOneof("kind") == "request_headers"
-        await one.say(request_body={"body": BODY[:10]})
-        assert (await one.hear()).immediate_response.status.code == 413
 
 
 async def test_an_upgrade_is_refused() -> None:

@@ -272,7 +272,7 @@ async def test_what_waits_is_not_overtaken(deployed: Deployed) -> None:
     """A store that reads again, before what waited for it has gone out."""
     one, two = await deployed.pair()
     await until(lambda: one.deployment._at_once is not None)
-    one.deployment._queue_up(Say.NEWS, one.deployment._everybody, frame(0, record(Kind.LOAD, b"")))
+    one.deployment._queue.append((Say.NEWS, one.deployment._everybody, frame(0, record(Kind.LOAD, b""))))
     one.deployment.tell(0, record(Kind.LOAD, b""))
     assert len(one.deployment._queue) == 2
     one.pod.charge(3, 0)

@@ -132,7 +132,7 @@ class KubernetesSource(Source):
         """Two pods of one address are an old one that the cluster has lost sight of, and a new one; or, on other ports,
         two that have their node's."""
         wanted = sorted((pod for pod in seen if pod.wanted), key=lambda pod: pod.born)
-        by_place = {(pod.address, self._settings.ports or pod.ports): pod for pod in wanted}
+        by_place = {(pod.address, self._ports_of(pod, ports)): pod for pod in wanted}
         made: dict[str, Made] = {}
         for pod in by_place.values():
             before = self._made.get(pod.name)
@@ -141,9 +141,12 @@ class KubernetesSource(Source):
         self._made = made
         return [settings for name in sorted(made) for settings in made[name][2]]
 
+    def _ports_of(self, pod: PodSeen, ports: tuple[int, ...]) -> tuple[int, ...]:
+        return self._settings.ports or pod.ports or ports or DEFAULT_PORTS
+
     def _made_of(self, pod: PodSeen, ports: tuple[int, ...]) -> tuple[PodSettings, ...]:
         """One for each port that is active, by the names that llm-d gives them."""
-        active, ports = _ports(pod), self._settings.ports or pod.ports or ports or DEFAULT_PORTS
+        active, ports = _ports(pod), self._ports_of(pod, ports)
         name = f"{self._settings.namespace}/{pod.name}" if self._settings.namespace else pod.name
         names = {port: f"{name}-rank-{rank}" for rank, port in enumerate(ports)} if len(ports) > 1 else {ports[0]: name}
         return tuple(self._pod(pod, names[port], port) for port in ports if active is None or port in active)
