@@ -6,6 +6,7 @@ one of its own converter, without the status.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from proxy.core.errors import Declined
@@ -22,6 +23,8 @@ ENDING = 2 * 1024
 
 ABORTED = b'"finish_reason":"abort"'
 """Of an answer that vLLM does not finish, as it is told to stop. A model can write neither: its quotes are escaped."""
+
+_NAMED_ERROR = re.compile(rb"event:[ \t]*error[ \t]*[\r\n]").match
 
 _STATUSES = {
     "service unavailable": 503,
@@ -53,7 +56,7 @@ def declined(beginning: bytes) -> Declined | None:
     end = EVENT_END.search(beginning)
     fields = fields_of(beginning if end is None else beginning[: end.start()])
     error = fields.get("error")
-    if error is None and fields.get("type") == "error":
+    if error is None and (fields.get("type") == "error" or _NAMED_ERROR(beginning)):
         error = fields
     if not isinstance(error, dict):
         return None

@@ -94,6 +94,16 @@ def test_a_stream_that_ended_somehow_passes_as_it_is(ending: tuple[bytes, ...]) 
         ("/v1/messages", b'data: {"type":"content_block_delta"}\n\ndata: {"type":"message_stop"}\n\n', False),
         ("/v1/responses", b'data: {"type":"response.output_text.delta"}\n\n', True),
         ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"type":"response.failed"}\n\n', False),
+        ("/v1/messages", b'event: content_block_delta\ndata: {"index":0}\n\nevent: message_stop\ndata: {}\n\n', False),
+        ("/v1/messages", b"event: content_block_delta\r\ndata: 1\r\n\r\nevent:message_stop\r\n", False),
+        ("/v1/messages", b'event: content_block_delta\ndata: {"index":0}\n\n', True),
+        ("/v1/messages", b'event: message_start\ndata: {}\n\nevent: error\ndata: {"message":"no"}\n\n', False),
+        ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.incomplete \ndata: {}\n\n", False),
+        ("/v1/responses", b"event: response.created\rdata: {}\r\revent: response.failed\rdata: {}\r\r", False),
+        ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.completed\ndata: {}\n\n", False),
+        ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.completed_item\n\n", True),
+        ("/v1/responses", b'event: response.created\ndata: {"x":"event: response.completed"}\n\n', True),
+        (CHAT, TOKEN + b"event: error\ndata: {}\n\n", False),
         (CHAT, b"", False),
     ],
 )
@@ -109,3 +119,18 @@ async def test_the_connection_it_came_by_is_as_good_as_before() -> None:
             assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
             assert seen.ending == "complete"
         assert [exchange.chunks for exchange in port.gateway.exchanges] == [2, 2]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_last_event_that_is_known_by_its_name_alone_ends_the_stream(line_end: bytes, size: int) -> None:
+    events = [
+        b'event: message_start\ndata: {"message":{"content":[]}}\n\n',
+        b'event: content_block_delta\ndata: {"index":0,"delta":{"text":"Hi"}}\n\n',
+        b"event: message_stop\ndata: {}\n\n",
+    ]
+    stream = b"".join(events).replace(b"\n", line_end)
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    leg, seen = played(lambda: Leg(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
+    assert leg.exchange.ending is Ending.COMPLETE
+    assert seen.body == stream

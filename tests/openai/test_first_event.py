@@ -20,6 +20,8 @@ BUSY = "The engine is currently busy and cannot accept new requests."
         (b'event: error\ndata: {"type":"error","error":{"type":"Service Unavailable","message":"x"}}', 503),
         (b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"x"}}', 503),
         (b'event: error\ndata: {"type":"error","code":"server_error","message":"x","param":null}', 500),
+        (b'event: error\ndata: {"code":"server_error","message":"x"}', 500),
+        (b'event:error \r\ndata: {"code":503,"message":"x"}', 503),
         (b'data: {"error":\ndata: {"code":503}}', 503),
     ],
 )

@@ -1,5 +1,6 @@
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,21 @@ def test_the_shapes_of_responses_and_messages_are_read() -> None:
         b'"usage":{"input_tokens":4,"input_tokens_details":{"cached_tokens":1},"output_tokens":2}'
     ) == Usage(4, 2, 1)
     assert usage_from(b'"usage":{"input_tokens":4,"output_tokens":2,"cache_read_input_tokens":3}') == Usage(4, 2, 3)
+
+
+@pytest.mark.parametrize("count", [b"9" * 5000, b"9" * 40, b"-1", b"1.5", b"true", b'"5"'])
+def test_a_count_that_is_no_count_is_not_read(count: bytes) -> None:
+    usual = b'{"usage":{"prompt_tokens":%b,"total_tokens":8,"completion_tokens":3}}' % count
+    other = b'{"usage":{"completion_tokens":3,"input_tokens":%b}}' % count
+    cached = CHAT_USAGE.replace(b'"cached_tokens":2', b'"cached_tokens":%b' % count)
+    for body in (usual, other, cached):
+        found = usage_from(body)
+        assert found is None or (found.prompt_tokens in (0, 5) and found.cached_tokens is None)
+
+
+@pytest.mark.parametrize("name", [b"resp_\xff", b"resp_" + b"a" * 5000, b'resp_\\"', "resp_é".encode(), b"resp_\x00"])
+def test_an_id_that_no_path_can_name_is_not_remembered(name: bytes) -> None:
+    assert response_id_from(b'{"id":"%b"}' % name) is None
 
 
 def test_a_tail_that_begins_inside_the_usage_gives_none() -> None:
