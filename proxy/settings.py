@@ -97,7 +97,7 @@ class Settings:
 def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
     """Kvlane's own file, or an EndpointPickerConfig; `overrides` are values of sections that win over the file's.
     Raises ConfigError."""
-    return from_text(_text(path), path, environ, overrides)
+    return from_text(yaml_source.text_of(path), path, environ, overrides)
 
 
 def from_text(
@@ -141,16 +141,7 @@ def effective(settings: Settings | PoolSettings) -> dict[str, Any]:
 
 
 def _read(path: Path, environ: Mapping[str, str]) -> Any:
-    return yaml_source.read(_text(path), str(path), environ)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from None
+    return yaml_source.read(yaml_source.text_of(path), str(path), environ)
 
 
 def _with_scheduling_files(data: Mapping[str, Any], path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:

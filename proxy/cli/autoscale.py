@@ -46,7 +46,7 @@ def evaluate(file: Path) -> None:
     wrong with coordination is ignored, and said on stderr. Exit code 2 if the roles or the total cannot be used.
     """
     try:
-        question = wire.question(_json(_text(file), str(file)))
+        question = wire.question(yaml_source.read_json(_text(file), str(file)))
     except ConfigError as error:
         raise Misconfigured(error) from None
     for problem in question.overlooked:
@@ -105,23 +105,15 @@ def _text(file: Path) -> str:
     if str(file) == "-":
         return sys.stdin.read()
     try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Misconfigured(ConfigError([Problem(str(file), f"cannot be read: {error}")])) from None
-
-
-def _json(text: str, source: str) -> Any:
-    """Raises ConfigError."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError([Problem(source, f"is no JSON: {error}")]) from None
+        return yaml_source.text_of(file)
+    except ConfigError as error:
+        raise Misconfigured(error) from None
 
 
 def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
     """Raises Misconfigured."""
     try:
-        found = _json(text, source)
+        found = yaml_source.read_json(text, source)
     except ConfigError:
         found = _lines(text, source)
     if isinstance(found, Mapping):
@@ -133,7 +125,11 @@ def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
 
 def _lines(text: str, source: str) -> list[Any]:
     try:
-        return [_json(line, f"{source}:{at}") for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+        return [
+            yaml_source.read_json(line, f"{source}:{at}")
+            for at, line in enumerate(text.splitlines(), 1)
+            if line.strip()
+        ]
     except ConfigError as error:
         raise Misconfigured(error) from None
 

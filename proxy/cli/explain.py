@@ -168,8 +168,8 @@ def _scheduling(config: Path, pool: str) -> Any:
 def _read(source: str) -> Any:
     text = _text(source)
     try:
-        return json.loads(text)
-    except ValueError:
+        return yaml_source.read_json(text, source)
+    except ConfigError:
         return yaml_source.read(text, source, os.environ)
 
 

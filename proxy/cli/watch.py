@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
+from proxy import yaml_source
+from proxy.core.errors import ConfigError
 
 INTERVAL = 1.0
 """Seconds between two looks. A change counts when two of them have seen the same, so that nothing is read that somebody
@@ -35,7 +36,7 @@ def digest(file: Path) -> bytes | None:
     try:
         text = file.read_bytes()
         return hashlib.sha256(b"".join([text, *((file.parent / name).read_bytes() for name in _files(text))])).digest()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a path with a NUL
         return None
 
 
@@ -43,8 +44,8 @@ def _files(text: bytes) -> list[str]:
     if b"file" not in text:
         return []
     try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, LookupError, TypeError):
+        values = yaml_source.read_data(text.decode())
+    except (ConfigError, UnicodeDecodeError):
         return []
     pools = _part(values, "pools")
     places = [values, *(pools.values() if isinstance(pools, dict) else ())]

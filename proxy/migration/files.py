@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import yaml
-
-T = TypeVar("T")
+from proxy import yaml_source
+from proxy.core.errors import ConfigError
 
 TEMPLATE = "it looks like the template of a chart; take what `helm template` makes of it"
 
@@ -23,28 +22,30 @@ def read(path: Path) -> Any:
 
 
 def read_all(path: Path) -> list[Any]:
-    """As `read`, of a file that may hold several documents, as manifests do."""
-    return _parsed(_text(path), str(path), lambda text: list(yaml.safe_load_all(text)))
+    """As `read`, of a file that may hold several documents, as manifests do. Raises Unreadable."""
+    return _documents(_text(path), str(path))
 
 
 def parse(text: str, source: str) -> Any:
     """As `read`."""
-    return _parsed(text, source, yaml.safe_load)
+    documents = _documents(text, source)
+    if len(documents) > 1:
+        raise Unreadable(f"{source} holds several documents")
+    return documents[0] if documents else None
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(f"{path} cannot be read: {error}") from None
+        return yaml_source.text_of(path)
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
 
 
-def _parsed(text: str, source: str, load: Callable[[str], T]) -> T:
+def _documents(text: str, source: str) -> list[Any]:
     try:
-        return load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        why = TEMPLATE if "{{" in text else " ".join(str(error).split())
-        raise Unreadable(f"{source} is no YAML: {why}") from None
+        return yaml_source.read_documents(text, source)
+    except ConfigError as error:
+        raise Unreadable(f"{source} is no YAML: {TEMPLATE}" if "{{" in text else f"is no YAML: {error}") from None
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -74,8 +74,8 @@ def test_tokens_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         door(jwt={"jwks": "keys.json", "issuer": "i", "audience": ["a"]})
 
 
-def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
-    (tmp_path / "keys.yaml").write_text("")
+def test_an_empty_list_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text("[]")
     assert not opens(door(apiKeysFile=str(tmp_path / "keys.yaml")), "k")
 
 
@@ -90,6 +90,8 @@ def test_a_file_takes_keys_from_the_environment(tmp_path: Path) -> None:
         ("- {name: a}", r"keys.yaml\[0\]: the key 'a' needs a key or a hash"),
         ("- {name: a, kye: k}", "did you mean 'key'"),
         ("a: b", "must be a list"),
+        ("", r"keys.yaml: is empty; write \[\] for no keys"),
+        ("- {name: a, key: 2030-02-30}", "keys.yaml:1:18: '2030-02-30' cannot be read as timestamp"),
         ("- {", "keys.yaml:"),
         ("- {name: fixed, key: k}", "two are named 'fixed'"),
         ("- {name: a, key: fixed}", "'fixed' and 'a' are the same key"),
@@ -122,7 +124,7 @@ async def test_a_file_that_changes_changes_who_comes_in(tmp_path: Path) -> None:
         assert keys.limits[identity.limits] == Limits(requests_per_minute=5)
 
 
-@pytest.mark.parametrize("broken", ["- {name: a, key: [}", "- {name: fixed, key: new}", "- {key: new}"])
+@pytest.mark.parametrize("broken", ["", "- {name: a, key: [}", "- {name: fixed, key: new}", "- {key: new}"])
 async def test_a_file_that_breaks_changes_nothing_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:

@@ -118,7 +118,10 @@ THIRTEENTH_MONTH = "month must be in 1..12" + (", not 13" if sys.version_info >=
             "listen: {port: {{ .Values.port }}}",
             "kvlane.yaml:1:17: a key must be text; a value that begins with { needs quotes",
         ),
-        ("listen: {host: 2024-13-45}", f"kvlane.yaml: {THIRTEENTH_MONTH}"),
+        (
+            "listen: {host: 2024-13-45}",
+            f"kvlane.yaml:1:16: '2024-13-45' cannot be read as timestamp: {THIRTEENTH_MONTH}",
+        ),
         (
             "pods: {refresh: 5}\nscheduling: {plugins: [{type: metrics-data-source, parameters: {interval: 1s}}]}",
             "pods.refresh: must be a mapping, not 5; its keys are interval, timeout, maxCore, attributes, …",

@@ -37,8 +37,12 @@ def test_entries_of_llm_d_are_read_with_host_names_and_ipv6_addresses_too() -> N
     assert pods[0].labels == {"llm-d.ai/role": "prefill"}
 
 
-def test_an_empty_file_is_no_pods() -> None:
-    assert parse_pods("") == parse_pods("[]") == ()
+def test_an_empty_list_is_no_pods() -> None:
+    assert parse_pods("[]") == parse_pods("pods: []") == ()
+
+
+def test_the_list_may_stand_under_the_key_pods() -> None:
+    assert parse_pods("pods:\n" + OURS) == parse_pods(OURS)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,13 @@ def test_an_empty_file_is_no_pods() -> None:
     [
         ("a: [", "expected"),
         ("a: 1", "must be a list of pods"),
+        ("", "is empty; write [] for no pods"),
+        ("# nothing\n", "is empty"),
+        ("pods:\n", "is empty"),
+        ("- {url: 'http://a', labels: {since: 2030-02-30}}", "1:37: '2030-02-30' cannot be read as timestamp: day is"),
+        ("- !!bool x", "1:3: 'x' cannot be read as bool"),
+        ("- {url: 'http://a', url: 'http://b'}", "key 'url' stands twice"),
+        ("[" * 100_000, "is nested too deeply"),
         ("- 7", "[0]: must be a mapping"),
         ("- {url: 'http://a', port: 1}", "[0]: unknown field 'port'"),
         ("- {address: a}", "[0].port: is required"),
@@ -66,47 +77,92 @@ def test_all_faults_of_a_file_are_found() -> None:
     assert [problem.path for problem in caught.value.problems] == ["[0]", "[2].url"]
 
 
-async def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
-    path = tmp_path / "pods.yaml"
-    path.write_text(OURS)
-    source = FileSource(str(path))
-    assert [pod.name for pod in await source.poll() or ()] == ["a"]
+async def settled(source: FileSource) -> list[str] | None:
+    """The names of the pods after two looks at a file that has changed."""
     assert await source.poll() is None
-    path.write_text(OURS.replace("name: a", "name: longer"))
-    assert [pod.name for pod in await source.poll() or ()] == ["longer"]
+    pods = await source.poll()
+    return None if pods is None else [pod.name for pod in pods]
 
 
-async def test_a_file_that_is_replaced_is_noticed_even_with_the_same_size_and_time(tmp_path: Path) -> None:
-    path, other = tmp_path / "pods.yaml", tmp_path / "new.yaml"
-    path.write_text(OURS)
-    source = FileSource(str(path))
+class PodsFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.write(OURS)
+        self.source = FileSource(str(path))
+
+    def write(self, text: str, mode: str = "w") -> None:
+        with self.path.open(mode) as file:
+            file.write(text)
+
+
+@pytest.fixture
+def pods_file(tmp_path: Path) -> PodsFile:
+    return PodsFile(tmp_path / "pods.yaml")
+
+
+async def test_a_file_is_read_once_and_again_when_it_changes(pods_file: PodsFile) -> None:
+    source = pods_file.source
+    assert [pod.name for pod in await source.poll() or ()] == ["a"]
+    assert await settled(source) is None
+    pods_file.write(OURS.replace("name: a", "name: longer"))
+    assert await settled(source) == ["longer"]
+
+
+async def test_a_file_that_is_replaced_is_noticed_even_with_the_same_size_and_time(
+    pods_file: PodsFile, tmp_path: Path
+) -> None:
+    other = tmp_path / "new.yaml"
+    source = pods_file.source
     await source.poll()
     other.write_text(OURS.replace("name: a", "name: b"))
-    stat = path.stat()
+    stat = pods_file.path.stat()
     os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    other.replace(path)
-    assert [pod.name for pod in await source.poll() or ()] == ["b"]
+    other.replace(pods_file.path)
+    assert await settled(source) == ["b"]
 
 
 async def test_a_broken_edit_keeps_the_pods_and_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pods_file: PodsFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "pods.yaml"
-    path.write_text(OURS)
-    source = FileSource(str(path))
+    source = pods_file.source
     await source.poll()
-    path.write_text("- {url: nonsense}\n")
-    assert await source.poll() is None
-    assert await source.poll() is None
+    pods_file.write("- {url: nonsense}\n")
+    assert await settled(source) is None
+    assert await settled(source) is None
     assert caplog.text.count("is broken") == 1
     assert "[0]: url: 'nonsense'" in caplog.text
-    path.write_text("- {url: http://a:1\n")
-    assert await source.poll() is None
+    pods_file.write("- {url: http://a:1\n")
+    assert await settled(source) is None
     assert "\n2:1: " in caplog.text
-    path.write_bytes(b"\xff\xfe")
-    assert await source.poll() is None
-    path.write_text(OURS)
-    assert [pod.name for pod in await source.poll() or ()] == ["a"]
+    pods_file.path.write_bytes(b"\xff\xfe")
+    assert await settled(source) is None
+    assert "is not UTF-8" in caplog.text
+    pods_file.write(OURS)
+    assert await settled(source) == ["a"]
+
+
+async def test_a_truncated_file_keeps_the_pods_and_is_logged_once(
+    pods_file: PodsFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = pods_file.source
+    await source.poll()
+    pods_file.write("")
+    assert await settled(source) is None
+    assert await settled(source) is None
+    assert caplog.text.count("is empty; write [] for no pods") == 1
+    pods_file.write("[]")
+    assert await settled(source) == []
+
+
+async def test_a_file_that_is_still_being_written_is_not_read(pods_file: PodsFile) -> None:
+    source = pods_file.source
+    await source.poll()
+    lines = [f"- {{url: 'http://{name}:1', name: {name}}}\n" for name in "abc"]
+    pods_file.write("")
+    for line in lines:
+        assert await source.poll() is None
+        pods_file.write(line, "a")
+    assert await settled(source) == ["a", "b", "c"]
 
 
 async def test_a_missing_file_keeps_the_pods_and_may_come_later(
@@ -118,9 +174,10 @@ async def test_a_missing_file_keeps_the_pods_and_may_come_later(
     assert await source.poll() is None
     assert caplog.text.count("cannot be read") == 1
     path.write_text(OURS)
-    assert await source.poll() is not None
+    assert await settled(source) == ["a"]
     path.unlink()
-    assert await source.poll() is None
+    assert await settled(source) is None
+    assert await settled(source) is None
     assert caplog.text.count("cannot be read") == 2
 
 
