@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import NO_POD, NoEndpoints, RequestError, UnknownModel, UpstreamFailed
 from proxy.core.exchange import COMPLETE, Ending, Exchange
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
@@ -183,13 +183,24 @@ class Leg:
         if exchange.ending is None:
             exchange.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
         gateway.ledger.leave(exchange)
+        is_gone = endpoint.state is GONE
         if exchange.status != 200 or exchange.ending is not COMPLETE or endpoint.is_watched:
             gateway.breakers.ended(exchange, error)
-        if exchange.response_id and gateway.fleet.get(endpoint.name) is endpoint:
+        if exchange.response_id and not is_gone:
             gateway.bindings.bind(exchange.response_id, endpoint)
         for hook in next(self.scheduling.post_response_rounds):
             try:
                 hook.post_response(exchange, endpoint)
             except Exception:
                 log.exception("request %s: PostResponse of %s failed", exchange.request.id, hook.plugin_type)
+        if is_gone:
+            self._forget()
         gateway.observer.leg_ended(exchange)
+
+    def _forget(self) -> None:
+        """Let plugins forget an endpoint that left during the attempt: hooks of the attempt made state for it again."""
+        for plugin in self.scheduling.endpoint_removed:
+            try:
+                plugin.endpoint_removed(self.exchange.endpoint)
+            except Exception:
+                log.exception("request %s: forgetting a removed endpoint failed", self.exchange.request.id)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.identity import Identity
@@ -224,6 +225,14 @@ class World:
         indexes = [one for one in self.scheduling.instances.values() if isinstance(one, ApproxPrefixCacheProducer)]
         return sum(one.index.pairs for one in indexes)
 
+    def remembering(self) -> Iterator[Endpoint]:
+        """The endpoints of which a plugin knows something."""
+        for one in self.scheduling.instances.values():
+            if isinstance(one, ApproxPrefixCacheProducer):
+                yield from (memory.endpoint for memory in one.index.memories)
+            for held in vars(one).values() if hasattr(one, "__dict__") else ():
+                yield from (key for key in held if isinstance(key, Endpoint)) if isinstance(held, dict) else ()
+
     async def _alive(self, endpoint: Endpoint) -> bool:
         return True
 
@@ -265,6 +274,41 @@ async def test_a_retry_passes_over_pods_that_drain_and_does_not_count_them() -> 
     first, second = await world.serve(refused_while_the_others_drain, good)
     assert second.endpoint is first.decision.fallbacks[1]
     assert second.attempt == 1
+
+
+async def test_a_retry_passes_over_a_pod_that_another_has_replaced_under_its_name() -> None:
+    world = World()
+    replaced: list[Endpoint] = []
+
+    async def refused_while_the_next_is_replaced(exchange: Exchange) -> None:
+        replaced.append(exchange.decision.fallbacks[0])
+        name = replaced[0].name
+        world.fleet.add(PodSettings("http://new:1", name, models=("m",), uid="another"))
+        await refused(exchange)
+
+    first, second = await world.serve(refused_while_the_next_is_replaced, good)
+    assert second.endpoint is first.decision.fallbacks[1]
+
+
+@pytest.mark.parametrize("ends", [good, broken])
+async def test_nothing_is_remembered_of_a_pod_that_leaves_during_an_attempt(ends: Script) -> None:
+    world = World()
+    relay = ScriptedRelay([])
+
+    async def leaves(exchange: Exchange) -> None:
+        world.fleet.add(PodSettings("http://new:1", exchange.endpoint.name, models=("m",), uid="another"))
+        exchange.response_id = "resp_1"
+        await ends(exchange)
+
+    relay.scripts = [leaves]
+    with contextlib.suppress(RuntimeError):
+        await world.gateway.serve(FakeCall(), relay)
+    (leg,) = relay.legs
+    assert leg.endpoint.state is EndpointState.GONE
+    assert world.pairs() == 0
+    assert [one for one in world.remembering() if one is leg.endpoint] == []
+    assert not leg.endpoint.is_watched
+    world.assert_that_nothing_is_left()
 
 
 async def test_a_pod_that_took_the_request_and_is_silent_is_not_followed_by_another() -> None:

@@ -20,12 +20,18 @@ LIGHT_SLEEP = 1
 
 
 class EndpointState(Enum):
-    """starting -> ready <-> ejected; draining from any of them, for good unless it is undone."""
+    """starting -> ready <-> ejected; draining from any of them, for good unless it is undone. Gone is the end: the
+    endpoint has left the fleet; attempts may still be in flight on it."""
 
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
     EJECTED = "ejected"
+    GONE = "gone"
+
+
+GONE = EndpointState.GONE
+"""Read after each attempt: a member of an enumeration takes three times as long to be found."""
 
 
 class Freshness(Enum):

@@ -360,6 +360,7 @@ class Fleet:
         self._list_draining()
         for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
+        endpoint.state = EndpointState.GONE  # after the hooks: they ask whether it was draining
 
     def _turn_over(self, member: Member) -> None:
         """It has fallen asleep, or woken up, without its caches."""

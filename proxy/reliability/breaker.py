@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
@@ -125,6 +125,8 @@ class Breakers:
     def ended(self, exchange: Exchange, error: BaseException | None) -> None:
         """Any leg on a pod that is watched, and one that is not a whole good answer on any."""
         endpoint = exchange.endpoint
+        if endpoint.state is GONE:
+            return
         circuit = self._circuits.get(endpoint)
         if circuit is not None and exchange in circuit.probes:
             circuit.probes.discard(exchange)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.core.clock import SystemClock
+from proxy.core.endpoint import EndpointState
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
 from proxy.core.units import Duration
@@ -304,6 +305,7 @@ async def test_a_pod_of_the_same_name_with_another_uid_is_another_pod() -> None:
     second = fleet.add(PodSettings("http://10.0.0.1:8000", "vllm-0", uid="2"))
     assert second is not first
     assert (gone, fleet.endpoints) == (["http://10.0.0.1:8000"], [second])
+    assert first.state is EndpointState.GONE
 
 
 @pytest.mark.parametrize(
