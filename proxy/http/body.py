@@ -27,6 +27,13 @@ LARGE = 4096
 """So many pieces of a body are joined, or those before one so large: a read of two bytes takes fifty more, and the
 budget counts the two."""
 
+BUFFERS = 8
+"""One part in so many of `listen.retainedBodies` is for what connections buffer before a request is served: heads that
+are not whole and pipelined requests. Bodies have the rest, so neither can take the place of the other."""
+
+UNCOUNTED = 4 * 1024
+"""Bytes that each connection may buffer without counting against the budget: most heads are smaller."""
+
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -45,6 +52,10 @@ class Budget:
             return False
         self.used = used
         return True
+
+    def take_within(self, size: int) -> bool:
+        """As `take_now`, but never beyond the limit."""
+        return self.used + size <= self._limit and self.take_now(size)
 
     async def take(self, size: int) -> None:
         if self.take_now(size):
@@ -105,7 +116,9 @@ class BodyReader:
         self._sweep = sweep
         self._max_body = settings.max_body
         self._collected = min(COLLECTED, self._max_body)
-        self.budget = Budget(settings.retained_bodies)
+        buffers = settings.retained_bodies // BUFFERS
+        self.budget = Budget(settings.retained_bodies - buffers)
+        self.buffers = Budget(buffers)
 
     def collects(self, call: HttpCall, size: int) -> bool:
         """Whether a body of `size` bytes that is still coming is one that nobody has to wait for, refuse, read in part
@@ -232,6 +245,10 @@ def is_too_slow(received: int, seconds: float, limit: float, rate: int) -> bool:
 
 def body_timed_out() -> BodyTimeout:
     return BodyTimeout("The request body did not arrive in time.")
+
+
+def no_memory() -> Saturated:
+    return Saturated("Too much of other requests is held in memory; try again shortly.")
 
 
 def _is_multipart(headers: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.core.exchange import Ending
+from proxy.http.body import UNCOUNTED
 from proxy.http.call import HttpCall
 from proxy.http.counted import CountedReader
 from proxy.http.linger import Lingering
@@ -67,6 +68,12 @@ class ClientConnection(asyncio.Protocol):
         """Serves it. It is held here, and cancelled when its client leaves."""
         self._tail = b""
         """What came behind it."""
+        self.head_size = 0
+        """Bytes of memory for a head, from when it is not whole or is large, until its request has ended."""
+        self._counted = 0
+        """Bytes of the budget that it takes; see `count`."""
+        self._is_cut = False
+        """Whether bytes behind the request were dropped."""
         self._paused = False
         self._deferred = False
         """Whether the next request waits until there is room for its answer."""
@@ -125,9 +132,25 @@ class ClientConnection(asyncio.Protocol):
 
     def hold(self, data: bytes) -> None:
         """Takes what is behind the request that is served."""
+        if self._is_cut:
+            return
         self._tail += data
-        if len(self._tail) > HELD_LIMIT:
+        size = len(self._tail)
+        if size > HELD_LIMIT:
             self.pause_reading()
+        if (size > UNCOUNTED or self.head_size) and not self.count():
+            self._cut()
+
+    def count(self) -> bool:
+        """Count the bytes that are buffered for this connection against the budget of all connections. Return False,
+        and change nothing, if the budget has no room for them."""
+        more = max(0, self.head_size + len(self._tail) - UNCOUNTED) - self._counted
+        if more > 0 and not self._clients.buffers.take_within(more):
+            return False
+        if more < 0:
+            self._clients.buffers.give(-more)
+        self._counted += more
+        return True
 
     def read_whole(self, data: bytes) -> None:
         """Has the whole reader read, from here on."""
@@ -148,6 +171,9 @@ class ClientConnection(asyncio.Protocol):
         self.take = self._reader.feed
         self._tail = b""
         self._deferred = False
+        self.head_size = 0
+        if self._counted:
+            self.count()
 
     # what the stream of a body calls
 
@@ -180,7 +206,10 @@ class ClientConnection(asyncio.Protocol):
         """Ends every request that was served."""
         self.call = self.task = self.idle_since = None
         self.is_fresh = False
-        if call.payload is not None and not call.payload.is_eof():
+        if self.head_size:
+            self.head_size = 0
+            self.count()
+        if self._is_cut or (call.payload is not None and not call.payload.is_eof()):
             self._linger()
         elif call.closing or not call.answered:
             self.close()
@@ -237,6 +266,8 @@ class ClientConnection(asyncio.Protocol):
             self.take = self.hold
             return
         tail, self._tail = self._tail, b""
+        if self._counted:
+            self.count()
         self.resume_reading()
         self.take = self._reader.feed
         if tail or self._reader.keeps:
@@ -249,6 +280,16 @@ class ClientConnection(asyncio.Protocol):
         if call is not None and (task is None or _is_unstarted(task)):
             self.call = None
             self._clients.unserved(call, why)
+
+    def _cut(self) -> None:
+        """Drop the requests behind the one that is served, for which there is no memory. The connection closes after
+        the response, so the client sends them again."""
+        self._is_cut = True
+        self._tail = b""
+        self.count()
+        if self.call is not None:
+            self.call.closing = True
+        self.pause_reading()
 
     def _linger(self) -> None:
         self.forget()

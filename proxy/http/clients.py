@@ -13,6 +13,7 @@ from typing import Any
 from proxy.core.errors import RequestError
 from proxy.core.exchange import Ending
 from proxy.core.ports import Clock
+from proxy.http.body import Budget
 from proxy.http.call import HttpCall
 from proxy.http.client import ClientConnection
 from proxy.http.hung_up import HungUp, Tell, untold
@@ -46,13 +47,16 @@ class Clients:
         unserved: Unserved,
         settings: Listen,
         clock: Clock,
+        buffers: Budget,
         hung_up: Tell = untold,
     ) -> None:
+        """`buffers` bounds what all connections buffer: see `ClientConnection.count`."""
         self.serve = serve
         self.collects = collects
         self.unserved = unserved
         self.settings = settings
         self.now = clock.now
+        self.buffers = buffers
         self.ids = map(f"{os.urandom(8).hex()}%012x".__mod__, itertools.count(1))
         """Of requests that have none."""
         self.connections: set[ClientConnection] = set()

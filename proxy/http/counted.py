@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from proxy.http.body import JOINED, body_timed_out, is_too_slow
+from proxy.http.body import JOINED, UNCOUNTED, body_timed_out, is_too_slow, no_memory
 from proxy.http.call import HttpCall
 from proxy.http.request_head import HEAD_END
 from proxy.http.seam import Body, body_stream
@@ -48,6 +48,11 @@ class CountedReader:
             return
         message, length = read
         call, size = HttpCall(message, length, connection, clients.ids, clients.now()), length or 0
+        if len(head) > UNCOUNTED:
+            connection.head_size = len(head)
+            if not connection.count():
+                connection.refuse(call, no_memory())
+                return
         if len(rest) == size:
             call.body = rest
             connection.begin(call)

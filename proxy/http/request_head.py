@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from proxy.http.head import REMEMBERED, passing
 from proxy.http.paths import split_target
-from proxy.http.seam import HTTP_11, Head, Parser, ParserError, head_parser
+from proxy.http.seam import HEAD_LIMIT, HTTP_11, Head, Parser, ParserError, head_parser, size_of
 
 HEAD_END = b"\r\n\r\n"
 
@@ -109,6 +109,8 @@ class Heads:
         if not message.should_close and not upgraded:
             self._parser = parser  # any other takes nothing more, and the next head is another connection's
         if message.version is not HTTP_11 or message.method == "CONNECT" or "transfer-encoding" in message.headers:
+            return None
+        if len(head) > HEAD_LIMIT and size_of(message) > HEAD_LIMIT:
             return None
         behind = len(message.method) + 1 + len(message.path)
         if head[behind : behind + len(_USUAL_VERSION)] != _USUAL_VERSION:

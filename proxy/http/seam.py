@@ -40,8 +40,9 @@ HTTP_11 = HttpVersion11
 Parser = HttpRequestParser
 ParserError = HttpProcessingError
 
-FIELD_LIMIT = 64 * 1024
-"""Bytes of a request line or header field."""
+HEAD_LIMIT = 64 * 1024
+"""Bytes of a request line and all header fields together. The largest heads of real clients have tokens, cookies and
+baggage of some 8 KiB each."""
 
 MOST_FIELDS = 128
 """As the parser has it, if it is not told otherwise."""
@@ -74,6 +75,11 @@ def is_too_large(error: ParserError) -> bool:
     return isinstance(error, LineTooLong) or error.message.startswith("Too many headers")
 
 
+def size_of(head: Head) -> int:
+    """Return the bytes of a request line and its header fields."""
+    return len(head.path) + sum(len(name) + len(value) + 4 for name, value in head.raw_headers)
+
+
 def head_parser(loop: asyncio.AbstractEventLoop) -> Parser:
     """For heads alone, each fed whole. To let aiohttp read the body too takes a stream and its calls into Python, 250
     bytecodes for what mostly is one slice of bytes. The switch is meant for answers to HEAD; to a parser of requests it
@@ -97,8 +103,8 @@ def _parser(reader: Reader | None, loop: asyncio.AbstractEventLoop, **more: int)
         cast(BaseProtocol, reader),
         loop,
         STREAM_LIMIT,
-        max_line_size=FIELD_LIMIT,
-        max_field_size=FIELD_LIMIT,
+        max_line_size=HEAD_LIMIT,
+        max_field_size=HEAD_LIMIT,
         auto_decompress=False,
         **more,  # type: ignore[arg-type]
     )

@@ -78,7 +78,10 @@ class DataServer:
         certificate cannot."""
         settings = self._settings
         serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
-        self._clients = Clients(serve, self._collects, self.service.unserved, settings, self._clock, self._hung_up)
+        buffers = self._bodies.buffers
+        self._clients = Clients(
+            serve, self._collects, self.service.unserved, settings, self._clock, buffers, self._hung_up
+        )
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.Protocol] = self._clients
         self._make_rim()
@@ -107,8 +110,9 @@ class DataServer:
 
     @property
     def retained(self) -> int:
-        """Bytes of request bodies in memory."""
-        return self.budget.used
+        """Bytes of request bodies, heads and pipelined requests in memory that count against
+        `listen.retainedBodies`."""
+        return self._bodies.budget.used + self._bodies.buffers.used
 
     def change(
         self,

@@ -36,7 +36,9 @@ class Listen:
     port: int = param(8000, "port of the data port; 0 takes any that is free", at_least=0, at_most=65535)
     max_body: Size = param(Size(64 * MIB), "largest request body; more is 413", at_least=1)
     retained_bodies: Size = param(
-        Size(512 * MIB), "request bodies held in memory by the whole process; beyond it reading pauses", at_least=1
+        Size(512 * MIB),
+        "memory for request bodies, heads and pipelined requests in the whole process; beyond it reading pauses",
+        at_least=1,
     )
     head_timeout: Duration = param(
         Duration(30.0), "from the first byte of a request's head to its last; longer is 408", more_than=0

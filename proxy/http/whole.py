@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from proxy.core.errors import HeadTimeout, HeadTooLarge, NoHttp, RequestError
+from proxy.http.body import UNCOUNTED, no_memory
 from proxy.http.call import HttpCall
 from proxy.http.request_head import RequestHead
 from proxy.http.seam import (
-    FIELD_LIMIT,
+    HEAD_LIMIT,
     MOST_FIELDS,
     UNREAD,
     Body,
@@ -18,6 +19,7 @@ from proxy.http.seam import (
     ParserError,
     is_spaced,
     is_too_large,
+    size_of,
     whole_parser,
 )
 
@@ -30,6 +32,12 @@ FRAMING_LIMIT = 16 * 1024
 FRAMING_RATIO = 8
 """Bytes on the wire that a chunked body may have for each of its own, and as many more."""
 
+SLICE = 16 * 1024
+"""Bytes that the parser is fed at once: it keeps those behind the end of a request where nobody can count them."""
+
+HEAD_COPIES = 2
+"""The parser keeps each field of a head as bytes and as text."""
+
 VERSIONS = ((1, 0), (1, 1))
 
 UNREADABLE = "The request could not be read: "
@@ -40,7 +48,7 @@ class WholeReader:
     """Reads for one connection from the first such request on. Has all bytes but those that come between the end of a
     body and its answer."""
 
-    __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_first", "_parser")
+    __slots__ = ("_begun_at", "_clients", "_connection", "_fed", "_first", "_head", "_parser", "_stopped")
 
     keeps = True
     """The parser stops behind each request."""
@@ -53,6 +61,10 @@ class WholeReader:
         """When the first byte came of a head that is not whole yet."""
         self._fed = 0
         """Bytes of the body that is read, framing and all, since the read of its head."""
+        self._head = 0
+        """Bytes of a head that is not whole."""
+        self._stopped = False
+        """Whether the parser stopped behind a request, and may have kept bytes."""
         self._first: bytes | None = b""
         """The first line that comes, as far as it is there; None once it has been looked at. Where later ones begin
         only the parser knows."""
@@ -62,27 +74,42 @@ class WholeReader:
         if self._first is not None and self._is_spaced(data):
             self._break(_unread(SPACED))
             return
+        connection.take = self.feed
+        if self._stopped and not self._parse(b""):
+            return
+        for start in range(0, len(data), SLICE):
+            if self._stopped:
+                connection.hold(data[start:])
+                return
+            if not self._parse(data[start : start + SLICE]):
+                return
+
+    def _parse(self, data: bytes) -> bool:
+        """Parse a slice. Return False if the connection takes no more."""
+        connection = self._connection
+        self._stopped = False
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
+            if upgraded:  # was asked for, and refused
+                self._parser.set_upgraded(False)
+                messages, upgraded, tail = self._parser.feed_data(tail)
         except ParserError as error:
             self._break(_too_large() if is_too_large(error) else _unread(error.message.partition("\n")[0]))
-            return
+            return False
         for message, body in messages:  # one at most
-            if fault := _fault(message):
-                self._refuse(NoHttp(fault))
-                return
-            self._begin(message, body)
-        connection.take = self.feed
-        if upgraded:  # was asked for, and refused
-            self._parser.set_upgraded(False)
-            self.feed(tail)
-        elif connection.call is None:
-            if data and self._begun_at is None:
-                self._begun_at = self._clients.now()
-        elif connection.call.payload is None or connection.call.payload.is_eof():
+            if not self._is_begun(message, body, self._head + len(data)):
+                return False
+        call = connection.call
+        if call is None:
+            return self._is_head_counted(len(data))
+        if call.payload is None or call.payload.is_eof():
+            self._stopped = True
             connection.take = connection.hold
         elif not messages:
-            self._weigh(connection.call.payload, len(data))
+            return self._is_mostly_body(call.payload, len(data))
+        else:
+            connection.take = self.feed
+        return True
 
     def leftover(self) -> bytes:
         return self._parser.feed_data(b"")[2]
@@ -97,14 +124,21 @@ class WholeReader:
 
     def _is_spaced(self, data: bytes) -> bool:
         """Whether the first line says by two spaces what it should say by one."""
-        first = (self._first or b"") + data[:FIELD_LIMIT]
+        first = (self._first or b"") + data[:HEAD_LIMIT]
         spaced = is_spaced(first)
-        self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > FIELD_LIMIT else first
+        self._first = None if b"\r\n" in first.lstrip(b"\r\n") or len(first) > HEAD_LIMIT else first
         return spaced
 
-    def _begin(self, message: Head, body: Body) -> None:
+    def _is_begun(self, message: Head, body: Body, fed: int) -> bool:
+        """Serve a request, whose head is in the last `fed` bytes; False if it is refused."""
+        if fault := _fault(message):
+            self._refuse(NoHttp(fault))
+            return False
+        if fed > HEAD_LIMIT and size_of(message) > HEAD_LIMIT:
+            self._refuse(_too_large())
+            return False
         self._begun_at = None
-        self._fed = 0
+        self._head = self._fed = 0
         head = RequestHead(message)
         call = HttpCall(head, head.length, self._connection, self._clients.ids, self._clients.now())
         if body.is_eof():
@@ -112,12 +146,32 @@ class WholeReader:
         else:
             call.payload = body
         self._connection.begin(call)
+        return True
 
-    def _weigh(self, body: Body, size: int) -> None:
+    def _is_head_counted(self, size: int) -> bool:
+        """Count `size` more bytes of a head that is not whole; False if it is refused."""
+        if not size:
+            return True
+        if self._begun_at is None:
+            self._begun_at = self._clients.now()
+        self._head += size
+        if self._head > HEAD_LIMIT:
+            self._refuse(_too_large())
+            return False
+        if self._head > UNCOUNTED:
+            self._connection.head_size = HEAD_COPIES * self._head
+            if not self._connection.count():
+                self._refuse(no_memory())
+                return False
+        return True
+
+    def _is_mostly_body(self, body: Body, size: int) -> bool:
         """Chunks of a byte are six; more than that are extensions, which nobody reads and no other limit counts."""
         self._fed += size
         if self._fed > FRAMING_LIMIT + FRAMING_RATIO * body.total_bytes:
             self._break(_unread("its chunks are more framing than body"))
+            return False
+        return True
 
     def _break(self, error: RequestError) -> None:
         """What came is not HTTP; where the next request begins nobody knows."""
@@ -141,8 +195,7 @@ def _unread(why: str) -> NoHttp:
 def _too_large() -> HeadTooLarge:
     """What was too much is not repeated: it may be a key, and it is long."""
     return HeadTooLarge(
-        f"The head of the request is too large: a line or a field may have {FIELD_LIMIT} bytes, and there may be "
-        f"{MOST_FIELDS} fields."
+        f"The head of the request is too large: it may have {HEAD_LIMIT} bytes and {MOST_FIELDS} header fields."
     )
 
 

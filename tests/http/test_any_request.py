@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.clock import ManualClock
 from proxy.core.errors import RequestError
 from proxy.core.exchange import Ending
+from proxy.http.body import Budget
 from proxy.http.call import HttpCall
 from proxy.http.clients import Clients
 from proxy.http.seam import BodyBroke
@@ -84,7 +85,7 @@ async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen
     def unserved(call: HttpCall, why: RequestError | Ending) -> None:
         seen.refusals += 1
 
-    clients = Clients(serve, lambda call, size: size <= collected, unserved, Listen(), ManualClock())
+    clients = Clients(serve, lambda call, size: size <= collected, unserved, Listen(), ManualClock(), Budget(1_000_000))
     connection, sock = clients(), Socket()
     connection.connection_made(sock)
     for piece in pieces:

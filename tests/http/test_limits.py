@@ -15,11 +15,12 @@ import pytest
 
 from proxy.core.clock import SystemClock
 from proxy.core.units import Duration, Size
-from proxy.http.body import BodyReader
+from proxy.http.body import UNCOUNTED, BodyReader
 from proxy.http.hung_up import HungUp
+from proxy.http.seam import HEAD_LIMIT
 from proxy.http.settings import Listen
 from proxy.http.sweep import Sweep
-from tests.http.support import CHAT, Pod, Received, answering, plain, post, rig
+from tests.http.support import CHAT, Pod, Received, answering, connection_of, plain, post, rig
 from tests.http.test_any_request import served
 from tests.waiting import until
 
@@ -216,3 +217,98 @@ async def test_a_compressed_body_is_not_unpacked() -> None:
     async with Pod(answering(plain())) as pod, rig(pod) as port:
         await port.ask(post(CHAT, bomb, "content-encoding: gzip"))
         assert port.gateway.calls[0].body == bomb
+
+
+UNFINISHED = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nx: ".encode()
+
+
+async def test_heads_that_are_not_whole_count_against_the_budget_until_their_clients_leave() -> None:
+    async with rig(retained_bodies=Size(8_000_000)) as port, contextlib.AsyncExitStack() as clients:
+        senders = [await clients.enter_async_context(port.client()) for _ in range(5)]
+        for client in senders:
+            client.send(UNFINISHED + b"a" * 50_000)
+        await until(lambda: port.server.retained >= 5 * (2 * 50_000 - UNCOUNTED))
+        for client in senders:
+            client.leave()
+        await until(lambda: port.server.retained == 0)
+
+
+async def test_a_head_for_which_the_budget_has_no_room_is_told_to_come_back_and_smaller_ones_are_served() -> None:
+    async with (
+        Pod(answering(plain(b"good"))) as pod,
+        rig(pod, retained_bodies=Size(800_000)) as port,
+        port.client() as first,
+        port.client() as second,
+    ):
+        first.send(UNFINISHED + b"a" * 45_000)
+        await until(lambda: port.server.retained > 80_000)
+        second.send(UNFINISHED + b"a" * 45_000)
+        seen = await second.until_closed()
+        assert (seen.status, seen.all("retry-after")) == (429, ["1"])
+        assert (await port.ask(post())).status == 200
+        assert port.server.retained <= 100_000
+        first.send(b"\r\ncontent-length: 2\r\n\r\n{}")
+        assert (await first.answer()).endswith(b"good")
+        await until(lambda: port.server.retained == 0)
+
+
+@pytest.mark.parametrize("pieces", [1, 30])
+async def test_a_head_may_have_64_kib_in_all_its_fields(pieces: int) -> None:
+    def with_fields(size: int) -> bytes:
+        fields = "".join(f"x-{number}: {'y' * (size // 20)}\r\n" for number in range(20))
+        return f"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n".encode()
+
+    async with rig() as port:
+        for size, status in ((HEAD_LIMIT - 1000, 200), (HEAD_LIMIT + 1000, 431)):
+            request = with_fields(size)
+            step = -(-len(request) // pieces)
+            async with port.client() as client:
+                for start in range(0, len(request), step):
+                    client.send(request[start : start + step])
+                    await asyncio.sleep(0)
+                assert (await client.until_closed()).status == status
+        await until(lambda: port.server.retained == 0)
+
+
+@pytest.mark.parametrize("framing", ["counted", "chunked"])
+async def test_pipelined_requests_do_not_pile_up(framing: str) -> None:
+    """Each answer lets the client send more."""
+    chunked = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode()
+    request = chunked if framing == "chunked" else post(body=b"{}", close=False)
+    count = 20_000
+    most = 0
+
+    async def script(received: Received) -> None:
+        nonlocal most
+        most = max(most, port.server.retained)
+        await received.body()
+        await received.send(plain(b"good"))
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(request * count)
+        for _ in range(300):
+            assert (await client.answer()).endswith(b"good")
+        assert 0 < most < 500_000
+        client.leave()
+        await until(lambda: port.server.retained == 0)
+
+
+async def test_pipelined_requests_for_which_there_is_no_memory_are_left_to_be_sent_again() -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await go_on.wait()
+        await request.send(plain(b"good"))
+
+    async with Pod(script) as pod, rig(pod, retained_bodies=Size(80_000)) as port, port.client() as client:
+        client.send(post(close=False))
+        await until(lambda: len(pod.requests) == 1)
+        client.send(post(close=False) * 500)
+        await until(lambda: connection_of(port)._is_cut)
+        assert port.server.retained < 10_000
+        go_on.set()
+        seen = await client.until_closed()
+        assert (seen.status, seen.body, seen.all("connection")) == (200, b"good", ["close"])
+        assert len(pod.requests) == 1
+        assert port.server.retained == 0
