@@ -318,7 +318,9 @@ class App:
             explained=self._explained(),
             levels=self._levels,
         )
-        self._admin = await stack.enter_async_context(AdminServer(self._settings.admin, application))
+        self._admin = await stack.enter_async_context(
+            AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
+        )
         await self._dashboard.begin(stack)
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:

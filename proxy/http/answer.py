@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +14,7 @@ from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked
 from proxy.http.head import BODYLESS, AnswerHead, header_line
 from proxy.http.meter import TAIL
 from proxy.http.refusal import is_open, refusal
+from proxy.http.send_progress import reset
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Garbled
@@ -38,7 +37,6 @@ LINE_FEED = ord("\n")
 LOST = "The pod stopped answering; this answer is incomplete."
 STOPPED = "The proxy is being stopped; this answer is incomplete."
 EVICTED = "More urgent requests needed the room; this answer is incomplete."
-RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,11 +380,3 @@ class Answer:
         self._call.connection.sink = None
         if not self.done.done():
             self.done.set_result(error)
-
-
-def reset(transport: asyncio.Transport) -> None:
-    """Closes with a reset: an answer that ends with the connection would look whole after an orderly close."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and not transport.is_closing():
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    transport.abort()

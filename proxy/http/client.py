@@ -13,8 +13,10 @@ from proxy.core.exchange import Ending
 from proxy.http.body import UNCOUNTED
 from proxy.http.call import HttpCall
 from proxy.http.counted import CountedReader
+from proxy.http.hung_up import HungUp
 from proxy.http.linger import Lingering
 from proxy.http.reader import NoReader, Reader
+from proxy.http.send_progress import SendProgress, reset
 from proxy.http.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ class ClientConnection(asyncio.Protocol):
         self._lingering: Lingering | None = None
         self.idle_since: float | None = None
         """When the sweep first saw it between two requests."""
+        self._send_progress: SendProgress | None = None
+        """Set while the client has more to read than the kernel takes."""
         self.is_fresh = True
         """Nothing has come of it yet, and the sweep has not seen it twice: its first request is on the way."""
 
@@ -243,7 +247,10 @@ class ClientConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Ends what does not move. `now` is monotonic seconds."""
-        if self.task is not None:
+        if (self.writing_paused or self._send_progress is not None) and self._does_not_read(now):
+            self._clients.hung_up(HungUp.SEND_TIMEOUT, 1)
+            reset(self.socket)
+        elif self.task is not None:
             if self.sink is not None:
                 self.sink.check(now)
         elif self._lingering is not None:
@@ -252,10 +259,24 @@ class ClientConnection(asyncio.Protocol):
             pass
         elif self.idle_since is None:
             self.idle_since = now
+            if self.socket.get_write_buffer_size():  # of the last answer, if it is too little to pause writing
+                self._send_progress = SendProgress(self.socket)
         else:
             self.is_fresh = False
             if now - self.idle_since > self._clients.settings.keep_alive:
                 self.close()
+
+    def _does_not_read(self, now: float) -> bool:
+        """Whether the client has read nothing for `sendTimeout`. Between two requests `keepAlive` counts as well: it is
+        in the middle of nothing else."""
+        if self._send_progress is None:
+            self._send_progress = SendProgress(self.socket)
+        stalled = self._send_progress.stalled_for(now)
+        if not stalled and not self.writing_paused and not self.socket.get_write_buffer_size():
+            self._send_progress = None
+        settings = self._clients.settings
+        limit = settings.send_timeout if self.task is not None else min(settings.send_timeout, settings.keep_alive)
+        return stalled > limit
 
     # how a request ends
 

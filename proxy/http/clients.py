@@ -62,7 +62,7 @@ class Clients:
         self.connections: set[ClientConnection] = set()
         self._loop = asyncio.get_running_loop()
         self.heads = Heads(self._loop)
-        self._hung_up = hung_up
+        self.hung_up = hung_up
         self._no_room_at = -ROOM_INTERVAL
         self._is_over = False
         self._turned_away = 0
@@ -88,7 +88,7 @@ class Clients:
                 return True
             self._no_room_at = now
         self._turned_away += 1
-        self._hung_up(HungUp.MAX_CONNECTIONS, 1)
+        self.hung_up(HungUp.MAX_CONNECTIONS, 1)
         return False
 
     def check(self, now: float) -> None:

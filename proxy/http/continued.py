@@ -8,12 +8,13 @@ from proxy.core.errors import BadRequest, CutShort, Declined, KvlaneError, Upstr
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.patterns import any_matches
 from proxy.core.request import InferenceRequest, changed
-from proxy.http.answer import LOST, Answer, Rim, reset
+from proxy.http.answer import LOST, Answer, Rim
 from proxy.http.call import HttpCall
 from proxy.http.framing import LAST_CHUNK, Bodies, Framing, Marks, UntilClose, chunk, unchunked
 from proxy.http.head import AnswerHead
 from proxy.http.refusal import refusal
 from proxy.http.rewritten import RewrittenAnswer, is_rewritten
+from proxy.http.send_progress import reset
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Garbled
 from proxy.openai.continuation import PATHS, Counted, Partial, Rest, counted, rest, without_counts

@@ -13,6 +13,7 @@ class HungUp(Enum):
     TLS_HANDSHAKE = "tls-handshake"
     HEAD_TIMEOUT = "head-timeout"
     BODY_TIMEOUT = "body-timeout"
+    SEND_TIMEOUT = "send-timeout"
     BAD_REQUEST = "bad-request"
 
 

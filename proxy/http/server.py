@@ -155,7 +155,7 @@ class DataServer:
 
     def _shortest(self, timeouts: Timeouts) -> float:
         listen = self._settings
-        ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive)
+        ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
         return min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
 
     def _make_rim(self) -> None:

@@ -12,6 +12,7 @@ from proxy.core.units import Duration, Size
 from proxy.http.paths import faults_of_extension
 
 MIB = 1024 * 1024
+SEND_TIMEOUT = Duration(60.0)
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
@@ -46,6 +47,11 @@ class Listen:
     body_timeout: Duration = param(Duration(60.0), "between two pieces of a request body; longer is 408", more_than=0)
     min_body_rate: Size = param(
         Size(1024), "of a request body per second, once bodyTimeout has passed; less is 408; 0: any", at_least=0
+    )
+    send_timeout: Duration = param(
+        SEND_TIMEOUT,
+        "how long a client may read none of the bytes that wait for it; then its connection is reset",
+        more_than=0,
     )
     max_connections: int = param(
         20_000, "clients that one process is connected to; one more is hung up on", at_least=1, at_most=10_000_000

@@ -270,7 +270,7 @@ class Supervisor:
             explained=WorkersDecisions(lambda: list(self._crew.children.values())),
             levels=self._levels,
         )
-        self._admin = AdminServer(self._settings.admin, application)
+        self._admin = AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
         await stack.enter_async_context(self._admin)
         await self._dashboard.begin(stack, samples_always=False)
 
