@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
+from zlib import crc32
 
 from proxy.core.errors import QueueFull
+from proxy.core.identity import IDENTITY
 from proxy.core.request import InferenceRequest
+from proxy.flowcontrol.ranking import Ranking
 from proxy.flowcontrol.service import Attained
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from proxy.latency.objectives import objectives
@@ -20,15 +23,17 @@ IDLE_FLOWS = 1000
 """Flows without anybody waiting that are remembered, for what they have had."""
 CLEARLY = 0.9
 """A tenant with more than this share of what the one with most has waiting would soon be that one."""
-DEAD_ENTRIES = 64
-"""Of those that wait no more, beside as many as wait, that a flow may still hold."""
+MOST_UNKNOWN_TENANTS = 256
+"""Flows of tenants that no key names, of those that have requests waiting: clients can invent any number of tenants."""
+SHARED_FLOWS = 64
+"""Flows for the requests of all further tenants that no key names, by a hash of the tenant's name."""
 
 
 class Waiting:
     """A request in the queue, which leaves it for a pod or with a refusal. `since` is in monotonic seconds, `cost` is
     in tokens of its prompt."""
 
-    __slots__ = ("band", "cost", "flow", "key", "leave", "request", "since")
+    __slots__ = ("band", "cost", "flow", "key", "leave", "number", "request", "since")
 
     def __init__(
         self, request: InferenceRequest, band: Band, since: float, leave: Callable[[QueueFull | None], None]
@@ -39,6 +44,8 @@ class Waiting:
         self.leave = leave
         self.cost = max(1, request.prompt.tokens)
         self.key = band.key(request, since)
+        self.number = 0
+        """Order of arrival in its band."""
         self.flow: Flow | None = None
         """None while it has not had to wait."""
 
@@ -47,38 +54,34 @@ class Waiting:
         cost = max(1, tokens)
         if self.flow is not None and self.band.counts_tokens:
             self.flow.served += (cost - self.cost) / self.flow.share
+            self.band.rank(self.flow)
         self.cost = cost
 
 
 class Flow:
     """The requests of one tenant in one band. `served` is what it has had, divided by its share."""
 
-    __slots__ = ("_heap", "served", "share", "waiting")
+    __slots__ = ("model", "number", "ordered", "served", "share", "waiting")
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, number: int) -> None:
         self.share = share
+        self.number = number
+        """Order of creation; decides between flows that are equal otherwise."""
         self.served = 0.0
         self.waiting: dict[Waiting, None] = {}
-        """As they came."""
-        self._heap: list[tuple[float, int, Waiting]] = []
+        """In order of arrival."""
+        self.ordered: Ranking[Waiting] = Ranking()
+        """In the order in which they go on."""
+        self.model: str | None = None
+        """Model of the first request, under which the band ranks the flow."""
 
-    def push(self, number: int, waiting: Waiting) -> None:
-        heappush(self._heap, (waiting.key, number, waiting))
+    def push(self, waiting: Waiting) -> None:
         self.waiting[waiting] = None
+        self.ordered.place(waiting, waiting.key, waiting.number)
 
     def drop(self, waiting: Waiting) -> None:
-        """The heap lets go of it when it comes to its top, or of all of them when they are many."""
         del self.waiting[waiting]
-        if len(self._heap) > 2 * len(self.waiting) + DEAD_ENTRIES:
-            self._heap = [entry for entry in self._heap if entry[2] in self.waiting]
-            heapify(self._heap)
-
-    @property
-    def first(self) -> tuple[float, int, Waiting]:
-        """Of those that wait; there is one."""
-        while self._heap[0][2] not in self.waiting:
-            heappop(self._heap)
-        return self._heap[0]
+        self.ordered.remove(waiting)
 
     @property
     def last(self) -> Waiting:
@@ -94,7 +97,9 @@ class Flow:
 class Band:
     """All of one priority. Fairness is start-time fair queuing (Goyal, Vin and Cheng, 1996): whoever has had least goes
     first, and whoever has not waited for long starts with what the others have had. Or it is least attained service:
-    what a tenant has had in all bands, and how long it waits."""
+    what a tenant has had in all bands, and how long it waits.
+
+    An arrival or a departure costs O(log n) for n waiting tenants; a turn of least-service compares them all."""
 
     def __init__(self, settings: BandSettings, defaults: FlowControlSettings, attained: Attained) -> None:
         self.priority = settings.priority
@@ -116,7 +121,20 @@ class Band:
         self._attained = attained
         self._least_service = defaults.least_service
         self._numbers = itertools.count()
+        self._begun = itertools.count()
         self._flows: dict[str, Flow] = {}
+        self._active: dict[Flow, None] = {}
+        """The flows with waiting requests."""
+        self._ranked: dict[str, Ranking[Flow]] = {}
+        """The active flows by the model of their first request, the next one first. Not kept for least-service."""
+        self._by_length: Ranking[Flow] = Ranking()
+        """The active flows, the longest first."""
+        self._lengths = Counter[int]()
+        """Number of active flows by number of waiting requests."""
+        self._ordered: Ranking[Waiting] | None = None
+        """All waiting requests, where flows have no turns and the order is not that of arrival."""
+        if self._fairness == "strict" and self.ordering != "fcfs":
+            self._ordered = Ranking()
         self._served = 0.0
         """What the flow had had that was the last to have its turn."""
 
@@ -126,17 +144,21 @@ class Band:
         for tenant, flow in other._flows.items():
             mine = self._begin(tenant)
             mine.served = flow.served * flow.share / mine.share
-        for waiting in sorted((one for flow in other._active() for one in flow.waiting), key=attrgetter("since")):
+        for waiting in sorted((one for flow in other._active for one in flow.waiting), key=attrgetter("since")):
             waiting.band, waiting.key = self, self.key(waiting.request, waiting.since)
             self.push(waiting)
 
     def push(self, waiting: Waiting) -> None:
         request = waiting.request
-        flow = self._flows.get(request.tenant) or self._begin(request.tenant)
+        tenant = self._flow_name(request)
+        flow = self._flows.get(tenant) or self._begin(tenant)
         if not flow.waiting:
             flow.served = max(flow.served, self._served)
-        waiting.flow = flow
-        flow.push(next(self._numbers), waiting)
+        waiting.flow, waiting.number = flow, next(self._numbers)
+        flow.push(waiting)
+        self._resized(flow, len(flow.waiting) - 1)
+        if self._ordered is not None:
+            self._ordered.place(waiting, waiting.key, waiting.number)
         self.waiting += 1
         self.bytes += len(request.body)
         self.models[request.model] = self.models.get(request.model, 0) + 1
@@ -145,7 +167,10 @@ class Band:
         """The first that goes on, those aside whose models are full."""
         if all(model in full for model in self.models):
             return None
-        return next((waiting for waiting in self._heads() if waiting.request.model not in full), None)
+        if self._fairness == LEAST_SERVICE:
+            return self._least_served(full)
+        ranks = [flows.first for model, flows in self._ranked.items() if model not in full]
+        return min(ranks)[2].ordered.first[2] if ranks else None
 
     def take(self, waiting: Waiting) -> None:
         """It goes on."""
@@ -154,6 +179,7 @@ class Band:
         if flow is not None:
             self._served = max(self._served, flow.served)
             flow.served += (waiting.cost if self.counts_tokens else 1) / flow.share
+            self.rank(flow)
 
     def drop(self, waiting: Waiting) -> None:
         """It waits no more."""
@@ -166,6 +192,27 @@ class Band:
         left = self.models.pop(request.model) - 1
         if left:
             self.models[request.model] = left
+        if self._ordered is not None:
+            self._ordered.remove(waiting)
+        self._resized(flow, len(flow.waiting) + 1)
+
+    def rank(self, flow: Flow) -> None:
+        """Put an active flow at its place among the others, after a change of its first request or of `served`."""
+        if self._fairness == LEAST_SERVICE:
+            return
+        key, number, first = flow.ordered.first if flow.waiting else (0.0, 0, None)
+        model = None if first is None else first.request.model
+        if flow.model is not None and flow.model != model:
+            ranked = self._ranked[flow.model]
+            ranked.remove(flow)
+            if not ranked:
+                del self._ranked[flow.model]
+        flow.model = model
+        if model is not None:
+            rank = (key, number) if self._fairness == "strict" else (flow.served, flow.number)
+            if model not in self._ranked:
+                self._ranked[model] = Ranking()
+            self._ranked[model].place(flow, *rank)
 
     def is_full_for(self, request: InferenceRequest) -> bool:
         return self.waiting >= self._most or self.bytes + len(request.body) > self._most_bytes
@@ -173,29 +220,30 @@ class Band:
     def ahead(self, waiting: Waiting) -> int:
         """Of those in the band, how many go before it. As an estimate: flows have their turns, one request each."""
         if self._fairness == "strict":
-            return sum(self._before(flow, waiting) for flow in self._active())
-        own = self._flows.get(waiting.request.tenant)
+            return self.waiting if self._ordered is None else self._ordered.up_to(waiting.key)
+        own = self._flow_of(waiting.request)
         mine = self._before(own, waiting) if own is not None else 0
-        return mine + sum(min(len(flow.waiting), mine + 1) for flow in self._active() if flow is not own)
+        turns = sum(flows * min(length, mine + 1) for length, flows in self._lengths.items())
+        return mine + turns - (min(len(own.waiting), mine + 1) if own is not None else 0)
 
     def last(self) -> Waiting | None:
         """The last one of the longest flow."""
-        return max(self._active(), key=attrgetter("length")).last if self.waiting else None
+        return self._by_length.first[2].last if self.waiting else None
 
     def gives_way(self, waiting: Waiting) -> Waiting | None:
         """Who should leave for it where there is no room for all: the last of a tenant with clearly more waiting."""
         last = self.last() if self._fairness != "strict" else None
         if last is None or last.flow is None:
             return None
-        tenant = waiting.request.tenant
-        return last if last.flow.length * CLEARLY > (self.waiting_of(tenant) + 1) / self._share(tenant) else None
+        own = self._flow_of(waiting.request)
+        length = 1 / self._share(waiting.request.tenant) if own is None else (len(own.waiting) + 1) / own.share
+        return last if last.flow.length * CLEARLY > length else None
 
-    def alike(self, tenant: str) -> int:
-        """How many wait that would not make room for one of this tenant, whatever it has waiting."""
-        return self.waiting if self._fairness == "strict" else self.waiting_of(tenant)
-
-    def waiting_of(self, tenant: str) -> int:
-        flow = self._flows.get(tenant)
+    def alike(self, request: InferenceRequest) -> int:
+        """How many wait that would not make room for one more of this tenant, whatever it has waiting."""
+        if self._fairness == "strict":
+            return self.waiting
+        flow = self._flow_of(request)
         return 0 if flow is None else len(flow.waiting)
 
     def tenants(self) -> Iterator[tuple[str, int, float]]:
@@ -212,36 +260,55 @@ class Band:
             return request.received_at + objective(request)
         return since
 
-    def _heads(self) -> Iterator[Waiting]:
-        """The first of each flow, in the order in which they are due."""
-        active = self._active()
-        if self._fairness == LEAST_SERVICE:
-            return iter(self._by_service([flow.first[2] for flow in active]))
-        active.sort(key=attrgetter("first" if self._fairness == "strict" else "served"))
-        return (flow.first[2] for flow in active)
-
-    def _by_service(self, heads: Sequence[Waiting]) -> list[Waiting]:
-        weights = self._least_service
-        had = _spread([self._attained.had(one.request.tenant) / self._share(one.request.tenant) for one in heads])
-        late = _spread([one.since for one in heads])
-        last = {
-            one: weights.weight * much + weights.wait_weight * at
-            for one, much, at in zip(heads, had, late, strict=True)
-        }
-        return sorted(heads, key=lambda one: (last[one], one.since))
+    def _least_served(self, full: Collection[str]) -> Waiting | None:
+        heads = [(flow.ordered.first[2], flow.share, flow.number) for flow in self._active]
+        had = _spread([self._attained.had(one.request.tenant) / share for one, share, _ in heads])
+        late = _spread([one.since for one, _, _ in heads])
+        weight, wait_weight = self._least_service.weight, self._least_service.wait_weight
+        ranks = [
+            (weight * much + wait_weight * at, one.since, number, one)
+            for (one, _, number), much, at in zip(heads, had, late, strict=True)
+            if one.request.model not in full
+        ]
+        return min(ranks)[3] if ranks else None
 
     def _before(self, flow: Flow, waiting: Waiting) -> int:
-        if self.ordering == "fcfs":
-            return len(flow.waiting)
-        return sum(1 for other in flow.waiting if other.key <= waiting.key)
+        return len(flow.waiting) if self.ordering == "fcfs" else flow.ordered.up_to(waiting.key)
 
-    def _active(self) -> list[Flow]:
-        return [flow for flow in self._flows.values() if flow.waiting]
+    def _resized(self, flow: Flow, before: int) -> None:
+        """Note that a request came to the flow or left it, which had `before` requests."""
+        length = len(flow.waiting)
+        self._lengths[length] += 1
+        self._lengths[before] -= 1
+        for each in (0, before):
+            if each == 0 or not self._lengths[each]:
+                del self._lengths[each]
+        if length:
+            self._active[flow] = None
+            self._by_length.place(flow, -flow.length, flow.number)
+        else:
+            del self._active[flow]
+            self._by_length.remove(flow)
+        self.rank(flow)
+
+    def _flow_of(self, request: InferenceRequest) -> Flow | None:
+        """The flow that the request would wait in; None if there is none yet."""
+        return self._flows.get(self._flow_name(request))
+
+    def _flow_name(self, request: InferenceRequest) -> str:
+        """The tenant, or the name of the flow that it shares with others that no key names either."""
+        tenant = request.tenant
+        if len(self._active) < MOST_UNKNOWN_TENANTS or tenant in self._shares:
+            return tenant
+        flow = self._flows.get(tenant)
+        if (flow is not None and flow.waiting) or request.state.read(IDENTITY) is not None:
+            return tenant
+        return f"others, {crc32(tenant.encode()) % SHARED_FLOWS}"
 
     def _begin(self, tenant: str) -> Flow:
         if len(self._flows) >= IDLE_FLOWS + self.waiting:
             self._flows = {name: flow for name, flow in self._flows.items() if flow.waiting}
-        flow = self._flows[tenant] = Flow(self._share(tenant))
+        flow = self._flows[tenant] = Flow(self._share(tenant), next(self._begun))
         return flow
 
     def _share(self, tenant: str) -> float:

@@ -56,6 +56,7 @@ class FlowControl:
         """Those of them that are on no pod."""
         self.room = Room(settings, fleet, self._inside, self._unsent.values())
         self._eviction = Eviction(settings, fleet, clock, self._inside)
+        self._looks_soon = False
         self.siblings: Siblings | None = None
         """Where there are several workers."""
 
@@ -161,6 +162,19 @@ class FlowControl:
             self._rate.ended()
             if passage.legs:
                 self.queue.attained.add(passage.request.tenant, tokens_of(passage.legs), self._clock.now())
+            self.look()
+        else:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Look once in the next turn of the event loop, however many waiting requests leave in this one: the first of
+        them may have kept others from going on."""
+        if not self._looks_soon:
+            self._looks_soon = True
+            asyncio.get_running_loop().call_soon(self._look_now)
+
+    def _look_now(self) -> None:
+        self._looks_soon = False
         self.look()
 
     def refusal(self, waiting: Waiting, refusal: QueueFull) -> QueueFull:

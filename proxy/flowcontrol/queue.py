@@ -44,7 +44,7 @@ class Queue:
         if count >= settings.max_queued or self.bytes + len(waiting.request.body) > settings.max_queued_bytes:
             return True
         spare = int(settings.max_queued * SPARE)
-        if count < settings.max_queued - spare or count == waiting.band.alike(waiting.request.tenant):
+        if count < settings.max_queued - spare or count == waiting.band.alike(waiting.request):
             return False
         below = sum(band.waiting for band in self.bands if band.priority < waiting.band.priority)
         return below <= spare and waiting.band.gives_way(waiting) is None

@@ -34,6 +34,9 @@ FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 """Headers of llm-d, the new name and the old one."""
 
+MOST_TENANT_CHARACTERS = 256
+"""Of a tenant that a header names; tenants are remembered after their requests."""
+
 ALIAS, HEADER, ANY = "alias", "header", "any"
 """What metrics call rewrites by no rule, or by one without a name."""
 
@@ -212,7 +215,7 @@ def _in_words_of(naming: Naming, request: InferenceRequest, error: RequestError)
 
 
 def _first(headers: Mapping[str, str], names: Sequence[str]) -> str:
-    return next((value for name in names if (value := headers.get(name))), "")
+    return next((value[:MOST_TENANT_CHARACTERS] for name in names if (value := headers.get(name))), "")
 
 
 def _has(headers: Mapping[str, str], rule: Rewrite) -> bool:

@@ -42,6 +42,8 @@ class World:
         self.watcher = Watcher()
         self.usage: Usage | None = None
         self.order: list[str] = []
+        self.asked = 0
+        """How often somebody looked for pods."""
         self.refused: dict[str, QueueFull] = {}
         self._doors: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -52,6 +54,7 @@ class World:
         return self.pods
 
     def serving(self, model: str) -> Sequence[Endpoint]:
+        self.asked += 1
         return [pod for pod in self.pods if pod.models is None or model in pod.models]
 
     async def come(self, *names: str, **fields: Any) -> None:
@@ -568,3 +571,26 @@ async def test_what_a_tenant_has_had_counts_after_a_change_too() -> None:
         it.control.change(FlowControlSettings(max_concurrent=1, queue_timeout=Duration(90.0)), it)
         await it.leave("b", "p", "c", "q")
         assert it.names == "0abpcq"
+
+
+async def test_requests_behind_a_large_one_go_on_when_its_client_hangs_up() -> None:
+    async with world(max_tokens=100) as it:
+        await it.come("first", tokens=60)
+        await it.come("large", tokens=90)
+        await it.come("small", "tiny", tokens=10)
+        assert it.order == ["first"], "nobody overtakes a prompt that waits for room in all pods"
+        await it.cancel("large")
+        assert it.order == ["first", "small", "tiny"]
+
+
+async def test_any_number_of_clients_that_hang_up_together_cost_one_look_for_room() -> None:
+    async with world(max_concurrent=1) as it:
+        names = [f"r{number}" for number in range(300)]
+        for name in names:
+            await it.come(name, tenant=name)
+        asked = it.asked
+        for name in names[1:]:
+            it._tasks[name].cancel()
+        await it.settle()
+        assert it.control.queue.waiting == 0
+        assert it.asked - asked < 5

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.cycle_state import CycleState
+from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.flowcontrol.band import Waiting
+from proxy.flowcontrol.band import MOST_UNKNOWN_TENANTS, SHARED_FLOWS, Waiting
 from proxy.flowcontrol.queue import Queue
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 
@@ -172,14 +176,14 @@ def test_how_many_go_before_counts_turns_and_not_all_that_wait() -> None:
     assert strict.queue.ahead(Waiting(request, strict.queue.band(0), 4.0, lambda refusal: None)) == 2
 
 
-def test_those_that_left_from_the_middle_are_not_held_for_long() -> None:
+def test_requests_that_left_from_the_middle_are_not_held() -> None:
     line = Line()
     first = line.come()
     for _ in range(1000):
         waiting = line.come()
         waiting.band.drop(waiting)
     assert first.flow is not None
-    assert len(first.flow._heap) < 100
+    assert len(first.flow.ordered) == 1
 
 
 def test_tenants_that_do_not_come_back_are_forgotten() -> None:
@@ -219,3 +223,63 @@ def test_shares_count_in_what_a_tenant_has_had() -> None:
     line.come("a")
     assert (first := line.next()) is not None
     assert first.request.tenant == "a"
+
+
+def _steps(line: Line) -> int:
+    """Function calls that one more arrival, a turn and a departure from the middle take, those of C included."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    waiting = [line.come(f"new-{number}") for number in range(3)]
+    sys.setprofile(count)
+    try:
+        line.queue.ahead(waiting[0])
+        line.queue.gives_way(waiting[0])
+        line.come("another")
+        line.next()
+        waiting[1].band.drop(waiting[1])
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [{"fairness": "round-robin"}, {"fairness": "strict", "ordering": "edf"}, {"fairness": "deficit-round-robin"}],
+    ids=str,
+)
+def test_the_cost_of_an_arrival_and_a_departure_does_not_grow_with_the_tenants_that_wait(policies: Any) -> None:
+    few, many = Line(**policies), Line(**policies)
+    for line, tenants in ((few, 20), (many, 4000)):
+        for number in range(tenants):
+            known(line, f"tenant-{number}")
+    assert len(many.queue.bands[0]._active) == 4000
+    assert _steps(many) < 1.5 * _steps(few)
+
+
+def known(line: Line, tenant: str) -> Waiting:
+    """A request with a key."""
+    state = CycleState()
+    state.write(IDENTITY, Identity(tenant, tenant))
+    return line.come(tenant, state=state)
+
+
+def test_tenants_that_clients_invent_share_a_bounded_number_of_flows_and_lose_no_request() -> None:
+    line = Line(shares={"gold": 2.0})
+    here = [line.come(f"invented-{number}") for number in range(3000)]
+    flows = {waiting.flow for waiting in here}
+    assert len(flows) == MOST_UNKNOWN_TENANTS + SHARED_FLOWS
+    assert len(line.queue.bands[0]._flows) == len(flows)
+    gold, keyed = line.come("gold"), known(line, "keyed")
+    assert gold.flow not in flows, "the configuration names it"
+    assert keyed.flow not in flows, "its key names it"
+    order = []
+    while (waiting := line.next()) is not None:
+        order.append(waiting)
+    assert set(order) == {*here, gold, keyed}
+    assert order.index(keyed) < MOST_UNKNOWN_TENANTS + SHARED_FLOWS + 2, "it waits one turn of the others, no longer"
+    late = line.come("invented-2999")
+    assert late.flow not in flows, "tenants have flows of their own again when few wait"

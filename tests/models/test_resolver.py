@@ -115,6 +115,7 @@ def test_the_tenant_is_the_keys_or_what_an_unknown_client_says() -> None:
     assert it.resolve(request(x_llm_d_inference_fairness_id="t"), None).tenant == "t"
     assert it.resolve(request(x_llm_d_inference_fairness_id="t"), KEY).tenant == "acme"
     assert it.resolve(request(), None).tenant == ""
+    assert len(it.resolve(request(x_llm_d_inference_fairness_id="t" * 5000), None).tenant) == 256
 
 
 def test_a_key_gets_the_models_it_may_ask_for() -> None:
