@@ -6,38 +6,48 @@ import json
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
-from itertools import islice
 
 import orjson
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
-_COLON = re.compile(rb"\s*:\s*")
+_KEY = re.compile(rb'"(?:m|\\u006[dD])(?:o|\\u006[fF])(?:d|\\u0064)(?:e|\\u0065)(?:l|\\u006[cC])"\s*:\s*')
+"""The key as JSON may spell it, up to its value."""
+
 _NAME = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|null', re.DOTALL)
+_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _EMPTY = re.compile(rb"\s*\}")
 
-_LONGEST_SPELLING = len(b'"model"') + 5 * len("model")
-"""Of the key: each letter may be an escape of six."""
+_NO_SIGNS = bytes(byte for byte in range(256) if byte not in b'"{}[]')
 
-MOST = 50_000
-"""Strings, brackets and braces that are looked at: 12 ms. Bodies of that many before the model's name are rare."""
+MOST_KEYS = 5_000
+"""Keys of this name, at any depth, that are looked at: about 5 ms. No API has as many in one body."""
+
+
+class NoPlace(ValueError):
+    """The body does not allow to exchange the name of its model."""
 
 
 def with_model(body: bytes, model: str) -> bytes | None:
-    """A JSON object that asks for `model`, whether it named one or not; None for what is no UTF-8 object, or names
-    something that is no text, or too late. Else the body is taken to be valid."""
-    place = _place(body)
+    """Return the JSON object with `model` as its model, whether it named one or not. None for what is no UTF-8 object,
+    names something that is no text, or has more than `MOST_KEYS` such keys. Otherwise the body is taken to be valid."""
+    start = _START.match(body)
+    if start is None or b"\0" in body[:4]:
+        return None
+    try:
+        place = _place(body)
+    except NoPlace:
+        return None
     if place is not None:
         return _spliced(body, place, model)
-    start = _TOKEN.search(body)
-    if start is None or start[0] != b"{" or b"\0" in body[:4] or _names(body):
-        return None
     comma = b"" if _EMPTY.match(body, start.end()) else b","
     return b"".join((body[: start.end()], b'"model":', _quoted(model), comma, body[start.end() :]))
 
 
 def renamed(body: bytes, model: str) -> bytes | None:
-    """An answer that says to be of `model`; None if it does not say of which it is."""
-    place = _place(body)
+    """Return the response with `model` as its model; None if it names none."""
+    try:
+        place = _place(body)
+    except NoPlace:
+        return None
     return None if place is None else _spliced(body, place, model)
 
 
@@ -51,35 +61,34 @@ def renaming(names: frozenset[str], model: str) -> Callable[[bytes], bytes]:
 
 
 def _place(body: bytes) -> tuple[int, int] | None:
-    """Where the name stands that counts: of equal keys the last. Whatever is in the body, it is read once at most."""
+    """Return where the name of the model stands: the value of the last such key of the outer object, as parsers take
+    it; None if there is no such key. Raise NoPlace if its value is no text, or if there are too many such keys.
+
+    The work is done by methods of bytes, whose time is linear: 1.3 MB of 15,000 messages take 4 to 13 ms, and each key of
+    this name 1 us."""
+    text = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
     found = None
-    depth = 0
-    for token in islice(_TOKEN.finditer(body), MOST):
-        sign = token[0]
-        if sign in b"{[":
-            depth += 1
-        elif sign in b"}]":
-            depth -= 1
-        elif depth == 1 and _is_model(sign) and (colon := _COLON.match(body, token.end())):
-            value = _NAME.match(body, colon.end())
-            found = None if value is None else value.span()
-            if not _names(body, colon.end()):
-                break
-    return found
+    depth = at = 0
+    for count, key in enumerate(_KEY.finditer(text)):
+        if count == MOST_KEYS:
+            raise NoPlace
+        depth += _depth(text[at : key.start()])
+        at = key.start()
+        if depth == 1:
+            found = key.end()
+    if found is None:
+        return None
+    value = _NAME.match(body, found)
+    if value is None:
+        raise NoPlace
+    return value.span()
 
 
-def _is_model(text: bytes) -> bool:
-    if text == b'"model"' or b"\\" not in text or len(text) > _LONGEST_SPELLING:
-        return text == b'"model"'
-    try:
-        return bool(json.loads(text) == "model")
-    except ValueError:
-        return False
-
-
-def _names(body: bytes, start: int = 0) -> bool:
-    """Whether something that may be the key follows."""
-    return body.find(b'"model"', start) >= 0 or body.find(b"\\u00", start) >= 0
+def _depth(text: bytes) -> int:
+    """Return by how much the nesting is deeper behind `text`, which has no escaped quotes and ends no string that it
+    does not begin. Strings without brackets are taken out first: there are many, and each is a piece otherwise."""
+    outside = b"".join(text.translate(None, _NO_SIGNS).replace(b'""', b"").split(b'"')[::2])
+    return outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
 
 
 def _spliced(body: bytes, place: tuple[int, int], model: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,12 @@ _SUSPECT = ENGINE_INTERNALS | _CARRIERS
 
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """What bodies begin with that are compressed. kvlane unpacks none, so that none is a bomb."""
+
+_TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
+"""Texts that pydantic converts to True, in any case."""
+
+_DIGITS = re.compile(r"\s*\+?\d{1,15}(?:\.0*)?\s*", re.ASCII)
+MOST_TOKENS = 1e15
 
 ASKED = 3
 """Messages at least of a conversation that goes on: a question, its answer, and the next question."""
@@ -77,8 +84,8 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
                 0,
                 read is _chat and len(fields["messages"]) < ASKED,
             ),
-            stream if type(stream) is bool else _flag(stream, "stream"),
-            limit if isinstance(limit, int) and limit > 0 else 0,
+            stream if type(stream) is bool else _flag(stream),
+            limit if type(limit) is int and limit > 0 else _whole_number(limit),
             None if stored is None else _text(stored, "previous_response_id"),
         )
     )
@@ -126,19 +133,27 @@ def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:
 
 
 def _model(model: Any) -> str | None:
-    """Of what is no name: None, if there is nothing."""
-    if model is None:
+    """Return None for no name: null, or the empty text, for which vLLM takes the model that it serves."""
+    if model is None or model == "":
         return None
     if not isinstance(model, str):
         raise BadRequest(f"'model' must be a string, not {_kind(model)}.", param="model")
-    raise BadRequest("'model' is empty; name one of GET /v1/models, or leave it out.", param="model")
+    return model
 
 
-def _flag(value: Any, name: str) -> bool:
-    """Of what is no boolean: False, if there is nothing."""
-    if value is None:
-        return False
-    raise BadRequest(f"'{name}' must be true or false, not {_kind(value)}.", param=name)
+def _flag(value: Any) -> bool:
+    """Return what engines read of a value that is no boolean: as pydantic converts 1, "true", "yes" and their like. What
+    it refuses, the engine refuses."""
+    if isinstance(value, str):
+        return value.lower() in _TRUE
+    return isinstance(value, int | float) and value == 1
+
+
+def _whole_number(value: Any) -> int:
+    """Return what engines read of a limit that is no positive integer, as pydantic converts "5" and 5.0; 0 for none."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = float(value)
+    return int(value) if isinstance(value, int | float) and 0 < value < MOST_TOKENS and value == int(value) else 0
 
 
 def _text(value: Any, name: str) -> str:

@@ -41,7 +41,11 @@ def test_only_the_model_changes(fields: dict[str, Any], before: str, after: str,
         (b"nonsense", None),
         (b"", None),
         (b'{"model":7}', None),
-        (b'{"x":{"model":"m"}}', None),
+        (b'{"x":{"model":"m"}}', b'{"model":"n","x":{"model":"m"}}'),
+        (b'{"x":"model","y":["model"]}', b'{"model":"n","x":"model","y":["model"]}'),
+        (b'{"x":"\\\\","model":"m"}', b'{"x":"\\\\","model":"n"}'),
+        (b'{"x":"\\\\\\"model\\":","model":"m"}', b'{"x":"\\\\\\"model\\":","model":"n"}'),
+        (b'\xef\xbb\xbf{"model":"m"}', b'\xef\xbb\xbf{"model":"n"}'),
         (b'{"model":"m","model":"k"}', b'{"model":"m","model":"n"}'),
         (b'{"mod\\u0065l":"m"}', b'{"mod\\u0065l":"n"}'),
         (b'{"model":"m","mod\\u0065l":"k"}', b'{"model":"m","mod\\u0065l":"n"}'),
@@ -53,10 +57,17 @@ def test_the_name_is_found_wherever_it_stands(body: bytes, changed: bytes | None
     assert with_model(body, "n") == changed
 
 
-def test_a_body_made_to_be_searched_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_field, "MOST", 100)
-    assert with_model(b'{"x":[' + b"[]," * 20 + b'[]],"model":"m"}', "n") is not None
-    assert with_model(b'{"x":[' + b"[]," * 60 + b'[]],"model":"m"}', "n") is None
+def test_a_name_behind_many_messages_is_found() -> None:
+    messages = [{"role": "user", "content": f'a "quoted" \\ word {n}', "model": "x"} for n in range(1_000)] * 4
+    body = orjson.dumps({"messages": messages + [{"role": "user", "content": "word"}] * 15_000, "model": "m"})
+    assert with_model(body, "n") == body[: -len(b'"m"}')] + b'"n"}'
+
+
+def test_a_body_with_too_many_keys_of_that_name_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_field, "MOST_KEYS", 100)
+    for keys, is_searched in ((99, True), (100, False)):
+        body = b'{"x":[' + b",".join([b'{"model":1}'] * keys) + b'],"model":"m"}'
+        assert (with_model(body, "n") is not None) is is_searched
 
 
 def test_half_a_character_is_written_as_an_escape() -> None:

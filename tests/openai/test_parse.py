@@ -51,10 +51,10 @@ def test_a_chat_request_is_read() -> None:
     assert (parsed.model, parsed.stream, parsed.max_tokens, parsed.prompt.salt) == ("m", True, 7, "s")
 
 
-def test_an_omitted_model_is_none_and_an_empty_one_is_refused() -> None:
+def test_an_omitted_model_and_an_empty_one_are_none() -> None:
     assert parse(CHAT, body(messages=[])).model is None
-    with pytest.raises(BadRequest, match="empty"):
-        parse(CHAT, body(model=" ", messages=[]))
+    assert parse(CHAT, body(model="", messages=[])).model is None
+    assert parse(CHAT, body(model=" ", messages=[])).model == " "
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b'{"a":1}}', b"nope"])
@@ -100,13 +100,53 @@ def test_json_that_engines_accept_is_accepted() -> None:
         {"model": "m", "messages": [1]},
         {"model": "m", "messages": {}},
         {"model": "m"},
-        {"model": "m", "messages": [], "stream": "yes"},
     ],
 )
 def test_wrong_types_are_refused_with_the_field_at_fault(fields: dict[str, object]) -> None:
     with pytest.raises(BadRequest) as refused:
         parse(CHAT, body(**fields))
     assert refused.value.param
+
+
+@pytest.mark.parametrize(
+    ("value", "stream"),
+    [
+        (1, True),
+        (1.0, True),
+        ("true", True),
+        ("YES", True),
+        ("on", True),
+        (0, False),
+        ("false", False),
+        ("0", False),
+        (None, False),
+        ("maybe", False),
+        (2, False),
+        ([], False),
+    ],
+)
+def test_stream_is_read_as_engines_convert_it_and_sent_as_it_is(value: object, stream: bool) -> None:
+    raw = body(model="m", messages=[USER], stream=value)
+    parsed = parse(CHAT, raw)
+    assert parsed.stream is stream
+    assert parsed.body is raw
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [(5, 5), ("5", 5), (5.0, 5), (" 5.0 ", 5), (True, 1), (5.5, 0), ("five", 0), (-1, 0), ("9" * 5000, 0), (1e300, 0)],
+)
+def test_max_tokens_is_read_as_engines_convert_it_and_sent_as_it_is(value: object, limit: int) -> None:
+    raw = body(model="m", messages=[USER], max_tokens=value)
+    parsed = parse(CHAT, raw)
+    assert parsed.max_tokens == limit
+    assert parsed.body is raw
+
+
+def test_an_empty_model_is_no_name_as_to_the_engine() -> None:
+    raw = body(model="", messages=[USER])
+    assert parse(CHAT, raw).model is None
+    assert parse(CHAT, raw).body is raw
 
 
 @pytest.mark.parametrize("name", sorted(ENGINE_INTERNALS))
