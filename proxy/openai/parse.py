@@ -142,8 +142,8 @@ def _model(model: Any) -> str | None:
 
 
 def _flag(value: Any) -> bool:
-    """Return what engines read of a value that is no boolean: as pydantic converts 1, "true", "yes" and their like. What
-    it refuses, the engine refuses."""
+    """Return what engines read of a value that is no boolean, as pydantic converts 1, "true", "yes" and their like;
+    False for what it refuses, which the engine refuses too."""
     if isinstance(value, str):
         return value.lower() in _TRUE
     return isinstance(value, int | float) and value == 1
