@@ -40,7 +40,7 @@ class Door:
         self._clock = clock
         self._tasks = Tasks()
         self._file = KeyFile(access.api_keys_file, environ) if access.api_keys_file is not None else None
-        self._web = tokens
+        self.tokens = tokens
         self.limits: dict[str, Limits] = {}
         """By the names that identities and tenants give; changes with the file."""
         self._keys = self._known(self._file.read() if self._file is not None else ())
@@ -48,8 +48,8 @@ class Door:
     async def __aenter__(self) -> Door:
         if self._file is not None:
             self._tasks.start(self._file.watch(self._replace), "key file")
-        if self._web is not None:
-            self._tasks.start(self._web.run(), "keys of the issuer")
+        if self.tokens is not None:
+            self._tasks.start(self.tokens.run(), "keys of the issuer")
         return self
 
     async def __aexit__(
@@ -76,15 +76,15 @@ class Door:
         identity = self._keys.find(secret, scope)
         if identity is not None:
             return identity
-        if self._web is None or secret.count(".") != 2:
+        if self.tokens is None or secret.count(".") != 2:
             raise Unauthorized("This API key is not known here.")
-        return self._web.find(secret, scope)
+        return self.tokens.find(secret, scope)
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
         """As `find`, after waiting. Raises IssuerAway too."""
         identity = self.find(headers, scope)
-        if identity is None and self._web is not None:
-            await self._web.ask()
+        if identity is None and self.tokens is not None:
+            await self.tokens.ask()
             identity = self.find(headers, scope)
         if identity is None:
             raise IssuerAway
@@ -107,19 +107,23 @@ class Door:
         return known
 
 
-def door_of(access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch) -> Door | None:
-    """None where nobody is asked who he is. `fetch` gets an issuer's keys. Raises ConfigError."""
+def door_of(
+    access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, before: Door | None = None
+) -> Door | None:
+    """None where nobody is asked who he is. `fetch` gets an issuer's keys; what the door `before` this one knows of the
+    same issuer is kept. Raises ConfigError."""
     if not access.asks:
         return None
-    return Door(access, clock, environ, None if access.jwt is None else _tokens(access.jwt, fetch, clock))
+    known = None if before is None else before.tokens
+    return Door(access, clock, environ, None if access.jwt is None else _tokens(access.jwt, fetch, clock, known))
 
 
-def _tokens(settings: Jwt, fetch: Fetch, clock: Clock) -> Tokens:
+def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, before: Tokens | None) -> Tokens:
     try:
         from proxy.access.web_tokens import WebTokens
     except ImportError:
         raise ConfigError([Problem("security.jwt", "needs the extra: pip install 'kvlane[jwt]'")]) from None
-    return WebTokens(settings, _name_of("jwt", settings.limits), fetch, clock)
+    return WebTokens(settings, _name_of("jwt", settings.limits), fetch, clock, before)
 
 
 def _limits_of_their_own(access: Access) -> dict[str, Limits]:

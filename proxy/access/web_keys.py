@@ -53,6 +53,10 @@ class WebKeys:
         self._done = asyncio.Event()
         self._asked_at = -math.inf
 
+    def replace(self, before: WebKeys) -> None:
+        """Start with the keys that `before` has of the same issuer, so that a reload needs no answer of the issuer."""
+        self._keys, self._text, self._failing = before._keys, before._text, before._failing
+
     def find(self, kid: str | None) -> WebKey | None:
         """The key of this id; without an id, the only one."""
         if kid is None:
@@ -134,8 +138,8 @@ def read_keys(text: bytes) -> dict[str, WebKey]:
         if isinstance(entry, dict) and entry.get("use", "sig") == "sig" and entry.get("kty") in ("RSA", "EC", "OKP"):
             try:
                 keys[str(entry.get("kid", number))] = WebKey(jwt.PyJWK(entry).key, entry.get("alg"))
-            except (jwt.PyJWTError, ValueError, TypeError) as error:
-                log.warning("a key of the issuer cannot be read: %s", error)
+            except Exception as error:  # noqa: BLE001  # the libraries below raise what they like
+                log.warning("a key of the issuer cannot be read: %r", error)
     if not keys:
         raise ValueError("it has no key for signatures")
     return keys

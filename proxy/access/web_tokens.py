@@ -9,7 +9,7 @@ from typing import Any
 
 import jwt
 
-from proxy.access.door import Fetch
+from proxy.access.door import Fetch, Tokens
 from proxy.access.settings import Jwt, Scope
 from proxy.access.web_keys import WebKeys
 from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerAway, Unauthorized
@@ -41,13 +41,19 @@ class Seen:
 class WebTokens:
     """Implements `door.Tokens`."""
 
-    def __init__(self, settings: Jwt, limits: str, fetch: Fetch, clock: Clock) -> None:
-        """`limits` is the name of those that each subject has."""
+    def __init__(self, settings: Jwt, limits: str, fetch: Fetch, clock: Clock, before: Tokens | None = None) -> None:
+        """`limits` is the name of those that each subject has; `before` was in use until now."""
         self._settings = settings
         self._limits = limits
         self._clock = clock
         self._keys = WebKeys(settings.jwks, settings.refresh, fetch, clock, self._forget)
         self._seen: OrderedDict[bytes, Seen] = OrderedDict()
+        if isinstance(before, WebTokens) and before._issuer == self._issuer:
+            self._keys.replace(before._keys)
+
+    @property
+    def _issuer(self) -> tuple[str, str]:
+        return self._settings.issuer, self._settings.jwks
 
     def find(self, token: str, scope: Scope) -> Identity | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

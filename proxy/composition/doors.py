@@ -20,13 +20,14 @@ class Doors:
     def __init__(self, settings: Security, clock: Clock) -> None:
         """Raises ConfigError."""
         self._clock = clock
+        self.door: Door | None = None
         self.door = self.make(settings)
         self._followed: Door | None = None
         self._following = AsyncExitStack()
 
     def make(self, settings: Security) -> Door | None:
-        """Raises ConfigError."""
-        return door_of(settings, self._clock, os.environ, self._get)
+        """Return a door that keeps what the one in use knows of its issuer. Raises ConfigError."""
+        return door_of(settings, self._clock, os.environ, self._get, self.door)
 
     async def begin(self, stack: AsyncExitStack) -> None:
         self._issuer = await stack.enter_async_context(PooledFetcher(ISSUER_TIMEOUT, self._clock))

@@ -38,11 +38,11 @@ def issuer() -> Issuer:
 
 
 class World:
-    def __init__(self, issuer: Issuer, **more: Any) -> None:
+    def __init__(self, issuer: Issuer, before: Door | None = None, **more: Any) -> None:
         self.issuer = issuer
         self.clock = ManualClock(wall=issuer.time)
         settings = {"jwt": {**SETTINGS, **more}, "apiKeys": [{"name": "static", "key": "k"}]}
-        made = door_of(load(Access, settings), self.clock, {}, issuer.fetch)
+        made = door_of(load(Access, settings), self.clock, {}, issuer.fetch, before)
         assert made is not None
         self.door: Door = made
 
@@ -204,6 +204,19 @@ async def test_keys_that_are_known_stay_while_the_issuer_is_down(caplog: pytest.
             await w.ask(issuer.token("two"))
         assert "the answer is a 503" in caplog.text
         await w.ask(issuer.token("one", sub="late"))
+
+
+async def test_keys_that_are_known_survive_a_reload_while_the_issuer_is_down() -> None:
+    issuer = Issuer()
+    issuer.rotate("one")
+    async with world(issuer) as before:
+        await before.ask(issuer.token("one"))
+        issuer.status = 503
+        async with world(issuer, before=before.door, leeway="5s") as after:
+            assert (await after.ask(issuer.token("one"))).name == "jwt:alice"
+        async with world(issuer, before=before.door, jwks="https://other.example/keys") as other:
+            with pytest.raises(IssuerAway):
+                await other.ask(issuer.token("one"))
 
 
 async def test_nobody_waits_long_for_an_issuer_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
