@@ -12,8 +12,8 @@ from typing import Any
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import GONE, Endpoint
-from proxy.core.errors import NO_POD, NoEndpoints, RequestError, UnknownModel, UpstreamFailed
-from proxy.core.exchange import COMPLETE, Ending, Exchange
+from proxy.core.errors import NO_POD, ConnectFailed, NoEndpoints, RequestError, UnknownModel, UpstreamFailed
+from proxy.core.exchange import COMPLETE, UPSTREAM_FAILED, Ending, Exchange
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
@@ -186,6 +186,8 @@ class Leg:
         is_gone = endpoint.state is GONE
         if exchange.status != 200 or exchange.ending is not COMPLETE or endpoint.is_watched:
             gateway.breakers.ended(exchange, error)
+            if exchange.ending is UPSTREAM_FAILED and not isinstance(error, ConnectFailed):
+                gateway.failover.poison.broke_off(exchange)
         if exchange.response_id and not is_gone:
             gateway.bindings.bind(exchange.response_id, endpoint)
         for hook in next(self.scheduling.post_response_rounds):

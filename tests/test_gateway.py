@@ -84,6 +84,9 @@ class ScriptedRelay:
         await self.relay(exchange)
         return b"{}"
 
+    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+        raise AssertionError("no prompt is computed elsewhere")
+
 
 async def good(exchange: Exchange) -> None:
     exchange.status, exchange.first_byte_at, exchange.ending = 200, 1.0, Ending.COMPLETE

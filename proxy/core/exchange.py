@@ -31,7 +31,7 @@ class Stage(Enum):
     """The prompt is computed elsewhere."""
 
 
-WHOLE, COMPLETE = Stage.WHOLE, Ending.COMPLETE
+WHOLE, COMPLETE, UPSTREAM_FAILED = Stage.WHOLE, Ending.COMPLETE, Ending.UPSTREAM_FAILED
 """Taken from the class once: before Python 3.12 looking at an enum goes through a `__getattr__`: 450 instructions."""
 
 
@@ -50,8 +50,9 @@ class Usage(NamedTuple):
 class Exchange:
     """Live from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come.
 
-    The relay fills in `status` (of the pod's answer), `first_byte_at`, `last_byte_at`, `response_bytes`, `chunks`,
-    `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`.
+    The relay fills in `sent_at`, `status` (of the pod's answer), `first_byte_at`, `last_byte_at`, `response_bytes`,
+    `chunks`, `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and
+    `response_headers`.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Exchange:
         self.told_cached: int | None = None
         """What the client is told of cached tokens, where the pod that answers cannot know: another computed the
         prompt. NOT_YET while that one is at it."""
+        self.sent_at: float | None = None
+        """When the request was last written to a connection to the pod; None: nothing of it was sent."""
         self.status: int | None = None
         self.first_byte_at: float | None = None
         self.last_byte_at: float | None = None

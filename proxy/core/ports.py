@@ -155,9 +155,12 @@ class Relay(Protocol):
     async def collect(self, exchange: Exchange, seconds: float) -> bytes:
         """Send it with the client's headers, and return the body of the pod's answer, of which the client sees nothing.
 
-        Sets what `relay` sets; the body is empty if the pod found fault with the request. Raises UpstreamFailed:
-        Declined for 429 and 5xx, UpstreamTimedOut after so many seconds. Cancelled, it aborts the pod's request.
+        Sets what `relay` sets; `status` says whether the body is an error. Raises UpstreamFailed: Declined for 429 and
+        5xx, UpstreamTimedOut after so many seconds. Cancelled, it aborts the pod's request.
         """
+
+    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+        """Send the client the response that `collect` returned for `exchange`, and nothing after it."""
 
 
 Legs = Callable[[Exchange], AbstractContextManager[None]]

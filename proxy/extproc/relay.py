@@ -28,7 +28,7 @@ from proxy.extproc.replies import (
 from proxy.extproc.stream import attributes_of, metadata_of
 from proxy.http.answer import Rim
 from proxy.http.call import HttpCall
-from proxy.http.relay import ClientRelay
+from proxy.http.relay import ClientRelay, passed_on
 from proxy.http.upstream.pool import Address
 
 
@@ -74,6 +74,11 @@ class EnvoyRelay(Relay):
         call = cast(HttpCall, self._call)  # of which only the request's head is read
         return await ClientRelay(call, self._rim).collect(exchange, seconds)
 
+    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+        """See the port."""
+        self.exchange = exchange
+        self._call.answer(*passed_on(exchange, body, self._call.id))
+
     def end(self) -> None:
         pass
 
@@ -94,6 +99,7 @@ class EnvoyRelay(Relay):
         with_destination(reply, destination)
         if changed and stream.kind == "request_body":
             with_body(reply, request.body)
+        exchange.sent_at = self._rim.clock.now()
         await stream.write(reply)
         if stream.request_mode == FULL_DUPLEX_STREAMED and not stream.head.request_headers.end_of_stream:
             for piece in streamed("request_body", request.body, not stream.trailers):

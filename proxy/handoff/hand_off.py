@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from proxy.core.casualties import CASUALTIES, casualties_of
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
@@ -22,7 +23,11 @@ from proxy.handoff.stages import Stages
 
 log = logging.getLogger(__name__)
 
-FAILED = "prefill-failed"
+FAILED, REFUSED = "prefill-failed", "prefill-refused"
+
+ABOUT_THE_REQUEST = frozenset((400, 413, 415, 422))
+"""Statuses of a prefill pod that say that no pod can serve the request: the client gets that response. Others, as 401
+or 404, are about the pod, and the decode pod computes the prompt."""
 
 GRACE = 0.25
 """Seconds that an answer has to begin once its prefill leg has failed: a pod that has the cache begins then."""
@@ -58,14 +63,23 @@ class Handed(NamedTuple):
     cached: int | None
 
 
+class PromptRefused(KvlaneError):
+    """The prefill pod rejected the client's request. `body` is its response."""
+
+    def __init__(self, prefill: Exchange, body: bytes) -> None:
+        super().__init__(f"the prefill pod answered {prefill.status}")
+        self.prefill = prefill
+        self.body = body
+
+
 @dataclass(slots=True)
 class HandOff:
     """Of one request. The decode leg is entered first: its pod is to keep the room; the prefill leg ends when the
     decode pod has begun, for then it has the cache.
 
-    A prefill pod that fails is followed by one other; after that the decode pod computes the prompt, in a leg for all
-    of the request. When the decode pod fails, the next one gets the cache if the failed one never asked for it, else a
-    prefill of its own.
+    A prefill pod that rejects the request has answered it. One that fails is followed by one other; after that the
+    decode pod computes the prompt, in a leg for all of the request. When the decode pod fails, the next one gets the
+    cache if the failed one never asked for it, else a prefill of its own.
     """
 
     stages: Stages
@@ -78,7 +92,14 @@ class HandOff:
 
     async def run(self, exchange: Exchange, prefill: Exchange | None = None) -> None:
         """`prefill` is another leg than that of the best pod. Raises what `Relay.relay` raises."""
-        if prefill is None and not (exchange.continued or self.handed):
+        try:
+            await self._run(exchange, prefill)
+        except PromptRefused as refused:
+            self._count(REFUSED)
+            self.stages.relay.pass_on(refused.prefill, refused.body)
+
+    async def _run(self, exchange: Exchange, prefill: Exchange | None) -> None:
+        if prefill is None and not (exchange.continued or self.handed) and not self._needs_care(exchange):
             prefill = self._prefill_leg(exchange)
         needs_pair, has_role = self.stages.shared.connector.needs_pair, exchange.endpoint in exchange.decision.prefill
         if needs_pair and (has_role or (prefill is None and self.handed is None)):
@@ -117,7 +138,7 @@ class HandOff:
             self._count(FAILED)
             await self._alone(exchange)
         else:
-            await self.run(self._anew(exchange), following)
+            await self._run(self._anew(exchange), following)
 
     async def _alone(self, exchange: Exchange) -> None:
         leg = self._anew(exchange)
@@ -154,7 +175,9 @@ class HandOff:
         if answered is None:
             return None
         leg, body = answered
-        answer = fields_of(body)
+        if leg.status in ABOUT_THE_REQUEST:
+            raise PromptRefused(leg, body)
+        answer = fields_of(body) if leg.status == 200 else None
         fields = None if answer is None else self.stages.shared.connector.hand_over(answer)
         if fields is None:
             held.close()
@@ -176,9 +199,8 @@ class HandOff:
             was_sent = self.stages.shared.connector.needs_pair
             raise
         except asyncio.CancelledError:
-            if exchange.last_byte_at is None:
-                # There was no connection yet. A pod that was asked may have fetched the cache, and what it would fetch
-                # once more may be another prompt's by then.
+            if exchange.sent_at is None:
+                # A pod that got the request may have fetched the cache; its blocks may be another prompt's by now.
                 self.stages.shared.tasks.start(self._fetch(exchange, handed), "fetching a cache that nobody wants")
             raise
         finally:
@@ -205,10 +227,22 @@ class HandOff:
         try:
             async with asyncio.TaskGroup() as group:
                 beside = group.create_task(self._beside(exchange, prefill, begun, lost))
-                await self._relay_with(exchange, split.decode or {})
+                try:
+                    await self._relay_with(exchange, split.decode or {})
+                except UpstreamFailed as failed:
+                    if failed.broke_off and not await self.stages.shared.failover.is_alive(exchange.endpoint):
+                        await asyncio.wait((beside,), timeout=GRACE)  # it may be dying of the same
+                    raise
                 beside.cancel()
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
+            if any(isinstance(each, UpstreamFailed) and each.broke_off for each in (error, *lost)):
+                casualties = casualties_of(exchange.request)
+                casualties.suspect(prefill)
+                casualties.suspect(exchange)
+            if isinstance(error, PromptRefused):
+                exchange.ending = Ending.EVICTED
+                raise error from None
             was_in_vain = bool(lost) and not begun.is_set() and isinstance(error, UpstreamFailed)
             if not lost or not (was_in_vain or exchange.ending is Ending.EVICTED):  # it is the decode pod's own
                 raise error from None
@@ -227,9 +261,11 @@ class HandOff:
         shared = self.stages.shared
         try:
             with self.stages.legs(prefill):
-                await self.stages.relay.collect(prefill, shared.prefill_timeout)
+                body = await self.stages.relay.collect(prefill, shared.prefill_timeout)
                 shared.ledger.first_byte(prefill)
             exchange.told_cached = prefill.usage.cached_tokens if prefill.usage else None
+            if prefill.status in ABOUT_THE_REQUEST and not await _within(GRACE, begun):
+                raise PromptRefused(prefill, body)
             if prefill.status != 200:
                 raise UpstreamFailed(f"it answered {prefill.status}")
         except ConnectFailed as error:
@@ -237,10 +273,7 @@ class HandOff:
             raise  # It was not asked, so whatever the decode pod begins with is no answer.
         except UpstreamFailed as error:
             lost.append(error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
-                    await begun.wait()
-            if not begun.is_set():
+            if not await _within(GRACE, begun):
                 raise
             log.warning("request %s: pod %s: %s", exchange.request.id, prefill.endpoint.name, error)
 
@@ -258,10 +291,21 @@ class HandOff:
         left = self._left(exchange)
         return self.stages.leg(exchange, Stage.PREFILL, left) if left else None
 
+    def _needs_care(self, exchange: Exchange) -> bool:
+        """Return whether the decode pod has to do all of it, so that no second pod dies at the same time."""
+        connector, casualties = self.stages.shared.connector, exchange.request.state.read(CASUALTIES)
+        return connector.at_once and not connector.needs_pair and casualties is not None and bool(casualties.deaths)
+
     def _left(self, exchange: Exchange) -> tuple[Endpoint, ...]:
+        """Pods that have not had the prompt; where it goes to two pods at once and one has died, one that survived."""
+        connector, casualties = self.stages.shared.connector, exchange.request.state.read(CASUALTIES)
         pods = tuple(pod for pod in exchange.decision.prefill if pod is not exchange.endpoint)
+        if connector.at_once and casualties is not None and casualties.deaths:
+            survivors = tuple(pod for pod in pods if pod in self.tried and pod not in casualties.deaths)
+            if survivors:
+                return survivors
         left = tuple(pod for pod in pods if pod not in self.tried)
-        return pods if not left and self.stages.shared.connector.needs_pair else left
+        return pods if not left and connector.needs_pair else left
 
     def _split(self, leg: Exchange, decode: Endpoint) -> Split:
         """Makes the leg's request one for its pod."""
@@ -281,6 +325,14 @@ class HandOff:
 
     def _count(self, what: str) -> None:
         self.stages.shared.counted(what).add()
+
+
+async def _within(seconds: float, begun: asyncio.Event) -> bool:
+    """Return whether `begun` is set, now or within so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await begun.wait()
+    return begun.is_set()
 
 
 @contextmanager

@@ -77,7 +77,11 @@ class Stages:
                     asked.append(group.create_task(self.ask(leg)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        answers = (fields_of(answered[1]) for task in asked if (answered := task.result()) is not None)
+        answers = (
+            fields_of(answered[1])
+            for task in asked
+            if (answered := task.result()) is not None and answered[0].status == 200
+        )
         return merged([answer for answer in answers if answer is not None])
 
     async def following(self, leg: Exchange, error: UpstreamFailed) -> Exchange | None:

@@ -45,7 +45,7 @@ class Collected:
         error = self._done.result()
         if error is not None:
             raise error
-        return self._body if self._exchange.status == 200 else b""
+        return self._body
 
     # what the pod's connection calls
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from proxy.core.errors import BadGateway, KvlaneError, RequestError, UpstreamFailed
+from proxy.core.casualties import casualties_of
+from proxy.core.errors import BadGateway, ConnectFailed, KvlaneError, RequestError, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
@@ -15,13 +16,17 @@ from proxy.http.call import HttpCall
 from proxy.http.collected import Collected
 from proxy.http.continued import kind_of_continued
 from proxy.http.framing import LAST_CHUNK, chunk
-from proxy.http.head import RawHeaders, encode_pairs, first_lines, header_line, passing
+from proxy.http.head import Pairs, RawHeaders, encode_pairs, first_lines, header_line, passing
 from proxy.http.race import Race
 from proxy.http.request_head import RequestHead
 from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
-from proxy.http.upstream.pool import Address
+from proxy.http.upstream.pool import Address, Pod, UpstreamPool
+
+CLOSE_RACE = 0.01
+"""Seconds from sending on an idle connection within which a close without a byte means that the pod closed it before
+the request arrived. An engine that crashes as fast is told apart by the fresh connection: the pod refuses that."""
 
 
 class ClientRelay:
@@ -37,8 +42,7 @@ class ClientRelay:
     async def relay(self, exchange: Exchange) -> None:
         """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again.
 
-        A connection that was used before may be closing at the other end: if it dies without a byte, the pod has not
-        begun, and gets the request on a fresh one.
+        If the pod was just closing the idle connection that it was sent on, it is sent again on a fresh one.
         """
         self.exchange = exchange
         call, rim, body = self._call, self._rim, exchange.request.body
@@ -51,10 +55,11 @@ class ClientRelay:
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
             head = self._head(exchange, pod.address, call.raw_headers, call.head)
-            used = pod.take() if upload is None else None
+            used, raced = pod.take() if upload is None else None, None
             while True:
-                connection = used or await rim.pool.connect(pod)
+                connection = used or await _connected(rim.pool, pod, raced)
                 answer = kind(call, exchange, rim, connection)
+                exchange.sent_at = rim.clock.now()
                 try:
                     if upload is None:
                         if not body:
@@ -68,9 +73,9 @@ class ClientRelay:
                     raise
                 if error is None:
                     return
-                if used is None or not isinstance(error, Disconnected) or not error.silent:
+                if used is None or not self._met_close_race(exchange, error):
                     raise error
-                used = exchange.ending = None
+                raced, used, exchange.ending = error, None, None
         except asyncio.CancelledError:
             exchange.ending = exchange.ending or Ending.CLIENT_GONE
             raise
@@ -93,17 +98,18 @@ class ClientRelay:
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
             head = self._head(exchange, pod.address, _unpacked(self._call.raw_headers))
-            used = pod.take()
+            used, raced = pod.take(), None
             while True:
-                connection = used or await rim.pool.connect(pod)
+                connection = used or await _connected(rim.pool, pod, raced)
                 answer = Collected(exchange, rim, connection)
+                exchange.sent_at = rim.clock.now()
                 connection.send(answer, head, exchange.request.body)
                 try:
                     return await answer.body(seconds)
                 except Disconnected as error:
-                    if used is None or not error.silent:
+                    if used is None or not self._met_close_race(exchange, error):
                         raise
-                    used = None
+                    raced, used = error.with_traceback(None), None
         except asyncio.CancelledError:
             exchange.ending = exchange.ending or Ending.CLIENT_GONE
             raise
@@ -111,10 +117,25 @@ class ClientRelay:
             exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
             raise
 
+    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+        """See the port."""
+        self.exchange = exchange
+        self._call.answer(*passed_on(exchange, body, self._call.id))
+
     def end(self) -> None:
         """Nobody goes on with what was begun, if anything was."""
         if self._call.story is not None:
             self._call.story.end(self._call)
+
+    def _met_close_race(self, exchange: Exchange, error: KvlaneError) -> bool:
+        """Return whether the pod was closing an idle connection when the request reached it: then it has not begun."""
+        if not isinstance(error, Disconnected) or not error.silent:
+            return False
+        if exchange.sent_at is None or self._rim.clock.now() - exchange.sent_at > CLOSE_RACE:
+            return False
+        casualties = casualties_of(exchange.request)
+        was_first, casualties.had_close_race = not casualties.had_close_race, True
+        return was_first
 
     async def _upload(
         self, answer: Answer, connection: Connection, head: bytes, body: bytes, upload: Upload
@@ -158,6 +179,23 @@ class ClientRelay:
         if call.wants_websocket:
             return b"connection: Upgrade\r\nupgrade: websocket\r\n"
         return b"content-length: 0\r\n" if call.method in ("POST", "PUT", "PATCH") else b""
+
+
+async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None) -> Connection:
+    """Return a fresh connection. Raises `raced` if the pod that met the close race is gone: it had the request."""
+    try:
+        return await pool.connect(pod)
+    except ConnectFailed:
+        if raced is not None:
+            raise raced from None
+        raise
+
+
+def passed_on(exchange: Exchange, body: bytes, request_id: str) -> tuple[int, Pairs, bytes]:
+    """Return status, headers and body of a collected response as the client gets it."""
+    kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
+    headers = [("content-type", kind), ("x-request-id", request_id), *exchange.response_headers]
+    return exchange.status or 502, headers, body
 
 
 def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import xxhash
 
+from proxy.core.casualties import CASUALTIES
 from proxy.core.cycle_state import CycleState
 from proxy.core.errors import (
     AllFailed,
@@ -202,6 +203,8 @@ def anew(request: InferenceRequest) -> InferenceRequest:
     state = CycleState()
     if identity := request.state.read(IDENTITY):
         state.write(IDENTITY, identity)
+    if casualties := request.state.read(CASUALTIES):
+        state.write(CASUALTIES, casualties)
     return changed(request, state=state)
 
 

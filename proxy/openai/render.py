@@ -38,6 +38,8 @@ def render(error: RequestError, path: str, request_id: str) -> Rendered:
         headers.append(("x-llm-d-request-dropped-reason", dropped))
     if error.retry_after is not None:
         headers.append(("retry-after", str(math.ceil(error.retry_after))))
+    if error.should_retry is not None:
+        headers.append(("x-should-retry", "true" if error.should_retry else "false"))
     if isinstance(error, RateLimited):
         headers.extend(error.headers)
     if isinstance(error, Unauthorized):

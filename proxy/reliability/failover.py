@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from proxy.core.casualties import CASUALTIES, casualties_of
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
@@ -23,7 +24,7 @@ from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.reliability.budget import RetryBudget
-from proxy.reliability.poison import Poison
+from proxy.reliability.poison import SECONDS, Poison
 from proxy.reliability.settings import Retries
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,6 @@ class Journey:
     """Of the present round: only when nobody else is left a pod is asked again."""
     counted: int = 0
     """Tries that came to a pod, or that were made after everybody had been tried."""
-    died: list[Endpoint] = field(default_factory=list)
-    """Pods that broke off without an answer."""
     is_first_round: bool = True
 
 
@@ -72,8 +71,8 @@ class Failover:
     """No pod is asked again while another is left, and nobody beyond the attempts, the budget and the time that the
     client gave. A pod that cannot be reached had no work with the request, and counts for none of them.
 
-    A request whose pod broke off under it goes to another. If that breaks off too, and neither takes connections any
-    more, the request is suspected to be what kills them, and refused for a minute.
+    A request whose pod died under it goes to the pod with the fewest requests. It is quarantined if it was alone on
+    that pod and that dies too, or if a third pod dies: two pods that die one after the other had others in common.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Failover:
         self._clock = clock
         self._random = random
         self._budget = budget
-        self._alive = alive
+        self.is_alive = alive
         self._sleep = sleep
         self._narrow = narrow
         self._others = others
@@ -124,7 +123,7 @@ class Failover:
         journey.tried.append(exchange.endpoint)
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= exchange.request.deadline:
             raise GatewayTimeout("The pod that took the request did not answer in time.") from error
-        await self._suspect(journey, exchange, error)
+        await self._note_deaths(exchange, error)
         if _has_fallbacks(exchange.request) and self._is_exhausted(journey, exchange, error):
             raise _gave_up(exchange, error)
         if spares and self._has_done_enough(journey, exchange, error):
@@ -135,6 +134,7 @@ class Failover:
             raise GatewayTimeout("No pod has answered in the time that the request has.") from error
         if wait:
             await self._sleep(wait)
+            endpoint = self._choose(journey, exchange, error)  # by what is known when it is sent
         request = error.rest if isinstance(error, CutShort) else exchange.request
         leg = Exchange(request, exchange.decision, endpoint, exchange.attempt + 1, self._clock.now())
         leg.journey = journey
@@ -156,7 +156,7 @@ class Failover:
         if not isinstance(error, ConnectFailed):
             journey.counted += 1
         if error.broke_off:
-            journey.died.append(other.endpoint)
+            casualties_of(exchange.request).suspect(other)
 
     def _passed_over(self, exchange: Exchange, error: PassedOver) -> Exchange:
         """There is nothing to decide."""
@@ -168,12 +168,21 @@ class Failover:
         self._settings = settings
         self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
 
-    async def _suspect(self, journey: Journey, exchange: Exchange, error: UpstreamFailed) -> None:
-        if not error.broke_off:
+    async def _note_deaths(self, exchange: Exchange, error: UpstreamFailed) -> None:
+        """Raise SuspectedPoison if it is proven that pods die of the request."""
+        if error.broke_off:
+            casualties_of(exchange.request).suspect(exchange)
+        casualties = exchange.request.state.read(CASUALTIES)
+        if casualties is None or not casualties.suspected:
             return
-        journey.died.append(exchange.endpoint)
-        if len(journey.died) > 1 and not any([await self._alive(endpoint) for endpoint in journey.died]):
-            log.error("request %s is refused for a minute: pods die under it", exchange.request.id)
+        deaths, is_proven = casualties.deaths, False
+        for endpoint in tuple(casualties.suspected):
+            if not await self.is_alive(endpoint) and casualties.confirm(endpoint):
+                was_alone = len(deaths) == 2 and self.poison.was_alone(casualties, endpoint)
+                is_proven = is_proven or was_alone or len(deaths) > 2
+        if is_proven:
+            said = "request %s quarantined for %.0f s: %d pods crashed while serving it"
+            log.error(said, exchange.request.id, SECONDS, len(deaths))
             raise self.poison.suspect(exchange.request) from error
 
     def _count(self, journey: Journey, exchange: Exchange, error: UpstreamFailed) -> float:
@@ -198,7 +207,11 @@ class Failover:
             left = self._left(exchange, journey.tried)
         if not left:
             raise _gave_up(exchange, error)
-        return self._narrow(exchange.request, left)[0]
+        left = self._narrow(exchange.request, left)
+        casualties = exchange.request.state.read(CASUALTIES)
+        if casualties is not None and casualties.deaths:
+            return min(left, key=lambda endpoint: endpoint.load.requests)
+        return left[0]
 
     def _left(self, exchange: Exchange, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """In rank order, those that are ready and not among `tried`. Where a stored response decided, nobody else is

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import xxhash
 
+from proxy.core.casualties import Casualties, casualties_of
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import SuspectedPoison
+from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 
 SECONDS = 60.0
+TOGETHER = 1.0
+"""Seconds within which the connections of a pod that crashes break."""
+
 MOST = 1000
 """Suspects; beyond that the oldest is let go."""
 
@@ -20,6 +28,21 @@ class Poison:
         self._clock = clock
         self.suspects: dict[bytes, float] = {}
         """Until when each is refused. While there are none, nothing has to be hashed."""
+        self._broken: deque[tuple[float, Endpoint, Casualties]] = deque()
+        """Attempts that pods broke off in the last TOGETHER seconds: when, on which pod, of which request."""
+
+    def broke_off(self, exchange: Exchange) -> None:
+        """Note an attempt that its pod ended, whatever its client got."""
+        now = self._clock.now()
+        while self._broken and self._broken[0][0] < now - TOGETHER:
+            self._broken.popleft()
+        self._broken.append((now, exchange.endpoint, casualties_of(exchange.request)))
+
+    def was_alone(self, casualties: Casualties, endpoint: Endpoint) -> bool:
+        """Return whether the pod, which has just died, had no request but that of `casualties`."""
+        since = self._clock.now() - TOGETHER
+        others = (at >= since and pod is endpoint and whose is not casualties for at, pod, whose in self._broken)
+        return not endpoint.load.requests and not any(others)
 
     def suspect(self, request: InferenceRequest) -> SuspectedPoison:
         """From now on; returns what its client is told."""

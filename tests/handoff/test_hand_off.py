@@ -32,7 +32,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
-from proxy.handoff.hand_off import FAILED, HandOffs
+from proxy.handoff.hand_off import FAILED, REFUSED, HandOffs
 from proxy.http.upstream.errors import Disconnected
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.reliability.budget import RetryBudget
@@ -60,9 +60,15 @@ async def keeps_nothing(exchange: Exchange) -> bytes:
     return b'{"choices":[{}],"kv_transfer_params":null}'
 
 
-async def finds_fault(exchange: Exchange) -> bytes:
-    exchange.status, exchange.ending = 400, Ending.COMPLETE
-    return b""
+ERROR = b'{"error":{"message":"top_k must be at least -1"}}'
+
+
+def finds_fault(status: int) -> Script:
+    async def script(exchange: Exchange) -> bytes:
+        exchange.status, exchange.ending = status, Ending.COMPLETE
+        return ERROR
+
+    return script
 
 
 async def answers(exchange: Exchange) -> None:
@@ -89,11 +95,12 @@ async def declines(exchange: Exchange) -> Any:
 
 
 async def hangs(exchange: Exchange) -> Any:
+    """Has the request, and does not answer."""
+    exchange.sent_at = 3.0
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
         exchange.ending = Ending.CLIENT_GONE
-        exchange.last_byte_at = 3.0
         raise
 
 
@@ -111,6 +118,7 @@ class World:
         self.bodies: list[dict[str, Any]] = []
         self.on_pods: list[dict[str, int]] = []
         self.told: list[int | None] = []
+        self.passed_on: list[tuple[str, int | None, bytes]] = []
         self.counts: Counter[str] = Counter()
         self.producer: PredictedLatencyProducer | None = None
         self.ledger = Ledger(self.clock)
@@ -158,6 +166,9 @@ class World:
         self._note(exchange)
         answer: bytes = await self.scripts[exchange.endpoint.name](exchange)
         return answer
+
+    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+        self.passed_on.append((exchange.endpoint.name, exchange.status, body))
 
     @property
     def way(self) -> list[str]:
@@ -334,8 +345,23 @@ async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_af
     assert not pod.legs
 
 
-@pytest.mark.parametrize("fault", [keeps_nothing, finds_fault])
-async def test_what_the_prefill_pod_refuses_or_does_not_keep_is_left_to_the_decode_pod(fault: Script) -> None:
+@pytest.mark.parametrize("connector", ["nixl", "p2p-nccl", "mooncake", "sglang"])
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_client_gets_the_error_by_which_the_prefill_pod_rejects_its_request(
+    connector: str, status: int
+) -> None:
+    world = World(connector)
+    world.scripts |= {"p0": finds_fault(status), "d0": evicted_while_it_waits}
+    await world.serve()
+    assert world.passed_on == [("p0", status, ERROR)]
+    assert set(world.way) <= {"p0", "d0"}
+    assert ("d0" in world.way) is (connector in ("mooncake", "sglang")), "only what needs both at once is sent to both"
+    assert world.counts == {REFUSED: 1}
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [keeps_nothing, finds_fault(401), finds_fault(404)])
+async def test_what_the_prefill_pod_may_not_do_or_does_not_keep_is_left_to_the_decode_pod(fault: Script) -> None:
     world = World()
     world.scripts["p0"] = fault
     await world.serve()
@@ -533,7 +559,7 @@ async def evicted_while_it_waits(exchange: Exchange) -> None:
         raise
 
 
-@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault])
+@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault(404)])
 async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Script) -> None:
     world, meeting = World("sglang"), Meeting()
     world.scripts |= {"p0": fault, "d0": evicted_while_it_waits, "p1": meeting.prefill, "d1": meeting.decode}
@@ -543,7 +569,7 @@ async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Scrip
     world.assert_that_nothing_is_left()
 
 
-@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault])
+@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault(404)])
 async def test_where_it_can_do_without_the_same_decode_pod_waits_for_another_prefill(fault: Script) -> None:
     world, meeting, waited = World("mooncake"), Meeting(), 0
 

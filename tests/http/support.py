@@ -20,7 +20,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, Reason, UpstreamFailed, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
-from proxy.core.ports import Call, Relay
+from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
 from proxy.http.client import ClientConnection
@@ -104,8 +104,12 @@ class Pod:
         self.endpoint = Endpoint(f"pod-{port}", f"{'https' if self._tls else 'http'}://127.0.0.1:{port}")
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """The port; what is connected stays so."""
         self._server.close()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -192,6 +196,8 @@ class FakeGateway:
     calls: list[Call] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     crash: Exception | None = None
+    failure: UpstreamFailed | None = None
+    """Of the last attempt that failed."""
     patience: float = math.inf
 
     async def serve(self, call: Call, relay: Relay) -> None:
@@ -221,7 +227,7 @@ class FakeGateway:
             except UpstreamTimedOut as error:
                 raise GatewayTimeout("too late") from error
             except UpstreamFailed as error:
-                failure = error
+                self.failure = failure = error
             else:
                 return
         raise BadGateway("nobody answered") from failure
@@ -287,6 +293,7 @@ async def rig(
     timeouts: Timeouts = PATIENT,
     security: Security | None = None,
     trust: Trust | None = None,
+    clock: Clock | None = None,
     **listen: Any,
 ) -> AsyncIterator[Rig]:
     endpoints = [pod.endpoint if isinstance(pod, Pod) else pod for pod in pods]
@@ -299,7 +306,7 @@ async def rig(
         security or Security(),
         timeouts,
         gateway,
-        SystemClock(),
+        clock or SystemClock(),
         first_bytes.append,
         lambda call, status, outcome, exchange, sent: ended.append(Ended(call.path, status, outcome, exchange)),
         gateway.takes,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.core.clock import SystemClock
+from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange, Usage
-from proxy.core.ports import Call, Relay
+from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.http import collected
 from proxy.http.upstream.errors import Disconnected, Garbled
@@ -58,10 +58,13 @@ class Collecting:
 
 @asynccontextmanager
 async def collecting(
-    first: Pod | Endpoint, seconds: float = 5.0, headers: tuple[tuple[str, str], ...] = ()
+    first: Pod | Endpoint,
+    seconds: float = 5.0,
+    headers: tuple[tuple[str, str], ...] = (),
+    clock: Clock | None = None,
 ) -> AsyncIterator[tuple[Rig, Collecting]]:
     endpoint = first.endpoint if isinstance(first, Pod) else first
-    async with Pod(answering(plain(b'{"second":1}'))) as second, rig(second) as port:
+    async with Pod(answering(plain(b'{"second":1}'))) as second, rig(second, clock=clock) as port:
         gateway = Collecting(endpoint, second.endpoint, seconds, list(headers))
         port.gateway.serve = gateway.serve  # type: ignore[method-assign]
         yield port, gateway
@@ -105,11 +108,11 @@ async def test_another_id_takes_the_place_of_the_clients() -> None:
         assert received.all(b"x-request-id") == [b"___prefill_addr_p___r-7"]
 
 
-async def test_a_request_that_the_pod_finds_fault_with_has_no_answer_and_is_no_failure_of_the_pod() -> None:
+async def test_a_request_that_the_pod_rejects_is_no_failure_of_the_pod_and_its_error_is_returned() -> None:
     fault = plain(b'{"error":{}}').replace(b"200 OK", b"400 Bad Request")
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
-        assert (gateway.body, gateway.error) == (b"", None)
+        assert (gateway.body, gateway.error) == (b'{"error":{}}', None)
         assert gateway.exchange is not None
         assert (gateway.exchange.status, gateway.exchange.ending) == (400, Ending.COMPLETE)
 
@@ -199,7 +202,7 @@ async def test_a_used_connection_that_was_just_closing_costs_nothing() -> None:
         await request.body()
         await request.send(plain(ANSWER))
 
-    async with Pod(once) as pod, collecting(pod) as (port, gateway):
+    async with Pod(once) as pod, collecting(pod, clock=ManualClock()) as (port, gateway):
         await port.ask(post())
         await port.ask(post())
         assert gateway.error is None

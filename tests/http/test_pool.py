@@ -14,8 +14,9 @@ from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending
 from proxy.http.head import AnswerHead
 from proxy.http.upstream.connection import Connection
+from proxy.http.upstream.errors import Disconnected
 from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool
-from tests.http.support import Pod, Received, answering, plain, post, rig
+from tests.http.support import Pod, Received, Script, answering, plain, post, rig
 from tests.waiting import until
 
 
@@ -65,12 +66,74 @@ async def test_a_kept_connection_that_dies_under_a_request_is_replaced_once_by_a
             return
         await request.send(plain())
 
-    async with Pod(script) as pod, rig(pod) as port:
+    async with Pod(script) as pod, rig(pod, clock=ManualClock()) as port:
         for _ in range(2):
             assert (await port.ask(post())).status == 200
         assert pod.connections == 2
         assert len(port.gateway.exchanges) == 2
         assert port.exchange.ending is Ending.COMPLETE
+
+
+def breaking_off_kept_ones(clock: ManualClock, seconds: float = 0.0) -> Script:
+    """Breaks off, so many seconds after it came, what is not the first request of its connection."""
+    seen: set[asyncio.StreamWriter] = set()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        if request.writer in seen:
+            clock.advance(seconds)
+            request.break_off()
+            return
+        seen.add(request.writer)
+        await request.send(plain())
+
+    return script
+
+
+async def test_a_pod_that_hangs_up_on_a_kept_connection_after_a_while_has_had_the_request() -> None:
+    clock = ManualClock()
+    async with Pod(breaking_off_kept_ones(clock, 0.02)) as pod, rig(pod, clock=clock) as port:
+        assert (await port.ask(post())).status == 200
+        assert (await port.ask(post())).status == 502
+        assert (len(pod.requests), pod.connections) == (2, 1)
+
+
+async def test_a_request_meets_a_connection_that_was_just_closing_only_once() -> None:
+    clock = ManualClock()
+
+    async def busy_once(request: Received) -> None:
+        """Its first connection is kept, and then found closing; on the second one the pod hangs up."""
+        await request.body()
+        if request.connection == 1 and len(first.requests) == 1:
+            await request.send(plain())
+        else:
+            request.break_off()
+
+    second_script = breaking_off_kept_ones(clock)
+    async with Pod(busy_once) as first, Pod(second_script) as second, rig(first, second, clock=clock) as port:
+        assert (await port.ask(post())).status == 200
+        port.gateway.pods = [second.endpoint]
+        assert (await port.ask(post())).status == 200
+        port.gateway.pods = [first.endpoint, second.endpoint]
+        assert (await port.ask(post())).status == 502
+        assert (len(first.requests), len(second.requests)) == (3, 2)
+
+
+async def test_a_pod_that_is_gone_when_its_kept_connection_breaks_has_had_the_request() -> None:
+    clock = ManualClock()
+
+    async def dies(request: Received) -> None:
+        await request.body()
+        if len(pod.requests) == 1:
+            await request.send(plain())
+        else:
+            pod.close()
+            request.break_off()
+
+    async with Pod(dies) as pod, rig(pod, clock=clock) as port:
+        assert (await port.ask(post())).status == 200
+        assert (await port.ask(post())).status == 502
+        assert isinstance(port.gateway.failure, Disconnected)
 
 
 async def test_a_fresh_connection_that_dies_is_a_failure_of_the_pod() -> None:

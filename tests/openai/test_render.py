@@ -10,6 +10,7 @@ from proxy.core.errors import (
     NoEndpoints,
     RequestError,
     Saturated,
+    SuspectedPoison,
     UnknownModel,
 )
 from proxy.openai.render import render, stream_error
@@ -50,6 +51,13 @@ def test_what_may_work_later_says_when_and_gives_llm_ds_reason(error: RequestErr
     _, headers, _ = answer(error)
     assert int(headers["retry-after"]) >= 1
     assert headers["x-llm-d-request-dropped-reason"] == headers["x-kvlane-reason"] == error.reason.value
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/rerank"])
+def test_clients_of_every_api_are_told_not_to_send_a_suspected_request_again(path: str) -> None:
+    status, headers, _ = answer(SuspectedPoison(60.0), path)
+    assert (status, headers["x-should-retry"]) == (503, "false")
+    assert "x-should-retry" not in answer(NoEndpoints("none"), path)[1]
 
 
 def test_a_wrong_method_names_the_right_ones() -> None:
