@@ -24,6 +24,7 @@ from proxy.core.errors import (
 )
 from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.models.resolver import anew
 from proxy.reliability.budget import MOST, RetryBudget
 from proxy.reliability.failover import Failover
 from proxy.reliability.settings import Backoff, Retries
@@ -295,3 +296,60 @@ async def test_what_was_begun_and_that_nobody_goes_on_with_cannot_be_sent_again(
     with pytest.raises(BadGateway) as refused:
         await world.failover.following(first, CutShort("reset", first.request))
     assert not isinstance(refused.value, AllFailed)
+
+
+def beside(world: World, name: str, text: bytes = b"innocent") -> None:
+    """Another request that the pod breaks off at this moment."""
+    pod = next(pod for pod in world.pods if pod.name == name)
+    request = world.first(text).request
+    world.failover.poison.broke_off(Exchange(request, Decision(pod), pod, 0, world.clock.now()))
+
+
+async def test_a_request_is_not_refused_for_two_pods_that_had_other_requests_too() -> None:
+    world = World("abcd")
+    world.dead = "ab"
+    leg = world.first()
+    beside(world, "a")
+    leg = await world.failover.following(leg, BROKE_OFF)
+    beside(world, "b")
+    leg = await world.failover.following(leg, BROKE_OFF)
+    assert leg.endpoint.name == "c"
+    assert not world.failover.poison.suspects
+    world.dead = "abc"
+    with pytest.raises(SuspectedPoison):
+        await world.failover.following(leg, BROKE_OFF)
+
+
+async def test_what_broke_long_before_a_pod_died_is_no_other_request_on_it() -> None:
+    world = World("abcd")
+    world.dead = "ab"
+    leg = await world.failover.following(world.first(), BROKE_OFF)
+    beside(world, "b")
+    world.clock.advance(2.0)
+    with pytest.raises(SuspectedPoison):
+        await world.failover.following(leg, BROKE_OFF)
+
+
+async def test_after_a_pod_has_died_the_pod_with_the_fewest_requests_is_next() -> None:
+    world = World("abcd")
+    world.dead = "a"
+    for pod, requests in zip(world.pods[1:], (3, 2, 0), strict=True):
+        pod.charge(requests, 0)
+    assert await world.journey(BROKE_OFF) == "ad"
+    assert await world.journey(GARBLED) == "ab"
+
+
+async def test_a_pod_that_restarts_and_dies_again_counts_twice() -> None:
+    world = World("a")
+    world.dead = "a"
+    assert await world.journey(BROKE_OFF, BROKE_OFF) == "aa SuspectedPoison"
+
+
+async def test_deaths_count_on_when_a_fallback_model_is_asked() -> None:
+    world = World("ab")
+    world.dead = "ab"
+    first = world.first()
+    await world.failover.following(first, BROKE_OFF)
+    other = Exchange(anew(first.request), Decision(world.pods[1]), world.pods[1], 0, 1001.0)
+    with pytest.raises(SuspectedPoison):
+        await world.failover.following(other, BROKE_OFF)
