@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from proxy.openai.asked_usage import READ_AT_MOST, at_the_end
+from proxy.openai.asked_usage import at_the_end
 from proxy.openai.events import EVENT_END, FLAT_OBJECT, fields_of
+from proxy.openai.weight import is_light
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -76,7 +77,7 @@ class Counted(NamedTuple):
 def counted(path: str, body: bytes) -> Counted | None:
     """None for a request whose answer cannot go on, whatever will come of it. What is too long to be read twice is not
     asked."""
-    if len(body) > READ_AT_MOST:
+    if not is_light(body):
         return Counted(body)
     fields = _fields(body)
     if fields is None or not _can_go_on(path, fields):

@@ -13,6 +13,7 @@ import orjson
 from proxy.core.errors import BadRequest, InvalidJson
 from proxy.core.request import EMPTY_PROMPT, Prompt
 from proxy.openai import multipart, prompts
+from proxy.openai.weight import bounded_int
 
 Body = Mapping[str, Any]
 
@@ -100,7 +101,7 @@ def _lenient(body: bytes, strict: ValueError) -> Any:
     if not body:
         raise InvalidJson("The request has no body; send a JSON object.")
     try:
-        return json.loads(body)
+        return json.loads(body, parse_int=bounded_int)
     except RecursionError:
         raise InvalidJson("The request body is nested too deeply.") from None
     except UnicodeDecodeError:

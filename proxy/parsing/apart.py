@@ -1,16 +1,21 @@
-"""The process that reads large bodies, one after the other, until its standard input ends."""
+"""The process that reads large bodies, one after the other within a memory limit, until its standard input ends."""
 
 from __future__ import annotations
 
 import pickle
+import resource
 import sys
 
-from proxy.core.errors import RequestError
+from proxy.core.errors import BodyTooLarge, RequestError
 from proxy.openai.parse import parse
 from proxy.parsing.wire import LENGTH, Question, Reply, framed, taken_apart
 
+MEMORY = 2 << 30
+"""Bytes of address space. The values of a body of 64 MiB take 1.5 GiB at worst: 64 bytes for each three."""
+
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while header := source.read(LENGTH):
         question: Question = pickle.loads(source.read(int.from_bytes(header, "little")))
@@ -23,6 +28,8 @@ def answer(question: Question, body: bytes) -> list[bytes]:
         return taken_apart(parse(question.path, body, question.content_type), body)
     except RequestError as error:
         return [framed(Reply(error))]
+    except (MemoryError, SystemError):  # SystemError: orjson's, where memory is short
+        return [framed(Reply(BodyTooLarge("The request body takes too much memory to read.")))]
 
 
 if __name__ == "__main__":

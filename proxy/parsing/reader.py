@@ -1,31 +1,38 @@
-"""Makes requests of bodies: at once, or in a process of its own where that would hold up all other requests."""
+"""Makes requests of bodies: at once, or in another process where that would hold up all other requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 import pickle
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
+from dataclasses import dataclass
 from types import TracebackType
 
+from proxy.core.errors import BodyTooLarge
 from proxy.core.ports import Call
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.openai.parse import Parsed, parse
 from proxy.openai.paths import model_in
+from proxy.openai.weight import is_light
 from proxy.parsing.wire import LENGTH, Question, Reply, assembled, framed
 from proxy.reliability import deadline
 
 log = logging.getLogger(__name__)
 
-LARGE = 256 * 1024
-"""Bytes. A body takes 4 us per KiB as one text and up to 15 as many small objects, and no thread can help, for the
-parser holds the interpreter: so what is read at once takes 4 ms at most, where 8 MiB would take 30 to 120."""
+QUICK = 8 << 20
+"""Bytes of a body that is parsed in 0.1 s mostly: larger ones leave one process to those."""
 
 _UNREAD = 64 << 20
 """Bytes of an answer that may wait in the pipe's buffer."""
+
+_TRIES = 2
+"""A process may be killed for reasons that have nothing to do with the body that it parses."""
 
 _BROKEN = (OSError, EOFError, pickle.UnpicklingError)
 
@@ -35,6 +42,11 @@ def parsed_at_once(call: Call) -> Parsed:
     if call.method in ("GET", "HEAD", "DELETE"):
         return Parsed(model_in(call.query) or "", call.body)
     return parse(call.path, call.body, call.headers.get("content-type", ""))
+
+
+def is_parsed_at_once(call: Call) -> bool:
+    """Whether parsing the body holds up the event loop for a few milliseconds at most."""
+    return is_light(call.body, call.headers.get("content-type", ""))
 
 
 def question(call: Call) -> tuple[str, bytes, str]:
@@ -55,16 +67,39 @@ def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> Infere
     )
 
 
-class BodyParser:
-    """`async with BodyParser()`: the process is started by the first large body, and ends with the context.
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A body that waits for a process."""
 
-    It takes one body at a time. If it dies, the body that it had is read here, and the next one starts another.
+    size: int
+    turn: asyncio.Future[_Worker]
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A process for bodies of up to `limit` bytes, one at a time; started by the first one."""
+
+    limit: float
+    process: Process | None = None
+    is_busy: bool = False
+
+
+class BodyParser:
+    """`async with BodyParser()`: processes that parse bodies, first come first served. Each is started by the first
+    body that it parses, and ends with the context.
+
+    One process takes any body, the other one those of up to QUICK bytes, so these do not wait for larger ones. A body
+    whose client leaves is taken out of the queue; while it is parsed, a quick one is finished for nobody, and the
+    process of a larger one is killed, so memory beyond the budget is bounded: QUICK bytes for each process here, and in
+    the process what the values of one body take.
     """
 
     def __init__(self) -> None:
         self._tasks = Tasks()
-        self._turn = asyncio.Lock()
-        self._process: Process | None = None
+        self._workers = (_Worker(QUICK), _Worker(math.inf))
+        self._waiting: deque[_Waiting] = deque()
+        self.given = 0
+        """Bodies that processes were given."""
 
     async def __aenter__(self) -> BodyParser:
         return self
@@ -73,33 +108,84 @@ class BodyParser:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._tasks.stop()
-        await self._end()
+        for worker in self._workers:
+            await _end(worker)
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that wait for a process."""
+        return len(self._waiting)
 
     async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
-        """As `openai.parse`; raises what that raises. What was begun is finished even if nobody waits for it any more:
-        the process answers in order."""
-        asked = self._tasks.start(self._asked(Question(path, content_type, len(body)), body), "a large body")
-        answered: tuple[Reply, list[bytes]] | None = await asyncio.shield(asked)
-        return parse(path, body, content_type) if answered is None else assembled(*answered, body)
-
-    async def _asked(self, question: Question, body: bytes) -> tuple[Reply, list[bytes]] | None:
-        """None if the process died over it."""
-        async with self._turn:
+        """As `openai.parse`; raises what that raises, and BodyTooLarge for a body under which processes die."""
+        asked = Question(path, content_type, len(body))
+        for _ in range(_TRIES):
+            worker = await self._acquire(len(body))
+            exchange = self._tasks.start(self._exchanged(worker, asked, body), "a large body")
             try:
-                process = self._process = self._process or await _start()
-                return await _exchange(process, question, body)
-            except _BROKEN as error:
-                log.warning("the process that reads large bodies failed: %r", error)
-                await self._end()
-                return None
+                answered: tuple[Reply, list[bytes]] | None = await asyncio.shield(exchange)
+            except asyncio.CancelledError:
+                if len(body) > QUICK:
+                    exchange.cancel()
+                raise
+            if answered is not None:
+                return assembled(*answered, body)
+        raise BodyTooLarge("The request body takes too much memory to read.")
 
-    async def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to hear of it
-                    process.kill()
-            await process.wait()
+    async def _acquire(self, size: int) -> _Worker:
+        """Return a process that is not busy, after all that wait for one as well. It is busy then."""
+        waiting = _Waiting(size, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._assign()
+        try:
+            return await waiting.turn
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif not waiting.turn.cancelled():
+                self._release(waiting.turn.result())
+            raise
+
+    def _assign(self) -> None:
+        for worker in self._workers:
+            if not worker.is_busy:
+                waiting = next((each for each in self._waiting if each.size <= worker.limit), None)
+                if waiting is not None:
+                    self._waiting.remove(waiting)
+                    worker.is_busy = True
+                    waiting.turn.set_result(worker)
+
+    def _release(self, worker: _Worker) -> None:
+        worker.is_busy = False
+        self._assign()
+
+    async def _exchanged(self, worker: _Worker, question: Question, body: bytes) -> tuple[Reply, list[bytes]] | None:
+        """None if the process died over it."""
+        self.given += 1
+        is_done = False
+        try:
+            process = worker.process = worker.process or await _start()
+            answered = await _exchange(process, question, body)
+            is_done = True
+            return answered
+        except _BROKEN as error:
+            log.warning("the process that parses large bodies failed: %r", error)
+            return None
+        finally:
+            try:
+                if not is_done:
+                    await _end(worker)
+            finally:
+                self._release(worker)
+
+
+async def _end(worker: _Worker) -> None:
+    process, worker.process = worker.process, None
+    if process is not None:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to hear of it
+                process.kill()
+        await process.wait()
 
 
 async def _start() -> Process:
@@ -117,4 +203,9 @@ async def _exchange(process: Process, question: Question, body: bytes) -> tuple[
     await process.stdin.drain()
     size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
     reply: Reply = pickle.loads(await process.stdout.readexactly(size))
-    return reply, [await process.stdout.readexactly(size) for size in reply.sizes]
+    behind, start = await process.stdout.readexactly(sum(reply.sizes)), 0
+    pieces = []
+    for size in reply.sizes:
+        pieces.append(behind[start : start + size])
+        start += size
+    return reply, pieces

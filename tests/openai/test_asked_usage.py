@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.request import InferenceRequest
-from proxy.openai.asked_usage import LARGEST_EVENT, OPTIONS, READ_AT_MOST, UsageTaker, asking, with_question
+from proxy.openai.asked_usage import LARGEST_EVENT, OPTIONS, UsageTaker, asking, with_question
+from proxy.openai.weight import LARGE
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -111,7 +112,7 @@ def test_several_prompts_have_several_choices(prompt: str, one: bool) -> None:
 
 
 def test_a_large_body_is_asked_only_where_it_need_not_be_read() -> None:
-    large = '"messages":["' + "x" * READ_AT_MOST + '"]}'
+    large = '"messages":["' + "x" * LARGE + '"]}'
     assert asked("{" + large) is not None
     assert asked('{"n":1,' + large) is None
     assert asked('{"stream_options":{},' + large) is None

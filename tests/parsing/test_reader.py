@@ -3,21 +3,41 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 
 import orjson
 import pytest
 
-from proxy.core.errors import BadRequest, InvalidJson
+from proxy.core.errors import BadRequest, BodyTooLarge, InvalidJson
 from proxy.openai.parse import parse
-from proxy.parsing.reader import BodyParser
-from proxy.parsing.wire import MOST
+from proxy.parsing.reader import QUICK, BodyParser
+from proxy.parsing.wire import MOST, MOST_PARTS
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
 
 def chat(size: int = 10, **fields: object) -> bytes:
     return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * size}], **fields})
+
+
+def process_of(parser: BodyParser) -> Process | None:
+    """That of small bodies."""
+    process: Process | None = parser._workers[0].process
+    return process
+
+
+def worker_pids(parser: BodyParser) -> list[int]:
+    return [each.process.pid for each in parser._workers if each.process is not None]
+
+
+async def stopped(parser: BodyParser) -> list[int]:
+    """Start both processes and stop them with a signal, so that what they are given is never parsed."""
+    await asyncio.gather(parser.parse_apart(CHAT, chat(), ""), parser.parse_apart(CHAT, chat(), ""))
+    for pid in worker_pids(parser):
+        os.kill(pid, signal.SIGSTOP)
+    return worker_pids(parser)
 
 
 @pytest.fixture
@@ -86,24 +106,82 @@ async def test_a_request_that_is_given_up_does_not_shift_the_answers_of_others(p
 async def test_a_process_that_dies_costs_no_request(parser: BodyParser) -> None:
     body = chat(1000)
     await parser.parse_apart(CHAT, body, "")
-    process = parser._process
+    process = process_of(parser)
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
 
     assert await parser.parse_apart(CHAT, body, "") == parse(CHAT, body)
     assert await parser.parse_apart(CHAT, body, "") == parse(CHAT, body)
-    assert parser._process is not None
-    assert parser._process.pid != process.pid
+    (pid,) = worker_pids(parser)
+    assert pid != process.pid
 
 
 async def test_the_process_ends_with_its_owner() -> None:
     async with BodyParser() as parser:
         await parser.parse_apart(CHAT, chat(), "")
-        process = parser._process
+        process = process_of(parser)
     assert process is not None
     assert process.returncode is not None
 
 
 async def test_nothing_is_started_for_those_who_send_no_large_bodies() -> None:
     async with BodyParser() as parser:
-        assert parser._process is None
+        assert worker_pids(parser) == []
+
+
+async def test_a_body_whose_client_leaves_while_it_waits_is_not_parsed(parser: BodyParser) -> None:
+    pids = await stopped(parser)
+    given = parser.given
+    begun = [asyncio.create_task(parser.parse_apart(CHAT, chat(), "")) for _ in range(2)]
+    waiting = [asyncio.create_task(parser.parse_apart(CHAT, chat(100_000), "")) for _ in range(12)]
+    await until(lambda: parser.waiting == 12)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert parser.waiting == 0
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert await asyncio.gather(*begun) == [parse(CHAT, chat())] * 2
+    assert parser.given == given + 2
+
+
+async def test_a_large_body_whose_client_leaves_while_it_is_parsed_gives_way_to_the_next_one(
+    parser: BodyParser,
+) -> None:
+    await stopped(parser)
+    leaving = asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), ""))
+    await until(lambda: parser._workers[1].is_busy)
+    leaving.cancel()
+
+    assert (await parser.parse_apart(CHAT, chat(QUICK + 1), "")).model == "m"
+
+
+async def test_a_large_body_that_is_parsed_does_not_hold_up_smaller_ones(parser: BodyParser) -> None:
+    pids = await stopped(parser)
+    os.kill(pids[0], signal.SIGCONT)
+    large = [asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), "")) for _ in range(3)]
+    await until(lambda: parser.waiting == 2)
+
+    assert await parser.parse_apart(CHAT, chat(300_000), "") == parse(CHAT, chat(300_000))
+    assert not any(task.done() for task in large)
+    for task in large:
+        task.cancel()
+
+
+async def test_a_body_under_which_processes_die_is_refused_and_not_parsed_here(parser: BodyParser) -> None:
+    asked = asyncio.create_task(parser.parse_apart(CHAT, chat(QUICK), ""))
+    killed: set[int] = set()
+    while not asked.done():
+        for pid in set(worker_pids(parser)) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        await asyncio.sleep(0.001)
+    with pytest.raises(BodyTooLarge):
+        await asked
+    assert len(killed) == 2
+
+
+async def test_of_a_prompt_of_very_many_parts_the_first_come_back(parser: BodyParser) -> None:
+    body = orjson.dumps({"prompt": ["a"] * (MOST_PARTS + 10)})
+
+    assert len((await parser.parse_apart("/v1/completions", body, "")).prompt.parts) == MOST_PARTS

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import math
+
+import orjson
+import pytest
+
+from proxy.openai.parse import parse
+from proxy.openai.weight import LARGE, bounded_int, is_light
+
+SIZE = LARGE - 1024
+
+
+def filled(unit: bytes, head: bytes, tail: bytes) -> bytes:
+    return head + unit * ((SIZE - len(head) - len(tail)) // len(unit)) + tail
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        filled(b"[],", b'{"messages":[],"metadata":[', b"0]}"),
+        filled(b"[NaN],", b'{"messages":[],"metadata":[', b"0]}"),
+        filled(b"NaN,", b'{"messages":[],"metadata":[', b"0]}"),
+        filled(b'{"a":1},', b'{"messages":[],"metadata":[', b"0]}"),
+        filled(b"[", b'{"messages":[],"metadata":', b""),
+        filled(b"12345,", b'{"prompt":[', b"0]}"),
+        filled(b'"a",', b'{"prompt":[', b'"a"]}'),
+        filled(b'{"role":"user","content":"a"},', b'{"messages":[', b"{}]}"),
+        filled(b'{"type":"image","image":1},', b'{"messages":[{"role":"user","content":[', b"{}]}]}"),
+        filled(b'{"type":"function"},', b'{"messages":[],"tools":[', b"{}]}"),
+    ],
+)
+def test_bodies_of_many_values_are_not_read_on_the_event_loop(body: bytes) -> None:
+    assert len(body) < LARGE
+    assert not is_light(body)
+
+
+def test_forms_of_many_parts_are_not_read_on_the_event_loop() -> None:
+    assert not is_light(filled(b"\r\n--X\r\n", b"", b""), "multipart/form-data; boundary=X")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        filled(b"A sentence, as people write them. ", b'{"messages":[{"role":"user","content":"', b'"}]}'),
+        filled(b"\\u00e9", b'{"messages":[{"role":"user","content":"', b'"}]}'),
+        orjson.dumps({"messages": [{"role": "user", "content": "x" * 500}] * 400}),
+    ],
+)
+def test_conversations_are_read_on_the_event_loop(body: bytes) -> None:
+    assert is_light(body)
+
+
+def test_integers_that_no_engine_takes_are_not_converted() -> None:
+    assert (bounded_int("17"), bounded_int("1" * 4000)) == (17, math.inf)
+    assert parse("/v1/chat/completions", b'{"messages":[],"a":[NaN,%b]}' % (b"1" * 5000)).model is None
