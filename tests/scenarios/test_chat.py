@@ -89,7 +89,7 @@ async def test_an_unknown_model_is_refused_without_asking_a_pod() -> None:
         assert not any(len(pod.requests) for pod in s.pods)
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"model":"","messages":[]}', b'{"model":"sim","messages":3}', b""])
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"model":5,"messages":[]}', b'{"model":"sim","messages":3}', b""])
 async def test_bad_bodies_are_refused_and_the_next_request_is_served(raw: bytes) -> None:
     async with stack() as s:
         async with s.http.post(s.url + CHAT, data=raw) as response:
