@@ -23,7 +23,15 @@ from proxy.fleet.ledger import Ledger
 from proxy.openai.asked_usage import asking
 from proxy.openai.parse import Parsed
 from proxy.openai.paths import response_id
-from proxy.parsing.reader import BodyParser, is_parsed_at_once, parsed_at_once, question, request_of
+from proxy.parsing.reader import (
+    BodyParser,
+    is_large_form,
+    is_parsed_at_once,
+    parsed_at_once,
+    parsed_form,
+    question,
+    request_of,
+)
 from proxy.pool import Pool, Pools
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.failover import Failover
@@ -73,7 +81,12 @@ class Gateway:
             request, pool = request_of(call, parsed, "", self.request_timeout), self.pools.holding(pinned)
             await self._place(pool, request, parsed, relay, produces=False)
             return
-        parsed = parsed_at_once(call) if is_parsed_at_once(call) else await self.parser.parse_apart(*question(call))
+        if is_large_form(call):
+            parsed = await parsed_form(call)
+        elif is_parsed_at_once(call):
+            parsed = parsed_at_once(call)
+        else:
+            parsed = await self.parser.parse_apart(*question(call))
         model = self.fleet.only_model() if parsed.model is None else parsed.model
         request = request_of(call, parsed, model, self.request_timeout)
         if self.failover.poison.suspects:

@@ -63,6 +63,7 @@ class FakeCall:
     headers: Mapping[str, str] = field(default_factory=dict)
     received_at: float = 0.0
     identity: Identity | None = None
+    upload: object | None = None
 
 
 @dataclass

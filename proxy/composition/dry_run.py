@@ -52,6 +52,7 @@ class NoCall:
     method: str = "POST"
     query: str = ""
     identity: Identity | None = None
+    upload: object | None = None
 
 
 @dataclass(frozen=True, slots=True)

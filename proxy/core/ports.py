@@ -77,6 +77,10 @@ class Call(Protocol):
         """All of it, or the beginning of a streamed upload."""
 
     @property
+    def upload(self) -> object | None:
+        """The rest of a streamed upload; None if `body` is all of it."""
+
+    @property
     def received_at(self) -> float: ...
     @property
     def identity(self) -> Identity | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.http.call import HttpCall
 
 KEPT_BEGINNING = 64 * 1024
-"""Bytes of a streamed body that are kept: enough to find the model in a form, and to try another pod."""
+"""Bytes of a streamed form that are kept: enough to find its model."""
 
 COLLECTED = 1024 * 1024
 """Bytes of a body that its connection may collect."""
@@ -88,9 +88,11 @@ class Upload:
     """The rest of a body whose beginning is in `HttpCall.body`. `begun` says that some of it has been taken, so the
     request cannot be sent a second time."""
 
-    def __init__(self, payload: Body, already: int, settings: Listen) -> None:
+    def __init__(self, payload: Body, already: int, form: multipart.Form, settings: Listen) -> None:
+        """`form` has read the beginning, which has `already` bytes."""
         self._payload = payload
         self._size = already
+        self._form = form
         self._settings = settings
         self.begun = False
 
@@ -107,6 +109,10 @@ class Upload:
         self._size += len(piece)
         if self._size > self._settings.max_body:
             raise too_large(self._settings.max_body)
+        if piece:
+            self._form.feed(piece)
+        else:
+            self._form.finish()
         return piece
 
 
@@ -177,13 +183,19 @@ class BodyReader:
             self._sweep.watched.discard(progress)
 
     async def _collect(self, call: HttpCall, payload: Body, declared: int | None, progress: _Progress) -> None:
-        """A declared length is reserved at once: bodies that each hold half would wait for each other. A form is
-        streamed if its beginning names the model; with the file first it has to be read whole."""
+        """A declared length is reserved at once: bodies that each hold half would wait for each other. A form that is
+        larger than `listen.keptUpload`, or for which the budget has no room now, is streamed if its beginning names the
+        model; with the file first it has to be read whole."""
         if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue" and not payload.is_eof():
             call.transport.write(CONTINUE)
-        streamed = _is_multipart(call.headers)
-        keep = KEPT_BEGINNING if streamed else self._max_body
-        if declared is not None:
+        streamed, keep = _is_multipart(call.headers), int(self._max_body)
+        if streamed and declared is None:
+            keep = self._settings.kept_upload
+        elif streamed and declared is not None and self._keeps(declared):
+            call.retained, streamed = declared, False
+        elif streamed:
+            keep = KEPT_BEGINNING
+        if declared is not None and not call.retained:
             await self._reserve(call, min(declared, keep), progress)
         pieces: list[bytes] = []
         small: list[bytes] = []
@@ -201,11 +213,17 @@ class BodyReader:
             if streamed and size >= keep:
                 pieces = [b"".join((*pieces, *small))]
                 small.clear()
-                if multipart.field(pieces[0], call.headers["content-type"], "model"):
-                    call.upload = Upload(payload, size, self._settings)
+                form = multipart.Form(call.headers["content-type"])
+                form.feed(pieces[0])
+                if form.model is not None:
+                    call.upload = Upload(payload, size, form, self._settings)
                     break
                 streamed = False
         call.body = b"".join((*pieces, *small))
+
+    def _keeps(self, size: int) -> bool:
+        """Whether a form of this size is read whole. It has its place in the budget then."""
+        return size <= self._settings.kept_upload and self.budget.take_now(size)
 
     async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:
         progress.queued = True

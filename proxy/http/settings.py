@@ -41,6 +41,12 @@ class Listen:
         "memory for request bodies, heads and pipelined requests in the whole process; beyond it reading pauses",
         at_least=1,
     )
+    kept_upload: Size = param(
+        Size(64 * MIB),
+        "largest form that is read whole, so that it can be sent to another pod if one fails;"
+        " a larger one is streamed to one pod",
+        at_least=1,
+    )
     head_timeout: Duration = param(
         Duration(30.0), "from the first byte of a request's head to its last; longer is 408", more_than=0
     )

@@ -227,8 +227,8 @@ def _has(headers: Mapping[str, str], rule: Rewrite) -> bool:
 
 def _rewritten(request: InferenceRequest, model: str) -> bytes:
     content_type = request.headers.get("content-type", "")
-    if content_type.startswith("multipart/"):
-        body = multipart.with_field(request.body, content_type, "model", model)
+    if multipart.is_multipart(content_type):
+        body = multipart.with_model(request.body, content_type, model)
     else:
         body = with_model(request.body, model)
     if body is None:

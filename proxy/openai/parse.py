@@ -57,8 +57,8 @@ class Parsed(NamedTuple):
 
 def parse(path: str, body: bytes, content_type: str = "application/json") -> Parsed:
     """Raises BadRequest for what no engine could understand; what an engine may judge is left to it."""
-    if content_type.startswith("multipart/"):
-        return Parsed(multipart.field(body, content_type, "model"), body)
+    if multipart.is_multipart(content_type):
+        return Parsed(multipart.model_of(body, content_type), body)
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:

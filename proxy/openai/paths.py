@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
+
+from proxy.core.errors import BadRequest
 
 _STORED = "/v1/responses/"
 _STORED_RESPONSE = re.compile(rf"{_STORED}([^/]+)")
@@ -20,5 +22,11 @@ def response_id(path: str) -> str | None:
 
 
 def model_in(query: str) -> str | None:
-    """The model that a query names: `/v1/realtime?model=…` has no body to name one."""
-    return parse_qs(query.removeprefix("?")).get("model", [None])[0]
+    """The model that a query names: `/v1/realtime?model=…` has no body to name one. Raises BadRequest if it names
+    several, because servers differ in which one counts."""
+    if "model" not in query and "%" not in query:
+        return None
+    named = [value for name, value in parse_qsl(query.removeprefix("?"), keep_blank_values=True) if name == "model"]
+    if len(named) > 1:
+        raise BadRequest("The query has more than one 'model'; send one.", param="model")
+    return named[0] if named else None

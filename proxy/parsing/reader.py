@@ -17,6 +17,7 @@ from proxy.core.errors import BodyTooLarge
 from proxy.core.ports import Call
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
+from proxy.openai.multipart import STEP, Form, is_multipart
 from proxy.openai.parse import Parsed, parse
 from proxy.openai.paths import model_in
 from proxy.openai.weight import is_light
@@ -36,17 +37,38 @@ _TRIES = 2
 
 _BROKEN = (OSError, EOFError, pickle.UnpicklingError)
 
+_NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
+"""Methods of requests whose query names the model, whatever their body says."""
+
 
 def parsed_at_once(call: Call) -> Parsed:
     """What has no body may name no model: any pod will do then. Raises BadRequest."""
-    if call.method in ("GET", "HEAD", "DELETE"):
+    if call.method in _NAMED_BY_QUERY:
         return Parsed(model_in(call.query) or "", call.body)
     return parse(call.path, call.body, call.headers.get("content-type", ""))
 
 
 def is_parsed_at_once(call: Call) -> bool:
     """Whether parsing the body holds up the event loop for a few milliseconds at most."""
-    return is_light(call.body, call.headers.get("content-type", ""))
+    return call.method in _NAMED_BY_QUERY or is_light(call.body, call.headers.get("content-type", ""))
+
+
+async def parsed_form(call: Call) -> Parsed:
+    """A large form, or the beginning of one, in steps between which others are served. Raises BadRequest."""
+    form = Form(call.headers.get("content-type", ""))
+    for start in range(0, len(call.body), STEP):
+        form.feed(call.body[start : start + STEP])
+        await asyncio.sleep(0)
+    if call.upload is None:
+        form.finish()
+    return Parsed(form.model, call.body)
+
+
+def is_large_form(call: Call) -> bool:
+    """Whether it is to be read by `parsed_form`."""
+    if call.method in _NAMED_BY_QUERY:
+        return False
+    return call.upload is not None or (len(call.body) > STEP and is_multipart(call.headers.get("content-type", "")))
 
 
 def question(call: Call) -> tuple[str, bytes, str]:

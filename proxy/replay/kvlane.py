@@ -55,6 +55,7 @@ class VirtualCall:
     body: bytes
     received_at: float
     identity: None = None
+    upload: None = None
     method: str = "POST"
     path: str = "/v1/completions"
     query: str = ""

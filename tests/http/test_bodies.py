@@ -17,6 +17,8 @@ from tests.waiting import PATIENCE, until
 
 SPEECH = "/v1/audio/transcriptions"
 FORM = "content-type: multipart/form-data; boundary=XX"
+STREAMED = Size(64 * 1024)
+"""`listen.keptUpload`, so that larger forms are streamed."""
 
 
 def form(size: int) -> bytes:
@@ -193,6 +195,41 @@ async def test_what_is_larger_than_the_budget_gets_it_alone() -> None:
     assert budget.used == 50
 
 
+async def test_a_form_that_is_kept_goes_to_the_next_pod_when_one_declines_it() -> None:
+    bodies: list[bytes] = []
+
+    async def busy(request: Received) -> None:
+        await request.body()
+        await request.send(b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy")
+
+    async def script(request: Received) -> None:
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    async with Pod(busy) as bad, Pod(script) as good, rig(bad, good) as port:
+        assert (await port.ask(post(SPEECH, form(300_000), FORM))).status == 200
+    assert bodies == [form(300_000)]
+
+
+async def test_a_form_for_which_the_budget_has_no_room_is_streamed() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod, retained_bodies=Size(2_000_000)) as port:
+        port.server.budget.used += 500_000
+        assert (await port.ask(post(SPEECH, form(1_800_000), FORM))).status == 200
+        assert len(port.gateway.calls[0].body) < 1_000_000
+
+
+async def test_a_second_model_in_the_rest_of_a_streamed_form_ends_the_upload() -> None:
+    async def script(request: Received) -> None:
+        await request.gone()
+
+    whole = form(300_000).removesuffix(b"--XX--\r\n")
+    whole += b'--XX\r\ncontent-disposition: form-data; name="model"\r\n\r\nother\r\n--XX--\r\n'
+    async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port:
+        seen = await port.ask(post(SPEECH, whole, FORM))
+        assert seen.status == 400
+        assert "more than one 'model'" in seen.json()["error"]["message"]
+
+
 async def test_an_upload_is_passed_on_while_it_arrives() -> None:
     got = bytearray()
     whole = form(1_000_000)
@@ -203,7 +240,7 @@ async def test_an_upload_is_passed_on_while_it_arrives() -> None:
             got.extend(await request.reader.read(65536))
         await request.send(plain())
 
-    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+    async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, f"content-length: {len(whole)}", "connection: close") + whole[:500_000])
         await until(lambda: len(got) >= 400_000)
         assert len(port.gateway.calls[0].body) < 400_000
@@ -222,7 +259,7 @@ async def test_a_form_whose_file_comes_first_is_read_until_it_names_its_model() 
 
     file = b'--XX\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 300_000
     whole = file + b'\r\n--XX\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--XX--\r\n'
-    async with Pod(script) as pod, rig(pod) as port:
+    async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port:
         assert (await port.ask(post(SPEECH, whole, FORM))).status == 200
         assert port.gateway.calls[0].body == whole
     assert bodies == [whole]
@@ -237,7 +274,7 @@ async def test_a_chunked_upload_stays_chunked() -> None:
         await request.send(plain())
 
     whole = form(300_000)
-    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+    async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "transfer-encoding: chunked", "connection: close"))
         for start in range(0, len(whole), 50_000):
             client.send(chunk(whole[start : start + 50_000]))
@@ -248,7 +285,7 @@ async def test_a_chunked_upload_stays_chunked() -> None:
 
 
 async def test_an_upload_takes_no_connection_that_may_be_closing() -> None:
-    async with Pod(answering(plain())) as pod, rig(pod) as port:
+    async with Pod(answering(plain())) as pod, rig(pod, kept_upload=STREAMED) as port:
         await port.ask(post())
         await port.ask(post(SPEECH, form(500_000), FORM))
         assert pod.connections == 2
@@ -275,7 +312,7 @@ async def test_a_pod_that_does_not_read_makes_the_client_stop_sending() -> None:
         await request.send(plain())
 
     whole = form(60 * 2**20)
-    async with Pod(script, room=ROOM) as pod, rig(pod) as port, port.client() as client:
+    async with Pod(script, room=ROOM) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, f"content-length: {len(whole)}", "connection: close"))
         client.send(whole)
         left = -1
@@ -295,7 +332,7 @@ async def test_an_answer_before_the_end_of_an_upload_ends_both_connections() -> 
         await request.gone()
         gone.set()
 
-    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+    async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port, port.client() as client:
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         answer = await client.answer()
         await asyncio.wait_for(gone.wait(), PATIENCE)
@@ -311,7 +348,7 @@ async def test_an_upload_goes_to_the_next_pod_while_only_its_beginning_was_taken
         bodies.append(await request.body())
         await request.send(plain())
 
-    async with Pod(script) as pod, rig(nobody, pod) as port:
+    async with Pod(script) as pod, rig(nobody, pod, kept_upload=STREAMED) as port:
         assert (await port.ask(post(SPEECH, form(500_000), FORM))).status == 200
     assert bodies == [form(500_000)]
 
@@ -322,7 +359,12 @@ async def test_an_upload_that_was_passed_on_is_not_sent_twice() -> None:
         await asyncio.sleep(0.05)
         request.break_off()
 
-    async with Pod(script) as bad, Pod(answering(plain())) as good, rig(bad, good) as port, port.client() as client:
+    async with (
+        Pod(script) as bad,
+        Pod(answering(plain())) as good,
+        rig(bad, good, kept_upload=STREAMED) as port,
+        port.client() as client,
+    ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
         answer = await client.answer()
         assert answer.startswith(b"HTTP/1.1 502 ")
@@ -336,7 +378,12 @@ async def test_a_pod_that_declines_in_the_middle_of_an_upload_answers_the_client
         await asyncio.sleep(0.05)
         await request.send(b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy")
 
-    async with Pod(script) as bad, Pod(answering(plain())) as good, rig(bad, good) as port, port.client() as client:
+    async with (
+        Pod(script) as bad,
+        Pod(answering(plain())) as good,
+        rig(bad, good, kept_upload=STREAMED) as port,
+        port.client() as client,
+    ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(300_000))
         answer = await client.answer()
         assert answer.startswith(b"HTTP/1.1 503 ")
@@ -351,7 +398,11 @@ async def test_an_upload_that_stops_arriving_is_408_and_lets_the_pod_go() -> Non
         await request.gone()
         gone.set()
 
-    async with Pod(script) as pod, rig(pod, body_timeout=Duration(0.1)) as port, port.client() as client:
+    async with (
+        Pod(script) as pod,
+        rig(pod, body_timeout=Duration(0.1), kept_upload=STREAMED) as port,
+        port.client() as client,
+    ):
         client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
         assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
         await asyncio.wait_for(gone.wait(), PATIENCE)
@@ -361,7 +412,11 @@ async def test_a_chunked_upload_above_the_limit_is_413() -> None:
     async def script(request: Received) -> None:
         await request.gone()
 
-    async with Pod(script) as pod, rig(pod, max_body=Size(200_000)) as port, port.client() as client:
+    async with (
+        Pod(script) as pod,
+        rig(pod, max_body=Size(200_000), kept_upload=STREAMED) as port,
+        port.client() as client,
+    ):
         client.send(head(SPEECH, FORM, "transfer-encoding: chunked") + chunk(form(100_000)))
         await until(lambda: bool(pod.requests))
         client.send(chunk(b"x" * 150_000))
@@ -375,7 +430,7 @@ async def test_a_client_that_leaves_in_its_upload_takes_the_pods_request_with_it
         await request.gone()
         gone.set()
 
-    async with Pod(script) as pod, rig(pod) as port:
+    async with Pod(script) as pod, rig(pod, kept_upload=STREAMED) as port:
         async with port.client() as client:
             client.send(head(SPEECH, FORM, "content-length: 1000000") + form(200_000))
             await until(lambda: bool(pod.requests))

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.openai import model_field, multipart
@@ -98,13 +98,13 @@ def test_a_form_keeps_all_but_the_field(before: str, after: str, sound: bytes, f
     name = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n' + before.encode() + b"\r\n"
     file = b'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\n' + sound.replace(b"-", b"") + b"\r\n"
     form = (file + name if file_first else name + file) + b"--b--\r\n"
-    changed = multipart.with_field(form, "multipart/form-data; boundary=b", "model", after)
+    assume(b"\r\n--b" not in b"\r\n" + before.encode() and b"\r\n--b" not in b"\r\n" + sound)
+    changed = multipart.with_model(form, "multipart/form-data; boundary=b", after)
     if "\r" in after or "\n" in after:
         assert changed is None
-    elif "\r\n--b" not in before:
+    else:
         assert changed == form.replace(name, name.replace(b"\r\n\r\n" + before.encode(), b"\r\n\r\n" + after.encode()))
 
 
 def test_a_form_without_the_field_is_not_rewritten() -> None:
-    assert multipart.with_field(b"--b\r\n", "multipart/form-data; boundary=b", "model", "m") is None
-    assert multipart.with_field(b"--b\r\n", "multipart/form-data", "model", "m") is None
+    assert multipart.with_model(b"--b\r\n", "multipart/form-data; boundary=b", "m") is None

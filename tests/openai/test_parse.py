@@ -278,25 +278,14 @@ def test_rerank_and_score_see_the_query_before_each_document() -> None:
 FORM = (
     b'--b\r\nContent-Disposition: form-data; name="language"\r\n\r\nen\r\n'
     b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
-    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\1\r\n--b--\r\n'
 )
 
 
-def test_a_boundary_need_not_be_text() -> None:
-    raw = b"\xfb\xff"
-    header = "multipart/form-data; boundary=" + raw.decode("utf-8", "surrogateescape")
-    assert parse("/v1/audio/transcriptions", FORM.replace(b"--b", b"--" + raw), header).model == "whisper"
-    assert parse("/v1/audio/transcriptions", FORM, header).model is None
-
-
-@pytest.mark.parametrize("boundary", ["multipart/form-data; boundary=b", 'multipart/form-data; boundary="b"'])
-def test_the_model_of_an_upload_is_found_in_its_beginning(boundary: str) -> None:
-    parsed = parse("/v1/audio/transcriptions", FORM, boundary)
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=b", 'Multipart/Form-Data; boundary="b"'])
+def test_the_model_of_a_form_is_found(kind: str) -> None:
+    parsed = parse("/v1/audio/transcriptions", FORM, kind)
     assert (parsed.model, parsed.body) == ("whisper", FORM)
-
-
-def test_a_form_field_that_has_not_arrived_whole_is_not_taken_for_one() -> None:
-    assert parse("/v1/audio/transcriptions", FORM[:110], "multipart/form-data; boundary=b").model is None
 
 
 JSON = st.recursive(

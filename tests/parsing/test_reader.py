@@ -4,14 +4,16 @@ import asyncio
 import os
 import signal
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 import orjson
 import pytest
 
 from proxy.core.errors import BadRequest, BodyTooLarge, InvalidJson
+from proxy.core.identity import Identity
 from proxy.openai.parse import parse
-from proxy.parsing.reader import QUICK, BodyParser
+from proxy.parsing.reader import QUICK, BodyParser, is_large_form, is_parsed_at_once, parsed_at_once, parsed_form
 from proxy.parsing.wire import MOST, MOST_PARTS
 from tests.waiting import until
 
@@ -185,3 +187,46 @@ async def test_of_a_prompt_of_very_many_parts_the_first_come_back(parser: BodyPa
     body = orjson.dumps({"prompt": ["a"] * (MOST_PARTS + 10)})
 
     assert len((await parser.parse_apart("/v1/completions", body, "")).prompt.parts) == MOST_PARTS
+
+
+@dataclass
+class Sent:
+    """A client's request."""
+
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    method: str = "POST"
+    path: str = "/v1/audio/transcriptions"
+    query: str = ""
+    upload: object | None = None
+    id: str = "id"
+    received_at: float = 0.0
+    identity: Identity | None = None
+
+
+FORM = {"content-type": "multipart/form-data; boundary=B"}
+NAMED = b'--B\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
+DASHES = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"-- " * 100_000
+
+
+async def test_a_large_form_is_read_whole_and_the_beginning_of_a_streamed_one_is_read_too() -> None:
+    whole, beginning = Sent(NAMED + DASHES + b"\r\n--B--\r\n", FORM), Sent(NAMED + DASHES, FORM, upload=object())
+    for call in (whole, beginning):
+        assert is_large_form(call)
+        assert (await parsed_form(call)).model == "m"
+    with pytest.raises(BadRequest, match="last boundary"):
+        await parsed_form(Sent(NAMED + DASHES, FORM))
+
+
+def test_a_request_without_a_body_of_its_own_is_of_the_model_in_its_query_however_large_its_body_is() -> None:
+    for headers in ({}, FORM):
+        call = Sent(chat(1_000_000), headers, "GET", "/v1/realtime", "?model=other")
+        assert not is_large_form(call)
+        assert is_parsed_at_once(call)
+        assert parsed_at_once(call).model == "other"
+
+
+def test_a_query_that_names_two_models_is_refused() -> None:
+    for query in ("?model=a&model=b", "?model=a&mod%65l=b", "?model=a&model="):
+        with pytest.raises(BadRequest, match="more than one 'model'"):
+            parsed_at_once(Sent(b"", {}, "GET", "/v1/realtime", query))

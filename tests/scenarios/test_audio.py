@@ -78,7 +78,7 @@ async def test_a_form_without_a_length_is_passed_on_while_it_arrives() -> None:
         yield b"more\r\n--kvlane--\r\n"
 
     headers = {"content-type": "multipart/form-data; boundary=kvlane"}
-    async with stack(1) as s:
+    async with stack(1, settings={"listen": {"keptUpload": "64KiB"}}) as s:
         asked = asyncio.get_running_loop().create_task(upload_pieces(s, pieces(), headers))
         await until(lambda: bool(s.pods[0].requests.open))
         arriving.set()

@@ -53,6 +53,7 @@ class FakeCall:
     body: bytes = b"{}"
     received_at: float = 0.0
     identity: Identity | None = None
+    upload: object | None = None
 
 
 class World:
