@@ -79,7 +79,7 @@ class Api:
                 asked = {**query, "limit": str(PAGE), **({"continue": page} if page else {})}
                 said = await self._page(session, path, asked)
                 items += said.get("items") or ()
-                page = said["metadata"].get("continue", "")
+                page = said["metadata"].get("continue") or ""
                 if not page:
                     return Listed(items, said["metadata"]["resourceVersion"])
 
@@ -116,9 +116,11 @@ class Api:
         if answer.status != 200:
             raise _refusal(answer.status, body)
         said = _parsed(body)
-        if not isinstance(said.get("metadata"), dict) or "resourceVersion" not in said["metadata"]:
-            raise ApiError(0, "the answer is no list")
-        return said
+        match said:
+            case {"metadata": {"resourceVersion": str()} as metadata} if isinstance(said.get("items") or [], list):
+                if isinstance(metadata.get("continue") or "", str):
+                    return said
+        raise ApiError(0, "the server's response is not a list of objects")
 
     async def _session(self, silence: float | None = None) -> aiohttp.ClientSession:
         """`silence`: seconds without a byte after which a connection is given up."""
@@ -155,7 +157,8 @@ def _event(line: bytes) -> Event:
     if not isinstance(kind, str) or not isinstance(told, dict):
         raise ApiError(0, "a line of the watch is no event")
     if kind == "ERROR":
-        raise ApiError(told.get("code") or 0, told.get("message") or "the watch failed")
+        code = told.get("code")
+        raise ApiError(code if isinstance(code, int) else 0, str(told.get("message") or "the watch failed"))
     return Event(kind, told)
 
 

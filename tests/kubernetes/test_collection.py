@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -310,7 +311,14 @@ async def test_an_error_in_a_watch_is_logged_and_outlived(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    "line", [b"no json", b"[]", b'{"type": "ADDED"}', b'{"type": "ADDED", "object": {"kind": "x"}}']
+    "line",
+    [
+        b"no json",
+        b"[]",
+        b'{"type": "ADDED"}',
+        b'{"type": "ADDED", "object": {"kind": "x"}}',
+        b'{"type": "ERROR", "object": {"code": "x", "message": 5}}',
+    ],
 )
 async def test_a_watch_that_makes_no_sense_is_begun_anew(line: bytes) -> None:
     async with two_pods() as (server, followed):
@@ -361,6 +369,35 @@ async def test_a_list_with_an_object_without_a_name_is_asked_for_again(caplog: p
             server.objects[pods_in()]["a"]["metadata"]["name"] = name
             await until(lambda: set(followed.objects) == {"a"})
     assert "an object of the list has no name" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        b'{"metadata": {"resourceVersion": "5"}, "items": 5}',
+        b'{"metadata": {"resourceVersion": "5", "continue": ["x"]}, "items": []}',
+        b'{"metadata": {"resourceVersion": []}, "items": []}',
+        b'{"metadata": null}',
+    ],
+)
+async def test_a_list_of_another_shape_is_asked_for_again(listed: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(listed), listed))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        followed = Followed(replace(FAST, server=url))
+        async with Tasks() as tasks:
+            tasks.start(followed.run(), "watch")
+            await until(lambda: asked == 3)
+    assert "is not a list of objects" in caplog.text
 
 
 async def test_objects_stay_while_the_server_is_away_and_are_put_right_when_it_is_back() -> None:
