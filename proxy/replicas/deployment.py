@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from struct import error as StructError
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import orjson
 
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
+from proxy.replicas import bodies
 from proxy.replicas.absence import Absence
 from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, members, packed, shared, version_of
 from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
@@ -25,7 +25,7 @@ from proxy.replicas.series import ReplicaSeries
 from proxy.replicas.settings import ReplicaSettings
 from proxy.replicas.shares import Shares
 from proxy.replicas.way import Local
-from proxy.replicas.wire import EVERYBODY, HUB, OTHER_HOSTS, Garbled, Kind, frame, record
+from proxy.replicas.wire import EVERYBODY, HUB, OTHER_HOSTS, UNREADABLE, Kind, frame, record
 
 log = logging.getLogger(__name__)
 
@@ -369,9 +369,9 @@ class Deployment:
                 self._heard_myself(packet.number)
             elif (host := self._peers.hear(packet)) is not None:
                 self._take(host, packet)
-        except (Garbled, StructError, ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             self._series.garbled.add()
-            log.error("replicas: %s: %s", type(error).__name__, error)
+            log.error("dropped a packet of another host: %s: %s", type(error).__name__, error)
 
     def _pass_over(self, version: int) -> None:
         """Said once: it goes on for as long as a rollout does."""
@@ -397,15 +397,14 @@ class Deployment:
         elif packet.say is Say.ASK:
             self._tell(self._peers.number(host, 0), 1.0 if orjson.loads(packet.body) else 0.0)
         else:
-            self._take_facts(host, orjson.loads(packet.body))
+            self._take_facts(host, *bodies.facts(packet.body))
             if packet.say is Say.HELLO:
                 self._tell(self._peers.number(host, 0), 0.0)
         self._ask(host, packet)
         if packet.say is not Say.NEWS:
             self._divide()
 
-    def _take_facts(self, host: Host, facts: dict[str, Any]) -> None:
-        name, config, there = str(facts["name"]), str(facts["config"]), [int(member) for member in facts["members"]]
+    def _take_facts(self, host: Host, name: str, config: str, there: Sequence[int]) -> None:
         host.name, host.config = name, config
         self._peers.number(host, 0)
         self._peers.keep(host, there)

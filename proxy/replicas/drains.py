@@ -64,5 +64,5 @@ class SharedDrains:
 def _said(body: bytes) -> list[tuple[str, int, bool]]:
     try:
         return [(str(name), int(changes), bool(drains)) for name, changes, drains in orjson.loads(body)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise Garbled("drains that are none") from None

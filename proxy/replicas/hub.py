@@ -12,7 +12,7 @@ from proxy.core.ports import Tally
 from proxy.replicas.link import Link
 from proxy.replicas.outbox import Outbox
 from proxy.replicas.way import Uplink
-from proxy.replicas.wire import EVERYBODY, HUB, Garbled, Kind, record, records
+from proxy.replicas.wire import EVERYBODY, HUB, UNREADABLE, Kind, record, records
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,9 @@ class Hub:
         try:
             for kind, body in records(batch):
                 self._take(worker, kind, body)
-        except Garbled as error:
+        except UNREADABLE as error:
             self._garbled.add()
-            log.error("the bus: worker %d: %s", worker, error)
+            log.error("dropped a message of worker %d: %s: %s", worker, type(error).__name__, error)
 
     def _catch_up(self, worker: int) -> None:
         """What waits in the outbox is told first: it is older than the snapshot. One of the others is asked for what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Protocol
 
 import orjson
@@ -74,6 +75,8 @@ def entries(body: bytes) -> Iterator[tuple[Who, int, Sequence[float]]]:
     try:
         for (kind, name, of), running, numbers in orjson.loads(body):
             first, second, third, fourth, fifth = map(float, numbers)
+            if not isfinite(first + second + third + fourth + fifth) or running < 0:
+                raise ValueError
             yield (str(kind), str(name), str(of)), int(running), (first, second, third, fourth, fifth)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise Garbled("limits that are none") from None

@@ -46,7 +46,7 @@ def _lent(given: Mapping[str, Any]) -> Lent:
             name: None if caps is None else {cap: int(amount) for cap, amount in caps.items()}
             for name, caps in given.items()
         }
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         raise Garbled("parts that are none") from None
 
 

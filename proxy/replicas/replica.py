@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from struct import error as StructError
 from zlib import crc32
 
 import orjson
@@ -14,6 +13,7 @@ import orjson
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Tally
 from proxy.core.tasks import Tasks
+from proxy.replicas import bodies
 from proxy.replicas.limits import SharedLimits
 from proxy.replicas.link import Link
 from proxy.replicas.loads import Apply, OwnLoads, PeerLoads
@@ -23,7 +23,7 @@ from proxy.replicas.queues import SharedQueue
 from proxy.replicas.roster import Roster
 from proxy.replicas.sessions import MOST_TOLD, SharedSessions
 from proxy.replicas.way import Way
-from proxy.replicas.wire import EVERYBODY, HUB, Garbled, Kind, record, records
+from proxy.replicas.wire import EVERYBODY, HUB, UNREADABLE, Kind, record, records
 
 log = logging.getLogger(__name__)
 
@@ -181,9 +181,9 @@ class Replica:
         try:
             for kind, body in records(batch):
                 self._take(peer, kind, body)
-        except (Garbled, StructError, ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             self._garbled.add()
-            log.error("the bus: %s from %d: %s", type(error).__name__, peer, error)
+            log.error("dropped a message of peer %d: %s: %s", peer, type(error).__name__, error)
 
     def _take(self, peer: int, kind: Kind, body: bytes) -> None:
         if kind is Kind.LOAD:
@@ -201,25 +201,24 @@ class Replica:
             for queue in self.queues:
                 queue.take(peer, body)
         elif kind is Kind.BINDINGS:
-            for response_id, pod in orjson.loads(body):
+            for response_id, pod in bodies.bindings(body):
                 self._bound(response_id, pod)
         elif kind is Kind.DOUBTS:
-            self._doubted(peer, orjson.loads(body))
+            self._doubted(peer, bodies.doubts(body))
         elif kind is Kind.BREAKER:
-            self._broke(*orjson.loads(body))
+            self._broke(*bodies.breaker(body))
         elif kind is Kind.TRIED:
-            self._tried(body.decode())
+            self._tried(bodies.pod(body))
         elif kind is Kind.RESET:
             self._forget(peer)
             for queue in self.queues:
                 queue.reset(peer)
         elif kind is Kind.HOSTS:
-            self._be_among(*orjson.loads(body))
+            self._be_among(*bodies.hosts(body))
         elif kind is Kind.VANISHED:
             self.gone(int.from_bytes(body, "little"))
         elif kind is Kind.SNAPSHOT:
-            asked = orjson.loads(body)
-            self.ask(int(asked["to"]), float(asked["memory"]))
+            self.ask(*bodies.snapshot(body))
         else:
             self._told(kind, body)
 

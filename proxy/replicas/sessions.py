@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 from struct import Struct
 from struct import error as StructError
 from typing import Protocol
@@ -86,6 +87,8 @@ def _bindings(body: bytes) -> Iterator[tuple[bytes, float, str]]:
             at += _BINDING.size + size
             if at > len(body):
                 raise Garbled("a session's pod is cut off")
+            if not 0.0 <= age < inf:
+                raise Garbled("a session of no age")
             yield key, age, body[at - size : at].decode()
         except (StructError, UnicodeDecodeError):
             raise Garbled("a session that is none") from None

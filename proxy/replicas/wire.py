@@ -85,6 +85,11 @@ class Garbled(Exception):
     """Bytes that are no frame, or no record."""
 
 
+UNREADABLE = (Garbled, StructError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What taking in the bytes of another process can raise. It is counted and logged, and costs that message only: a link
+that is cut for it would cost a worker, or all that is known of a host."""
+
+
 def frame(address: int, records: bytes) -> bytes:
     return _FRAME.pack(len(records), address) + records
 

@@ -36,6 +36,7 @@ from proxy.http.admin_server import AdminServer
 from proxy.http.listening import BACKLOG
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.breaker import Breakers
+from proxy.replicas import bodies
 from proxy.replicas.hub import Hub
 from proxy.replicas.loads import PeerLoads
 from proxy.replicas.roster import Roster
@@ -313,15 +314,15 @@ class Supervisor:
         elif kind is Kind.RESET:
             self._peer_loads.vanished(worker)
         elif kind is Kind.DOUBTS:
-            self.fleet.doubted_by(worker, orjson.loads(body))
+            self.fleet.doubted_by(worker, bodies.doubts(body))
         elif kind is Kind.BREAKER:
-            self._broke(*orjson.loads(body))
-        elif kind is Kind.TRIED and (endpoint := self.fleet.get(body.decode())):
+            self._broke(*bodies.breaker(body))
+        elif kind is Kind.TRIED and (endpoint := self.fleet.get(bodies.pod(body))):
             self._breakers.hold_off(endpoint)
         elif kind is Kind.DRAINS and self._others is not None:
             self._others.drains.take(body)
         elif kind is Kind.RELOADED:
-            self._crew.reloaded(worker, *orjson.loads(body))
+            self._crew.reloaded(worker, *bodies.reloaded(body))
         elif kind is Kind.READY and child is not None:
             child.ready.set()
         elif kind is Kind.LEAVING and child is not None:

@@ -11,6 +11,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
+from proxy.replicas import bodies
 from proxy.replicas.hub import Hub
 from proxy.replicas.link import Link
 from proxy.replicas.prefixes import SharedIndex
@@ -283,3 +284,21 @@ async def test_where_nothing_is_shared_workers_hear_of_the_pods_only() -> None:
     for member in members:
         await member.replica.close()
     hub.close()
+
+
+async def test_a_record_that_the_hub_cannot_use_costs_that_record_and_not_the_link_of_its_worker() -> None:
+    async with bus() as it:
+
+        def refuse(worker: int, kind: Kind, body: bytes) -> None:
+            if kind is Kind.BREAKER:
+                bodies.breaker(body)
+            it.heard.append((worker, kind, body))
+
+        it.hub._take = refuse
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.replica._outbox.send(record(Kind.BREAKER, b"{]"))
+        one.replica._outbox.send(record(Kind.BREAKER, b'[["a"],true]'))
+        one.dispatch(2)
+        await until(lambda: two.pod.load.requests == 2 and any(kind is Kind.LOAD for _, kind, _ in it.heard))
+        assert it.garbled.value == two.garbled.value == 2
+        assert it.hub.members == [1, 2]
