@@ -1,106 +1,92 @@
-"""Throws bytes at the four places where they come in, and looks for crashes, hangs and exceptions in the log.
+"""Send bytes to every place where they come in, and look for crashes, hangs, exceptions in the log and wrong grants.
 
-    python bench/fuzz.py --seconds 600 requests answers yaml admin
+    python bench/fuzz.py --seconds 600
+    python bench/fuzz.py --seconds 600 --seed 7 responses multipart
 
     requests   bytes at the data port
-    answers    bytes of pods at the relay
-    yaml       text at the loader of the configuration
+    responses  bytes of a pod in response to requests of all APIs
+    multipart  forms: which model a key is checked against, and which one the engine's parser reads
     admin      bodies at the admin port
+    yaml       text at the loader of the configuration
+    discovery  files of pods and of API keys
+    cluster    objects of a Kubernetes API server
+    jwt        tokens, and documents with an issuer's keys
+    messages   what other workers and other proxies say on the bus and over the store
 
-Inputs are the corpus of `tests/corpus`, mutated; the seed that is printed repeats a run. What fails is written to the
-working directory, and the exit code is 1.
+Inputs are the files of `tests/corpus/<target>` and mutations of them; the seed that is printed repeats a run. An input
+that fails is stored in that directory, so that the next run begins with it, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import random
+import re
+import resource
+import selectors
+import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
+from zlib import crc32
 
-from proxy import yaml_source
-from proxy.app import App
-from proxy.core.errors import ConfigError
-from proxy.settings import from_mapping
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-ROOT = Path(__file__).parent.parent
-CORPUS = ROOT / "tests" / "corpus"
+from bench.fuzzing import bus, files, forms, ports, tokens
+from bench.fuzzing.inputs import CORPUS, Check, Mutator, seeded
 
-PATIENCE = 5.0
-"""Seconds after which one input counts as a hang."""
+STUCK = 60
+"""Seconds after which one input counts as a hang that holds the event loop."""
 
-QUIET = 0.02
+HELD = 0.05
+"""Seconds of CPU in one turn of the event loop that are reported."""
 
-LONGEST = 64 * 1024
-"""Bytes of an input."""
-
-CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-STREAMED = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
-GOOD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
-
-WORDS: tuple[bytes, ...] = (
-    *(b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"\xff", b"\xc3\x28", b"%00", b"%2e"),
-    *(b"transfer-encoding: chunked\r\n", b"content-length: 2\r\n", b"content-length: 99999999999999999999\r\n"),
-    *(b"connection: close\r\n", b"upgrade: websocket\r\nconnection: upgrade\r\n", b"expect: 100-continue\r\n"),
-    *(b"0\r\n\r\n", b"2\r\n{}\r\n", b"fffffffff\r\n", b"HTTP/1.1 ", b"HTTP/1.0 ", b"GET ", b"HEAD "),
-    *(b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 101 x\r\n\r\n", b"data: [DONE]\n\n", b'data: {"usage":{}}\n\n'),
-    *(b"null", b"true", b"-1", b"1e999", b"NaN", b'"\\ud800"', b"[" * 200, b"{" * 200, b'{"a":' * 200, b"9" * 400),
-    *(b"&a ", b"*a", b"!!python/object:os.system ", b"<<: ", b"${HOME}", b"${X:-", b"? ", b"- ", b"---\n", b"|\n"),
-)
-
-Check = Callable[[bytes], Awaitable[str]]
-"""What is wrong with how an input was taken; empty: nothing."""
+MOST_FAILURES = 10
 
 
-class Mutator:
-    def __init__(self, name: str, rng: random.Random) -> None:
-        self._rng = rng
-        self.corpus = [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+@dataclass(frozen=True)
+class Target:
+    """Where `errors_are_faults` is not set, a log line without an exception is the expected reaction to a bad input."""
 
-    def next(self) -> bytes:
-        data = self._rng.choice(self.corpus)
-        for _ in range(self._rng.randrange(6)):
-            data = self._mutated(data)
-        return data[:LONGEST]
+    opened: Callable[[], AbstractAsyncContextManager[Check]]
+    errors_are_faults: bool = True
 
-    def _mutated(self, data: bytes) -> bytes:
-        rng = self._rng
-        start = rng.randrange(len(data) + 1)
-        end = min(len(data), start + rng.choice((1, 1, 2, 4, 16, 200)))
-        kind = rng.randrange(6)
-        if kind == 0:
-            return data[:start] + data[end:]
-        if kind == 1:
-            return data[:start] + rng.choice(WORDS) + data[start:]
-        if kind == 2:
-            return data[:start] + rng.choice(WORDS) + data[end:]
-        if kind == 3:
-            return data[:end] + data[start:end] * rng.choice((1, 2, 50)) + data[end:]
-        if kind == 4:
-            return data[:start] + bytes([rng.randrange(256)]) + data[start + 1 :]
-        other = rng.choice(self.corpus)
-        return data[:start] + other[rng.randrange(len(other) + 1) :]
+
+TARGETS = {
+    "requests": Target(ports.requests),
+    "responses": Target(ports.responses),
+    "multipart": Target(forms.multipart),
+    "admin": Target(ports.admin),
+    "yaml": Target(files.yaml),
+    "discovery": Target(files.discovery, errors_are_faults=False),
+    "cluster": Target(files.cluster, errors_are_faults=False),
+    "jwt": Target(tokens.tokens, errors_are_faults=False),
+    "messages": Target(bus.messages, errors_are_faults=False),
+}
 
 
 class Faults(logging.Handler):
-    """Collects what the log says of exceptions, and what the loop does."""
+    """Collects exceptions of the log and of the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, errors_are_faults: bool = True) -> None:
         super().__init__(logging.WARNING)
+        self._errors_are_faults = errors_are_faults
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info or record.levelno >= logging.ERROR:
+        if record.exc_info or (self._errors_are_faults and record.levelno >= logging.ERROR):
             self.found.append(self.format(record))
 
-    def of_the_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    def of_the_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.found.append(repr(context))
 
     def take(self) -> str:
@@ -108,189 +94,112 @@ class Faults(logging.Handler):
         return "\n".join(found)
 
 
-@asynccontextmanager
-async def proxy_before(pod: asyncio.Server) -> AsyncIterator[App]:
-    port = pod.sockets[0].getsockname()[1]
-    settings = {
-        "listen": {"host": "127.0.0.1", "port": 0, "headTimeout": "1s", "bodyTimeout": "1s"},
-        "admin": {"port": 0},
-        "pods": {"static": [{"url": f"http://127.0.0.1:{port}", "models": ["m"]}], "refresh": {"interval": "60s"}},
-        "reliability": {
-            "timeouts": {"firstByte": "1s", "idle": "1s", "request": "2s"},
-            "retries": {"attempts": 1},
-            "breaker": {"failures": 1_000_000, "panicPercent": 0},
-        },
-        "telemetry": {"accessLog": False},
-    }
-    async with App(from_mapping(settings)) as app:
-        yield app
+class MeasuredLoop(asyncio.SelectorEventLoop):
+    """Measures the CPU time of each of its turns."""
+
+    def __init__(self) -> None:
+        self.turns = _Turns()
+        super().__init__(self.turns)
 
 
-async def said(port: int, pieces: list[bytes], quiet: float = PATIENCE) -> bytes | None:
-    """What comes back, until it is closed; None if it is not. After so many seconds in which nothing comes the sender
-    says that there is no more."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = b""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0)
-            with contextlib.suppress(TimeoutError):
-                while data := await asyncio.wait_for(reader.read(65536), quiet):
-                    answer += data
-                return answer
-            writer.write_eof()
-            return answer + await reader.read()
-    except TimeoutError:
-        return None
-    except (ConnectionError, OSError):
-        return b""
-    finally:
-        writer.transport.abort()
+class _Turns(selectors.DefaultSelector):
+    def __init__(self) -> None:
+        super().__init__()
+        self._began = time.thread_time()
+        self._longest = 0.0
 
-
-def cut(data: bytes, rng: random.Random) -> list[bytes]:
-    places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 3))))
-    return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True) if start < end]
-
-
-async def answer_well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A pod that cannot make head or tail of a request hangs up."""
-    try:
-        while line := await reader.readuntil(b"\r\n\r\n"):
-            for field in line.split(b"\r\n"):
-                if field.lower().startswith(b"content-length:"):
-                    await reader.readexactly(int(field[15:]))
-            writer.write(GOOD)
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
-        pass
-    finally:
-        writer.close()
-
-
-@asynccontextmanager
-async def requests(rng: random.Random) -> AsyncIterator[Check]:
-    async with await asyncio.start_server(answer_well, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
-
-        async def check(data: bytes) -> str:
-            answer = await said(app.port, cut(data, rng), QUIET)
-            if answer is None:
-                return "the connection was not closed"
-            if answer and not answer.startswith(b"HTTP/1.1 "):
-                return f"answered {answer[:80]!r}"
-            healthy = await said(app.port, [CHAT % (len(STREAMED), STREAMED)])
-            if healthy is None or not healthy.startswith(b"HTTP/1.1 200 "):
-                return f"the next request was answered {healthy!r}"
-            return "requests are in flight that have ended" if app.ledger.in_flight else ""
-
-        yield check
-
-
-@asynccontextmanager
-async def answers(rng: random.Random) -> AsyncIterator[Check]:
-    answer = b""
-
-    async def answer_badly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._longest = max(self._longest, time.thread_time() - self._began)
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"POST"):
-                await reader.readexactly(len(STREAMED))
-                for piece in cut(answer, rng):
-                    writer.write(piece)
-                    await asyncio.sleep(0)
-            else:
-                writer.write(GOOD)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            return super().select(timeout)
         finally:
-            writer.close()
+            self._began = time.thread_time()
 
-    async with await asyncio.start_server(answer_badly, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
-
-        async def check(data: bytes) -> str:
-            nonlocal answer
-            answer = data
-            passed = await said(app.port, [CHAT % (len(STREAMED), STREAMED)])
-            if passed is None:
-                return "the client was left waiting"
-            if passed and not passed.startswith(b"HTTP/1.1 "):
-                return f"passed on {passed[:80]!r}"
-            return "requests are in flight that have ended" if app.ledger.in_flight else ""
-
-        yield check
+    def take(self) -> float:
+        """Return the longest turn since the last call, in seconds."""
+        longest, self._longest = self._longest, 0.0
+        return longest
 
 
-@asynccontextmanager
-async def yaml(rng: random.Random) -> AsyncIterator[Check]:
-    async def check(data: bytes) -> str:
-        before = time.perf_counter()
-        try:
-            values = yaml_source.read(data.decode("utf-8", "replace"), "fuzz", {"X": "1"})
-            if isinstance(values, dict):
-                from_mapping(values)
-        except ConfigError:
-            pass
-        took = time.perf_counter() - before
-        return f"took {took:.1f} s" if took > PATIENCE else ""
+@dataclass
+class Found:
+    """`failed` has the first input of each kind of failure; `held` is the longest turn of the event loop and its input;
+    `grown` is in MiB of resident memory."""
 
-    yield check
+    tried: int
+    failed: list[tuple[bytes, str]]
+    kinds: set[str] = field(default_factory=set)
+    held: tuple[float, bytes] = (0.0, b"")
+    grown: float = 0.0
 
-
-ADMIN = b"%b HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-OPERATIONS = (
-    b"POST /admin/pods",
-    b"POST /admin/config?dry_run=1",
-    b"POST /admin/pods/x/drain",
-    b"DELETE /admin/pods/x",
-    b"GET /admin/pods",
-)
+    def add(self, data: bytes, wrong: str) -> None:
+        """Failures are of one kind if their texts differ in numbers and addresses only."""
+        kind = re.sub(r"0x[0-9a-f]+|\d+", "", wrong.splitlines()[-1])[-200:]
+        if kind not in self.kinds:
+            self.kinds.add(kind)
+            self.failed.append((data, wrong))
 
 
-@asynccontextmanager
-async def admin(rng: random.Random) -> AsyncIterator[Check]:
-    async with await asyncio.start_server(answer_well, "127.0.0.1", 0) as pod, proxy_before(pod) as app:
-
-        async def check(data: bytes) -> str:
-            operation = rng.choice(OPERATIONS)
-            answer = await said(app.admin_port, [ADMIN % (operation, len(data), data)])
-            for endpoint in app.fleet.endpoints:
-                app.fleet.remove(endpoint.name)
-            if answer is None:
-                return f"{operation!r} was not answered"
-            return "" if b" 500 " not in answer[:20] else f"{operation!r} was answered {answer!r}"
-
-        yield check
-
-
-TARGETS = {"requests": requests, "answers": answers, "yaml": yaml, "admin": admin}
-
-
-async def fuzz(name: str, seconds: float, seed: int, most: int = sys.maxsize) -> tuple[int, list[tuple[bytes, str]]]:
-    """How many inputs were tried, the corpus first, and what went wrong with which."""
-    rng = random.Random(seed)
-    mutator, faults, failed = Mutator(name, rng), Faults(), []
+async def fuzz(name: str, seconds: float, seed: int, most: int = sys.maxsize) -> Found:
+    """Try the corpus first, then mutations."""
+    target, rng = TARGETS[name], random.Random(seed)
+    mutator, faults = Mutator(name, rng), Faults(target.errors_are_faults)
+    found, before = Found(0, []), _peak()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(faults.of_the_loop)
     setattr(loop, "getaddrinfo", _only_addresses(loop))  # noqa: B010  # no name leaves the machine
+    turns = loop.turns if isinstance(loop, MeasuredLoop) else None
     logging.getLogger().addHandler(faults)
-    tried, end = 0, loop.time() + seconds
+    end = loop.time() + seconds
     try:
-        async with TARGETS[name](rng) as check:
-            while tried < most and loop.time() < end and len(failed) < 10:
-                data = mutator.corpus[tried] if tried < len(mutator.corpus) else mutator.next()
-                tried += 1
-                try:
-                    wrong = await check(data)
-                except Exception as error:  # noqa: BLE001  # that is what is looked for
-                    wrong = f"{type(error).__name__}: {error}"
+        async with target.opened() as check:
+            while found.tried < most and loop.time() < end and len(found.failed) < MOST_FAILURES:
+                data = mutator.corpus[found.tried] if found.tried < len(mutator.corpus) else mutator.next()
+                found.tried += 1
+                wrong = await _tried(check, data)
                 if wrong := wrong or faults.take():
-                    failed.append((data, wrong))
+                    found.add(data, wrong)
+                if turns is not None:
+                    held = turns.take()
+                    if found.tried > len(mutator.corpus):  # before that, modules are imported
+                        found.held = max(found.held, (held, data))
     finally:
         logging.getLogger().removeHandler(faults)
     if left := faults.take():
-        failed.append((b"", left))
-    return tried, failed
+        found.add(b"", left)
+    found.grown = _peak() - before
+    return found
+
+
+async def _tried(check: Check, data: bytes) -> str:
+    try:
+        with _alarm():
+            return await check(data, seeded(data))
+    except Exception as error:  # noqa: BLE001  # that is what is looked for
+        return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _alarm() -> Iterator[None]:
+    """Raise in whatever code holds the event loop for too long."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, at: FrameType | None) -> None:
+        raise RuntimeError(f"held the event loop for {STUCK} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(STUCK)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _only_addresses(loop: asyncio.AbstractEventLoop) -> Callable[..., Awaitable[list[object]]]:
@@ -302,9 +211,16 @@ def _only_addresses(loop: asyncio.AbstractEventLoop) -> Callable[..., Awaitable[
     return look_up
 
 
+def _stored(name: str, failed: Sequence[tuple[bytes, str]]) -> Iterator[tuple[str, str]]:
+    for data, wrong in failed:
+        path = CORPUS / name / f"found-{crc32(data):08x}"
+        path.write_bytes(data)
+        yield str(path), wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("targets", nargs="*", metavar="TARGET", choices=[[], *TARGETS], help=", ".join(TARGETS))
     parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
     parser.add_argument("--seed", type=int, default=None)
     arguments = parser.parse_args()
@@ -312,14 +228,17 @@ def main() -> int:
     bad = 0
     for name in arguments.targets or TARGETS:
         before = time.perf_counter()
-        tried, failed = asyncio.run(fuzz(name, arguments.seconds, seed))
+        with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
+            found = runner.run(fuzz(name, arguments.seconds, seed))
         took = time.perf_counter() - before
-        print(f"{name}: {tried} inputs in {took:.0f} s, seed {seed}: {len(failed)} failed", flush=True)
-        for number, (data, wrong) in enumerate(failed):
-            path = Path(f"fuzz-{name}-{number}.bin")
-            path.write_bytes(data)
+        print(f"{name}: {found.tried} inputs in {took:.0f} s, seed {seed}: {len(found.failed)} failed", flush=True)
+        held, data = found.held
+        print(f"  peak memory grew by {found.grown:.0f} MiB, the longest turn took {1000 * held:.0f} ms of CPU")
+        if held > HELD:
+            print(f"  the input of that turn: {data[:200]!r}", flush=True)
+        for path, wrong in _stored(name, found.failed):
             print(f"  {path}: {wrong!a}", flush=True)
-        bad += len(failed)
+        bad += len(found.failed)
     return 1 if bad else 0
 
 

@@ -1,0 +1,168 @@
+"""What other processes say: workers on the bus of a host, and other hosts over the channel of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+
+from bench.fuzzing.inputs import Check
+from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, answer_well, said, settings_before
+from proxy.core.endpoint import Endpoint
+from proxy.replicas.deployment import Listen
+from proxy.replicas.packet import ID_BYTES, Say, packed
+from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.wire import EVERYBODY, HUB, frame
+from proxy.replicated import Replicated
+from proxy.settings import from_mapping
+from proxy.supervisor.crew import Crew
+from proxy.supervisor.supervisor import Supervisor
+from tests.waiting import until
+
+POD = "p"
+HOST = b"h" * ID_BYTES
+
+
+class FakeLine:
+    """A store on which only the fuzzer publishes."""
+
+    def __init__(self, heard: Callable[[bytes], None]) -> None:
+        self.heard = heard
+        self.is_slow = False
+
+    async def __aenter__(self) -> FakeLine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def publish(self, channel: str, message: bytes) -> None:
+        """Return what this host says of itself, as the store does."""
+        self.heard(message)
+
+    async def has_room(self) -> None:
+        return
+
+    async def lost(self) -> None:
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def messages() -> AsyncIterator[Check]:
+    """An input is a packet, or the records of one member of another host; a sibling worker says the same."""
+    lines: list[FakeLine] = []
+
+    def listen(settings: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> FakeLine:
+        lines.append(FakeLine(heard))
+        return lines[-1]
+
+    async with AsyncExitStack() as stack:
+        pod = await stack.enter_async_context(await asyncio.start_server(answer_well, "127.0.0.1", 0))
+        settings = from_mapping(_settings(pod))
+        proxy, supervisor = Replicated(settings), Supervisor(settings, 2)
+        others = supervisor._others
+        assert others is not None
+        for deployment in (proxy._others.deployment, others.deployment):
+            _listen_by(deployment, listen)
+        app = await stack.enter_async_context(proxy)
+        hub = supervisor._hub
+        supervisor._crew = Crew([], "", hub, supervisor._clock, lambda child: None, _Tally(), [])
+        await stack.enter_async_context(others.deployment)
+        stack.callback(hub.close)
+        for each in settings.pods.static:
+            supervisor.fleet.add(each, "static")
+        await until(lambda: len(lines) == 2, PATIENCE)
+        number = 1
+        watched = [app.fleet.endpoints[0], supervisor.fleet.endpoints[0]]
+
+        async def check(data: bytes, rng: random.Random) -> str:
+            nonlocal number
+            number += 1
+            hosts = {HOST, data[2 : 2 + ID_BYTES].ljust(ID_BYTES, b"\0")}
+            say = rng.choice((Say.NEWS, Say.ANSWER))
+            for line in lines:
+                line.heard(data)
+                line.heard(packed(say, HOST, number, frame(rng.randrange(2), data)))
+                line.heard(packed(Say.HELLO, HOST, number + 1, data))
+            app._replica.heard(5, data)
+            app._replica.gone(5)
+            await _on_the_bus(number, data, rng)
+            await asyncio.sleep(0)
+            for host in hosts:
+                for line in lines:
+                    line.heard(packed(Say.BYE, host, 2**64 - 1, b""))
+            number += 1
+            return _left_of(watched) or _limits(app) or ("" if number % 40 else await _serves(app))
+
+        async def _on_the_bus(worker: int, data: bytes, rng: random.Random) -> None:
+            ours, theirs = socket.socketpair()
+            theirs.setblocking(False)
+            await hub.attach(worker, ours)
+            sent = frame(rng.choice((HUB, EVERYBODY)), data) + (data if rng.randrange(2) else b"")
+            theirs.send(sent)
+            theirs.shutdown(socket.SHUT_WR)
+            await until(lambda: worker not in hub.members, PATIENCE)
+            theirs.close()
+
+        yield check
+
+
+def _settings(pod: asyncio.Server) -> dict[str, object]:
+    producer = {"type": "session-id-producer", "parameters": {"cookieName": "session"}}
+    affinity = {
+        "type": "session-affinity-scorer",
+        "parameters": {"strategy": "session_id", "sessionIdConfig": {"sources": [{"header": "x-session-id"}]}},
+    }
+    scorers = [{"pluginRef": "session-affinity-scorer"}, {"pluginRef": "prefix-cache-scorer"}]
+    limits = {"requestsPerMinute": 10_000, "tokensPerDay": 10**12, "concurrentRequests": 10_000}
+    made = settings_before(
+        pod,
+        replicas={"store": "redis://127.0.0.1:9"},
+        flowControl={"saturation": {"detector": "concurrency", "requests": 1000}},
+        security={"apiKeys": [{"name": "team", "key": "k", "limits": "default"}], "limits": {"default": limits}},
+        scheduling={
+            "plugins": [producer, affinity, {"type": "prefix-cache-scorer"}],
+            "schedulingProfiles": [{"name": "default", "plugins": scorers}],
+        },
+    )
+    made["pods"]["static"][0]["name"] = POD
+    return made
+
+
+def _listen_by(deployment: object, listen: Listen) -> None:
+    deployment._line = listen  # type: ignore[attr-defined]
+
+
+def _left_of(pods: Sequence[Endpoint]) -> str:
+    """Return what pods still have in flight for processes that are gone."""
+    for pod in pods:
+        load = pod.load
+        if load.requests or load.tokens or load.remote_requests or load.remote_tokens:
+            return f"left on the pod: {load.requests} requests ({load.remote_requests} remote), {load.tokens} tokens"
+        if not math.isfinite(load.recent) and load.recent > 0:
+            return f"recent work is {load.recent}"
+    return ""
+
+
+def _limits(app: Replicated) -> str:
+    limits = app._gates.limits
+    assert limits is not None
+    bad = [(who, used) for who, _, used in limits.known() if not all(map(math.isfinite, used))]
+    return f"limits are {bad}" if bad else ""
+
+
+async def _serves(app: Replicated) -> str:
+    request = CHAT % (len(STREAMED), STREAMED)
+    answer = await said(app.port, [request.replace(b"host: a", b"host: a\r\nauthorization: Bearer k", 1)])
+    return "" if answer is not None and answer.startswith(b"HTTP/1.1 ") else f"the next request was answered {answer!r}"
+
+
+class _Tally:
+    def add(self, amount: float = 1.0) -> None:
+        return
