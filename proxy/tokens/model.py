@@ -175,7 +175,10 @@ def _templates(folder: Path, config: dict[str, Any], chosen: str) -> dict[str, s
     given = config.get("chat_template") or _config(folder / "chat_template.json").get("chat_template")
     if isinstance(given, str):
         return {"default": given}
-    return {item["name"]: item["template"] for item in given or ()}
+    try:
+        return {str(item["name"]): str(item["template"]) for item in given or ()}
+    except (TypeError, KeyError, IndexError):
+        raise ValueError(f"model: an entry of chat_template in {folder} has no name or no template") from None
 
 
 def _completion(fields: dict[str, Any]) -> Rendered:

@@ -212,6 +212,9 @@ def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         source.local(LocalModel(str(tmp_path)))
     with pytest.raises(ValueError, match="does not exist"):
         source.local(LocalModel(str(tmp_path), chat_template="nowhere"))
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": "default"}]}')
+    with pytest.raises(ValueError, match="has no name or no template"):
+        source.local(LocalModel(str(tmp_path)))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="no tokenizer"):
         source.local(LocalModel(str(tmp_path)))
