@@ -36,7 +36,7 @@ from proxy.composition.warming import Warming
 from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
-from proxy.core.errors import ConfigError, RequestError
+from proxy.core.errors import RequestError
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
@@ -125,7 +125,7 @@ class App:
             names = await self._resolver(stack)
             await self._path.begin(stack, self._settings, names)
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-            tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
+            tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             await self._open_admin(stack, session)
             await self._listen(stack, known)
             await self._begin_scaling(stack)
@@ -146,7 +146,7 @@ class App:
         try:
             door = self._doors.door if settings.security == before.security else self._doors.make(settings.security)
             schedulings = self._decisions.build(settings, self.schedulings)  # last: plugins hand over what they know
-        except ConfigError:
+        except Exception:
             await self._decisions.keep_what_is_used()
             raise
         self._settings, self._decisions.schedulings, self._doors.door = settings, schedulings, door

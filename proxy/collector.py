@@ -57,7 +57,7 @@ class Collector:
         gc.set_threshold(YOUNG, gc.get_threshold()[1], NEVER)
         self._after_last = self._memory()
         tasks = await self._stack.enter_async_context(Tasks())
-        tasks.start(self._run(), "garbage collection")
+        tasks.keep(self._run, "garbage-collection")
         return self
 
     async def __aexit__(

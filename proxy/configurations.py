@@ -104,6 +104,8 @@ class Configurations:
             await self._change(self._reader.again, origin)
         except ConfigError as error:
             log.error("not reloaded: %s", "; ".join(map(str, error.problems)))
+        except Exception:
+            log.exception("not reloaded: an unexpected error; the configuration stays as it was")
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
         """A configuration in YAML or JSON; says what it changes. Unless it `expands` variables of the environment, it
@@ -145,7 +147,7 @@ class Configurations:
                 wanted, warnings = await asyncio.to_thread(_with_cautions, read)
                 differences = changed(self._now.settings, wanted)
                 left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
-            except ConfigError:
+            except Exception:
                 if not dry_run:
                     self._count("refused")
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
@@ -47,9 +48,9 @@ class Door:
 
     async def __aenter__(self) -> Door:
         if self._file is not None:
-            self._tasks.start(self._file.watch(self._replace), "key file")
+            self._tasks.keep(partial(self._file.watch, self._replace), "key-file")
         if self.tokens is not None:
-            self._tasks.start(self.tokens.run(), "keys of the issuer")
+            self._tasks.keep(self.tokens.run, "keys-of-the-issuer")
         return self
 
     async def __aexit__(

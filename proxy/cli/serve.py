@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,10 @@ async def _reloading(configurations: Configurations, again: asyncio.Event, watch
             await configurations.read_again("SIGHUP")
 
     async with Tasks() as tasks:
-        tasks.start(told(), "reloads")
+        tasks.keep(told, "reloads")
         if watched is not None:
-            tasks.start(watch(*watched, lambda: configurations.read_again("watch")), f"watch of {watched[0]}")
+            follow = partial(watch, *watched, lambda: configurations.read_again("watch"))
+            tasks.keep(follow, "watch", str(watched[0]))
         yield
 
 

@@ -91,7 +91,7 @@ class Shown:
     async def print(self, seconds: float) -> None:
         """All pods, as they are after so many seconds."""
         async with Tasks() as tasks:
-            tasks.start(self._feed.follow(), "events")
+            tasks.keep(self._feed.follow, "events")
             await self._feed.look_at(self._names())
             await asyncio.sleep(seconds)
             await self._feed.look_at(self._names())
@@ -112,8 +112,8 @@ class Shown:
     async def live(self) -> None:
         with Live(console=self._console, screen=True, auto_refresh=False) as drawn, typed(self._press):
             async with Tasks() as tasks:
-                tasks.start(self._feed.follow(), "events")
-                tasks.start(self._feed.follow_engines(self._names), "what pods say")
+                tasks.keep(self._feed.follow, "events")
+                tasks.keep(lambda: self._feed.follow_engines(self._names), "metrics-of-pods")
                 while not self._over and self._feed.refused is None:
                     drawn.update(self._drawn(), refresh=True)
                     self._news.clear()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.policy import Cause, Result
@@ -109,7 +110,7 @@ class Autoscaling:
                 self._leads,
                 self._ask,
             )
-            self._running[name] = self._tasks.start(self._run(pool), f"autoscaling of pool {name}")
+            self._running[name] = self._tasks.keep(partial(self._run, pool), "autoscaling", name)
 
     def _leads(self) -> bool:
         return self.lead.is_ours

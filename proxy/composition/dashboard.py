@@ -87,7 +87,7 @@ class Dashboard:
         await stack.enter_async_context(self._feed)
         tasks = await stack.enter_async_context(Tasks())
         if samples_always:
-            tasks.start(self._sampling.run(), "samples for the dashboard")
+            tasks.keep(self._sampling.run, "samples-for-the-dashboard")
 
     async def _read_about(self) -> Mapping[str, Any]:
         return {"version": __version__, "panics": self._fleet.panics, "pools": list(self._fleet.pools), **self._about()}

@@ -52,7 +52,7 @@ class Lead:
         self._lease, self._until = lease, -inf
         stack.push_async_callback(self._end)
         tasks = await stack.enter_async_context(Tasks())
-        tasks.start(self._keep(lease, every), "lease of the autoscaler")
+        tasks.keep(lambda: self._keep(lease, every), "lease-of-the-autoscaler")
 
     async def _keep(self, lease: Leasing, every: float) -> None:
         was_ours = False

@@ -74,7 +74,7 @@ class ModelNames:
         if self._cluster is None and wanted is not None:
             names = ClusterNames(wanted, self._changed, self._clock, self._random)
             tasks = await stack.enter_async_context(Tasks())
-            self._cluster = (names, tasks.start(names.run(), "objectives and rewrites of the cluster"))
+            self._cluster = (names, tasks.keep(names.run, "objectives-and-rewrites-of-the-cluster"))
 
     def _changed(self) -> None:
         if self._made is not None and self._made[-1] is not None and self._cluster is not None:

@@ -64,7 +64,7 @@ class Observation:
             await stack.enter_async_context(access_log)
         self.observer = Observer(catalogue, self.endpoints, self._clock, access_log)
         stack.callback(self.observer.flush)
-        tasks.start(self.observer.run(), "metrics and access log")
+        tasks.keep(self.observer.run, "metrics-and-access-log")
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
         return self.observer
 

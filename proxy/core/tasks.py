@@ -1,14 +1,24 @@
-"""Background tasks with a holder, so that none vanishes and none outlives its owner."""
+"""Background tasks with an owner: none vanishes, none outlives its owner, and an endless one is restarted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds before a kept task that failed is started again; each pause is twice the one before."""
+
+SAME_ERROR_LOGGED_EVERY = 60.0
+"""Seconds between two tracebacks of a kept task that fails with the same error."""
+
+failures: Counter[str] = Counter()
+"""Failures of all kept tasks of the process, by the kind of the task. Shown in kvlane_task_failures_total."""
 
 
 class Tasks:
@@ -18,11 +28,19 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """A task that fails is logged with its name; it takes nobody with it."""
+        """Start work that comes to an end. If it fails, the error is logged. Endless work is started with `keep`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]], kind: str, of: str = "") -> asyncio.Task[Any]:
+        """Run `work` until it returns, and start it again with a growing pause whenever it raises.
+
+        `kind` is the label of the metric and `of` tells tasks of one kind apart, such as the name of a pod."""
+        failures.setdefault(kind, 0)
+        name = f"{kind} of {of}" if of else kind
+        return self.start(_kept(work, kind, name), name)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -46,3 +64,21 @@ class Tasks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+async def _kept(work: Callable[[], Coroutine[Any, Any, None]], kind: str, name: str) -> None:
+    now = asyncio.get_running_loop().time
+    pause, logged, logged_at = FIRST_PAUSE, "", 0.0
+    while True:
+        began = now()
+        try:
+            return await work()
+        except Exception as error:
+            failures[kind] += 1
+            if now() - began > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            if repr(error) != logged or now() - logged_at >= SAME_ERROR_LOGGED_EVERY:
+                logged, logged_at = repr(error), now()
+                log.error("task %s failed; restarting it in %.1f s", name, pause, exc_info=error)
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE, 2 * pause)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence, Set
+from functools import partial
 from types import TracebackType
 
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
@@ -62,7 +63,7 @@ class FleetRunner:
         self._reconcile("static", self._settings.static)
         self._unwatch = PoolPods(self._fleet, self._pool).watch(self._added, self._removed)
         self._discover_by(self._sources(self._settings))
-        self._tasks.start(self._sweep(), "sweep of removed pods")
+        self._tasks.keep(self._sweep, "sweep-of-removed-pods")
         return self
 
     async def __aexit__(
@@ -120,7 +121,7 @@ class FleetRunner:
         now = self._clock.now()
         delay = max(self._next_start - now, 0.0)
         self._next_start = now + delay + FIRST_GAP
-        task = self._tasks.start(refresher.run(delay), f"refresh of {endpoint.name}")
+        task = self._tasks.keep(partial(refresher.run, delay), "refresh", endpoint.name)
         self._loops[endpoint] = (refresher, task)
 
     def _removed(self, endpoint: Endpoint) -> None:
@@ -135,8 +136,9 @@ class FleetRunner:
         for name in self._polled.keys() - {source.name for source in sources}:
             self._reconcile(name, ())
         self._polled = {source.name: asyncio.Event() for source in sources}
-        searches = {source.name: self._discover(source) for source in sources}
-        self._searches = [self._tasks.start(search, f"discovery by {name}") for name, search in searches.items()]
+        self._searches = [
+            self._tasks.keep(partial(self._discover, source), "discovery", source.name) for source in sources
+        ]
 
     async def _discover(self, source: Source) -> None:
         async with source:

@@ -39,7 +39,7 @@ class AdminServer:
             await self._runner.cleanup()
             raise
         self._sweep.watched.add(self)
-        self._tasks.start(self._sweep.run(), "admin connections that are not read")
+        self._tasks.keep(self._sweep.run, "admin-stall-sweep")
         return self
 
     async def __aexit__(self, *_: object) -> None:

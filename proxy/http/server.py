@@ -91,8 +91,8 @@ class DataServer:
             accept = handshakes = Handshakes(accept, partial(self._hung_up, HungUp.TLS_HANDSHAKE))
             self._sweep.watched.add(handshakes)
         self._listeners = await listeners(accept, settings.host, settings.port, sockets, context)
-        self._tasks.start(self._sweep.run(), "stall sweep")
-        self._tasks.start(self._reap(), "idle connections")
+        self._tasks.keep(self._sweep.run, "stall-sweep")
+        self._tasks.keep(self._reap, "idle-connections")
 
     @property
     def port(self) -> int:

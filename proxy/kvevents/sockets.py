@@ -56,6 +56,9 @@ async def follow(
         except zmq.ZMQError as error:
             log.warning("KV events of pod %s at %s: %s", endpoint.name, source.events, error)
             track.disconnected()
+        except Exception:
+            track.disconnected()
+            raise
         await asyncio.sleep(AGAIN)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -94,8 +95,8 @@ class _Wish:
             return
         self._context = context
         if self._sources.bind:
-            work = sockets.collect(context, self._sources, lambda: list(self._pods), self.listener)
-            self._tasks.start(work, f"KV events at {self._sources.bind}")
+            work = partial(sockets.collect, context, self._sources, lambda: list(self._pods), self.listener)
+            self._tasks.keep(work, "KV-events", self._sources.bind)
         self._stop = watch(self._added, self._removed)
 
     async def end(self) -> None:
@@ -109,8 +110,8 @@ class _Wish:
         assert self._context is not None
         tasks, sources = self._pods.setdefault(endpoint, []), self._sources
         for source in places.of(endpoint, sources) if not sources.bind else ():
-            work = sockets.follow(self._context, endpoint, source, sources.topic, self.listener)
-            tasks.append(self._tasks.start(work, f"KV events of {endpoint.name}, rank {source.rank}"))
+            work = partial(sockets.follow, self._context, endpoint, source, sources.topic, self.listener)
+            tasks.append(self._tasks.keep(work, "KV-events", f"{endpoint.name}, rank {source.rank}"))
 
     def _removed(self, endpoint: Endpoint) -> None:
         for task in self._pods.pop(endpoint, ()):

@@ -97,11 +97,11 @@ class HealthChecks:
         settings, loops = self._settings, []
         if settings.path is not None:
             check = partial(self._is_well, endpoint, settings.path)
-            loops.append(self._loop(endpoint, "health", UNHEALTHY, check, settings.interval))
+            loops.append(partial(self._loop, endpoint, "health", UNHEALTHY, check, settings.interval))
         if settings.inference is not None:
             check = partial(self._generates, endpoint, settings.inference.timeout)
-            loops.append(self._loop(endpoint, "inference", MUTE, check, settings.inference.interval))
-        self._loops[endpoint] = [self._tasks.start(loop, f"checks of {endpoint.name}") for loop in loops]
+            loops.append(partial(self._loop, endpoint, "inference", MUTE, check, settings.inference.interval))
+        self._loops[endpoint] = [self._tasks.keep(loop, "health-checks", endpoint.name) for loop in loops]
 
     def _removed(self, endpoint: Endpoint) -> None:
         for task in self._loops.pop(endpoint):
@@ -111,6 +111,7 @@ class HealthChecks:
         self, endpoint: Endpoint, kind: str, why: str, check: Callable[[], object], interval: float
     ) -> None:
         streak = Streak(self._settings.failures, self._settings.successes)
+        self._doubts.trust(endpoint, why)  # a loop that failed and is started again knows nothing of the pod
         while True:
             pause = max(interval, self._shortest())
             await asyncio.sleep(pause * (0.9 + 0.2 * self._rng.random()))

@@ -109,7 +109,7 @@ class Recorder:
             await stack.enter_async_context(self._writer)
             stack.callback(self.flush)
             tasks = await stack.enter_async_context(Tasks())
-            tasks.start(self._run(), "record of requests")
+            tasks.keep(self._run, "record-of-requests")
             self._stack = stack.pop_all()
         return self
 

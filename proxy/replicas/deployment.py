@@ -133,8 +133,8 @@ class Deployment:
         """Versions of packets that were passed over."""
 
     async def __aenter__(self) -> Deployment:
-        self._tasks.start(self._stay(), "replicas")
-        self._tasks.start(self._look(), "leases of replicas")
+        self._tasks.keep(self._stay, "replicas")
+        self._tasks.keep(self._look, "leases-of-replicas")
         return self
 
     async def __aexit__(
@@ -207,6 +207,9 @@ class Deployment:
                     self._lost(await self._first_loss(line))
             except StoreLost as error:
                 self._lost(error)
+            except Exception as error:
+                self._lost(StoreLost(repr(error)))
+                raise
             pause = FIRST_PAUSE if self._clock.now() - began > LONGEST_PAUSE else min(longest, 2 * pause)
             await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
 

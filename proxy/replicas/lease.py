@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 
-from proxy.replicas.redis_line import OPEN_TIMEOUT, close, keys_of, library
+from proxy.replicas.redis_line import OPEN_TIMEOUT, close, failures, keys_of, library
 from proxy.replicas.settings import ReplicaSettings
 
 _IF_HELD = "if redis.call('get', KEYS[1]) == ARGV[1] then return %s else return 0 end"
@@ -19,8 +20,9 @@ class Lease:
 
     def __init__(self, settings: ReplicaSettings, name: str, seconds: float) -> None:
         """Raises ConfigError without the library."""
-        self._redis = library()
-        self._client = keys_of(settings, self._redis)
+        redis = library()
+        self._failures = failures(redis)
+        self._client = keys_of(settings, redis)
         self._key = f"{settings.prefix}:lease:{name}"
         self.seconds = seconds
         self._milliseconds = int(seconds * 1000)
@@ -33,7 +35,7 @@ class Lease:
                 if await self._client.set(self._key, self._token, nx=True, px=self._milliseconds):
                     return True
                 return bool(await self._client.eval(_RENEW, 1, self._key, self._token, self._milliseconds))
-        except (self._redis.RedisError, OSError, TimeoutError):
+        except self._failures:
             return False
 
     async def release(self) -> None:
@@ -41,8 +43,9 @@ class Lease:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 await self._client.eval(_RELEASE, 1, self._key, self._token)
-        except (self._redis.RedisError, OSError, TimeoutError):
+        except self._failures:
             pass
 
     async def close(self) -> None:
-        await close(self._client)
+        with suppress(*self._failures):
+            await close(self._client)

@@ -91,7 +91,7 @@ class RedisLine:
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        return self._redis.RedisError, OSError, TimeoutError
+        return failures(self._redis)
 
     async def _open(self) -> None:
         """What may not be published is said while there are replies: the message is of no use to those who get it, so
@@ -163,6 +163,11 @@ def _lost(error: BaseException) -> StoreLost:
     """Of what redis-py says it is the part that does not show its objects."""
     said = str(error).partition(" : <")[0] or "no answer"
     return StoreLost(f"{type(error).__name__}: {said}"[:LONGEST_WHY])
+
+
+def failures(redis: Any) -> tuple[type[Exception], ...]:
+    """Raised by redis-py when the store cannot be reached or refuses; that of a cluster is no RedisError."""
+    return redis.RedisError, importlib.import_module("redis.exceptions").RedisClusterException, OSError, TimeoutError
 
 
 def library() -> Any:

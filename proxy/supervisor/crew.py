@@ -187,7 +187,7 @@ class Crew:
         if not self._stopping and self._seated.get(child.seat) is child:
             del self._seated[child.seat]
             self._restarts.add()
-            self._tasks.start(self._succeed(child), f"successor of worker {child.seat}")
+            self._tasks.keep(lambda: self._succeed(child), "successor-of-a-worker", str(child.seat))
         code = await child.ended()
         del self.children[child.number]
         self._left(child)

@@ -155,7 +155,7 @@ class Supervisor:
                 self.picker_port = for_gateways[0][0].getsockname()[1]
             self._sockets = [sock for seat in (*sockets, *for_gateways) for sock in seat]
             tasks = await stack.enter_async_context(Tasks())
-            tasks.start(loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event loop lag")
+            tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             self._session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             await self._asking.begin(stack, settings)
             if self._others is not None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from prometheus_client import Metric
 
+from proxy.core import tasks
 from proxy.telemetry.instruments import Counter, Family, Gauge, Histogram, edges_of
 from proxy.telemetry.proc import ProcSeries
 
@@ -266,6 +267,11 @@ class Catalogue:
         self.spans_lost = counter(
             "trace_spans_lost", "Spans that the collector did not take, or for which no room was left meanwhile."
         )
+        self.task_failures = counter(
+            "task_failures",
+            "Failures of endless background tasks, each of which was restarted; its traceback is in the log.",
+            ("task",),
+        )
         self.workers = gauge("workers", "Workers that serve, where there are several.")
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked and were replaced.")
         self.bus_dropped = counter("bus_dropped_frames", "Frames between workers that a slow reader made drop.")
@@ -296,6 +302,8 @@ class Catalogue:
 
     def slices(self) -> Iterator[Metric]:
         """Everything there is, in pieces of about 200 samples; pieces of one family follow each other."""
+        for task, number in tasks.failures.items():
+            self.task_failures.cell(task).value = number
         for family in self.families:
             yield from family.slices(8 if family.kind == "histogram" else 200)
         yield from self._process.slices()

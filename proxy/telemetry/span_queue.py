@@ -48,7 +48,7 @@ class SpanQueue(SpanProcessor):
     async def __aenter__(self) -> SpanQueue:
         self._thread = ThreadPoolExecutor(1, "traces")
         self._tasks = Tasks()
-        self._tasks.start(self._run(), "traces")
+        self._tasks.keep(self._run, "traces")
         return self
 
     async def __aexit__(self, *_: object) -> None:

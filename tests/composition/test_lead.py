@@ -6,19 +6,22 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from proxy.composition.lead import Lead
 from proxy.core.clock import SystemClock
+from proxy.core.tasks import failures
 from proxy.replicas.lease import Lease
+from tests.ports import free_port
 from tests.replicas.store import needs_redis, store
 from tests.replicas.test_deployment import settings
 from tests.waiting import until
-
-pytestmark = needs_redis
 
 SECONDS = 4.0
 """More than a machine stands still: the store goes on meanwhile."""
 
 
+@needs_redis
 async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without_the_store(tmp_path: Path) -> None:
     async with store(tmp_path) as redis:
         leads = [Lead(SystemClock()) for _ in range(3)]
@@ -51,6 +54,7 @@ async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without
                 await stack.aclose()
 
 
+@needs_redis
 async def test_who_dies_with_the_lease_is_followed_when_it_has_run_out(tmp_path: Path) -> None:
     async with store(tmp_path) as redis, AsyncExitStack() as stack:
         dead = Lease(settings(redis.url), "autoscale", SECONDS)
@@ -69,3 +73,30 @@ async def test_another_prefix_has_a_lease_of_its_own(tmp_path: Path) -> None:
         assert await two.take()
         await one.close()
         await two.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
+async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_asking_for_the_lease(scheme: str) -> None:
+    failed_before = failures["lease-of-the-autoscaler"]
+    path = "/main" if scheme == "redis+sentinel" else ""
+    asked = Counting(Lease(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS))
+    async with AsyncExitStack() as stack:
+        lead = Lead(SystemClock())
+        await lead.share(stack, asked, every=0.01)
+        await until(lambda: asked.times > 3)
+        assert not lead.is_ours
+        assert failures["lease-of-the-autoscaler"] == failed_before
+
+
+class Counting:
+    """A lease that counts how often it was asked for."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.times = 0
+        self.seconds = lease.seconds
+        self.release, self.close = lease.release, lease.close
+
+    async def take(self) -> bool:
+        self.times += 1
+        return await self._lease.take()

@@ -117,6 +117,7 @@ FIRED: Mapping[str, tuple[Mapping[str, str], str]] = {
     "KvlaneScalingStuck": ({'kvlane_autoscale_desired_replicas{pool="default", role="decode"}': "4x400"}, "35m"),
     "KvlaneLoopLags": ({"kvlane_event_loop_lag_seconds": "0.3x400"}, "10m"),
     "KvlaneReloadFailed": ({"kvlane_config_last_reload_successful": "0x400"}, "10m"),
+    "KvlaneTaskFails": ({'kvlane_task_failures_total{task="refresh"}': "0+1x400"}, "20m"),
     "KvlaneWorkersRestart": ({"kvlane_worker_restarts_total": "0+1x400"}, "20m"),
     "KvlaneLogLinesLost": ({"kvlane_access_log_lines_lost_total": "0+1x400"}, "20m"),
     "KvlaneReplicasAlone": ({"kvlane_replicas_store_up": "0x400"}, "10m"),

@@ -68,11 +68,11 @@ class KubernetesSource(Source):
         if settings.inference_pool:
             only = {"fieldSelector": f"metadata.name={settings.inference_pool}"}
             self._pools = self._collection(POOLS, only, read_pool)
-            self._tasks.start(self._pools.run(), f"watch of {POOLS}")
+            self._tasks.keep(self._pools.run, "watch", str(POOLS))
         if settings.service:
             own = {"labelSelector": f"{SERVICE_LABEL}={settings.service}"}
             self._slices = self._collection(SLICES, own, read_slice)
-            self._tasks.start(self._slices.run(), f"watch of {SLICES}")
+            self._tasks.keep(self._slices.run, "watch", str(SLICES))
         if settings.selector:
             self._follow(settings.selector)
         return self
@@ -104,7 +104,7 @@ class KubernetesSource(Source):
         if self._following is not None:
             self._following[1].cancel()
         self._pods = self._collection(PODS, {"labelSelector": selector}, read_pod)
-        self._following = (selector, self._tasks.start(self._pods.run(), f"watch of {PODS}"))
+        self._following = (selector, self._tasks.keep(self._pods.run, "watch", str(PODS)))
 
     def _follow_pool(self, pools: Collection[PoolSeen]) -> None:
         """Without a pool there are no pods; one that selects nothing selects nobody, and not everybody."""

@@ -39,7 +39,7 @@ class PooledFetcher:
         self._tasks = Tasks()
 
     async def __aenter__(self) -> PooledFetcher:
-        self._tasks.start(self._reap(), "idle connections of scrapes")
+        self._tasks.keep(self._reap, "idle-connections-of-scrapes")
         return self
 
     async def __aexit__(
