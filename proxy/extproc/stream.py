@@ -59,6 +59,8 @@ class Stream:
         """By the gateway. Where it shows no bodies, this is how an answer ends."""
         self.is_over = True
         if self.is_answered and self.response_mode == NONE:
+            if self._messages.full():
+                self._messages.get_nowait()
             self._messages.put_nowait(ProcessingRequest(response_body={"end_of_stream": True}))
 
     def deaf(self) -> None:

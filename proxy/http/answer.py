@@ -183,7 +183,7 @@ class Answer:
         self._call.closing = True
         self._exchange.first_byte_at = self._rim.clock.now()
         self._rim.on_first_byte(self._exchange)
-        tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended)
+        tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
         self._call.connection.sink = tunnel
         self._call.connection.become_tunnel(tunnel)
@@ -197,6 +197,14 @@ class Answer:
             return
         self._exchange.ending = ending
         self._close(error)
+
+    def broke(self, error: Exception) -> None:
+        """The task of the request raises the error: it logs it and answers 500, or resets the client's connection."""
+        self._exchange.ending = self._exchange.ending or Ending.UPSTREAM_FAILED
+        self._call.connection.sink = None
+        self._connection.abort()
+        if not self.done.done():
+            self.done.set_exception(error)
 
     def pause_writing(self) -> None:
         self.upload_room = self._rim.loop.create_future()

@@ -9,6 +9,7 @@ from proxy.core.identity import Identity
 from proxy.http.head import Pairs, local_answer
 from proxy.http.request_head import RequestHead
 from proxy.http.seam import Body
+from proxy.http.send_progress import reset
 
 if TYPE_CHECKING:
     from proxy.http.body import Upload
@@ -89,7 +90,7 @@ class HttpCall:
 
     def break_off(self) -> None:
         self.closing = True
-        self.transport.abort()
+        reset(self.transport)
 
     def end(self) -> None:
         """Of one that was served."""

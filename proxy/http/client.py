@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -13,6 +14,7 @@ from proxy.core.exchange import Ending
 from proxy.http.body import UNCOUNTED
 from proxy.http.call import HttpCall
 from proxy.http.counted import CountedReader
+from proxy.http.guarded import guarded
 from proxy.http.hung_up import HungUp
 from proxy.http.linger import Lingering
 from proxy.http.reader import NoReader, Reader
@@ -21,6 +23,8 @@ from proxy.http.whole import WholeReader
 
 if TYPE_CHECKING:
     from proxy.http.clients import Clients
+
+log = logging.getLogger(__name__)
 
 HELD_LIMIT = 64 * 1024
 """Bytes behind the request that is served; at more, reading pauses."""
@@ -89,6 +93,7 @@ class ClientConnection(asyncio.Protocol):
 
     # what the transport calls
 
+    @guarded
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -100,8 +105,12 @@ class ClientConnection(asyncio.Protocol):
             self.socket.abort()
 
     def data_received(self, data: bytes) -> None:
-        self.take(data)
+        try:
+            self.take(data)
+        except Exception as error:  # noqa: BLE001  # logged there
+            self.broke(error)
 
+    @guarded
     def connection_lost(self, error: Exception | None) -> None:
         """The task ends one turn of the loop later. Until then a pod's answer could still be written to a socket that
         is no more, which uvloop takes for an error: so its writer is told at once."""
@@ -114,17 +123,25 @@ class ClientConnection(asyncio.Protocol):
             self.sink.gone()
         self._give_up(Ending.CLIENT_GONE)
 
+    @guarded
     def pause_writing(self) -> None:
         self.writing_paused = True
         if self.sink is not None:
             self.sink.pause()
 
+    @guarded
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self.sink is not None:
             self.sink.resume()
         elif self._deferred:
             self._go_on()
+
+    def broke(self, error: Exception) -> None:
+        """Something that the client's bytes were given to failed: the request ends, and its connection. Not at once:
+        asyncio closes a transport twice that is aborted while it calls `resume_writing`."""
+        log.error("request %s failed", "-" if self.call is None else self.call.id, exc_info=error)
+        self._loop.call_soon(reset, self.socket)
 
     # what a reader calls
 
@@ -218,7 +235,10 @@ class ClientConnection(asyncio.Protocol):
         elif call.closing or not call.answered:
             self.close()
         elif self._tail or self._reader.keeps or self.writing_paused:
-            self._go_on()
+            try:
+                self._go_on()
+            except Exception as error:  # noqa: BLE001  # logged there
+                self.broke(error)
         else:
             self.take = self._reader.feed
 

@@ -93,7 +93,7 @@ class Clients:
 
     def check(self, now: float) -> None:
         """For the sweep: one look at all of them costs less than a timer for each."""
-        look_at(self.connections, now)
+        look_at(self.connections, now, ClientConnection.broke)
         if self._turned_away:
             limit, turned_away, self._turned_away = self.settings.max_connections, self._turned_away, 0
             log.warning("hung up on %d clients: listen.maxConnections (%d) are connected", turned_away, limit)

@@ -78,6 +78,10 @@ class Collected:
     def failed(self, error: UpstreamFailed) -> None:
         self._settle(error)
 
+    def broke(self, error: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
     def pause_writing(self) -> None:
         pass
 

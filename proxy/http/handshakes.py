@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import cast
 from weakref import WeakSet
+
+from proxy.http.guarded import guarded
+
+log = logging.getLogger(__name__)
 
 
 class Handshake(asyncio.Protocol):
     """Stands where a connection will be. One that fails goes as it came, and nothing else has been made for it."""
 
-    __slots__ = ("__weakref__", "_handshakes")
+    __slots__ = ("__weakref__", "_handshakes", "_transport")
 
     def __init__(self, handshakes: Handshakes) -> None:
         self._handshakes = handshakes
 
+    @guarded
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
         connection = self._handshakes.succeeded(self)
-        cast(asyncio.Transport, transport).set_protocol(connection)
+        self._transport.set_protocol(connection)
         connection.connection_made(transport)
+
+    def broke(self, error: Exception) -> None:
+        log.error("failed to accept a client after its TLS handshake; closed its connection", exc_info=error)
+        self._transport.abort()
 
 
 class Handshakes:

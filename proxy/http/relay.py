@@ -229,3 +229,5 @@ async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked:
     except RequestError as error:
         connection.abort()
         answer.failed(error)
+    except Exception as error:  # noqa: BLE001  # raised by the task of the request
+        answer.broke(error)

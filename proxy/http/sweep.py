@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 from proxy.core.ports import Clock
 
@@ -40,10 +40,18 @@ class Sweep:
         look_at(self.watched, self._clock.now())
 
 
-def look_at(watched: Iterable[Watched], now: float) -> None:
-    """Whoever cannot be checked spares nobody else."""
+W = TypeVar("W", bound=Watched)
+
+
+def _log(watched: Watched, error: Exception) -> None:
+    log.error("%r could not be checked", watched, exc_info=error)
+
+
+def look_at(watched: Iterable[W], now: float, broke: Callable[[W, Exception], None] = _log) -> None:
+    """Check each of them. `broke` is given one whose check failed, with the error; the others are checked all the
+    same."""
     for each in tuple(watched):
         try:
             each.check(now)
-        except Exception:
-            log.exception("%r could not be checked", each)
+        except Exception as error:  # noqa: BLE001  # logged by `broke`
+            broke(each, error)

@@ -25,7 +25,8 @@ class Broken:
 def test_who_cannot_be_checked_spares_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     stalling = [Stalling(), Stalling()]
 
-    look_at([stalling[0], Broken(), stalling[1]], 3.0)
+    everyone: list[Watched] = [stalling[0], Broken(), stalling[1]]
+    look_at(everyone, 3.0)
 
     assert [one.seen for one in stalling] == [[3.0], [3.0]]
     assert "could not be checked" in caplog.text

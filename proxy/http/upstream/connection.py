@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -11,10 +12,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy.core.errors import UpstreamFailed
 from proxy.http.framing import CLOSED, OPENED
+from proxy.http.guarded import guarded
 from proxy.http.head import REMEMBERED, read_answer_head
 from proxy.http.meter import Meter
 from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.http.upstream.receiver import Receiver
+
+log = logging.getLogger(__name__)
 
 HEAD_LIMIT = 256 * 1024
 """Bytes that the head of an answer may take."""
@@ -126,18 +130,22 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         feed = self._feed  # to call what a slot has as if it were a method takes 100 instructions more
         try:
-            feed(data)
-        except HttpParserUpgrade:
-            self._upgrade(data)
-        except HttpParserError as error:
-            self._break(data, error)
-        else:
-            receive = self.receive
-            receive(data)
+            try:
+                feed(data)
+            except HttpParserUpgrade:
+                self._upgrade(data)
+            except HttpParserError as error:
+                self._break(data, error)
+            else:
+                receive = self.receive
+                receive(data)
+        except Exception as error:  # noqa: BLE001  # given to the receiver
+            self.broke(error)
 
     def eof_received(self) -> None:
         pass
 
+    @guarded
     def connection_lost(self, error: Exception | None) -> None:
         """Nothing is read any more: parser and callbacks, which know it as it knows them, would keep it in memory."""
         del self._parser, self._feed, self.on_message_complete
@@ -146,20 +154,31 @@ class Connection(asyncio.Protocol):
         if receiver is None:
             self._lost(self)
             return
-        self._let_go()
         if self.until_close and error is None:
             receiver.finished(b"", True)
-            return
-        silent = self._keeps is None and not self._raw
-        receiver.failed(Disconnected(f"connection lost: {error or 'closed by the pod'}", silent))
+        else:
+            silent = self._keeps is None and not self._raw
+            receiver.failed(Disconnected(f"connection lost: {error or 'closed by the pod'}", silent))
+        self._let_go()
 
+    @guarded
     def pause_writing(self) -> None:
         if self._receiver is not None:
             self._receiver.pause_writing()
 
+    @guarded
     def resume_writing(self) -> None:
         if self._receiver is not None:
             self._receiver.resume_writing()
+
+    def broke(self, error: Exception) -> None:
+        """Something that the pod's answer was given to failed. The task that waits for the answer raises the error."""
+        receiver = self._receiver
+        self.abort()
+        if receiver is None:
+            log.error("failed to handle data of a pod; closed its connection", exc_info=error)
+        else:
+            receiver.broke(error)
 
     # what `receive` is, before the receiver's own functions and after them
 
@@ -190,8 +209,8 @@ class Connection(asyncio.Protocol):
         if self.head_only:
             self.meter.pieces.clear()
             rest, exact = b"", False
-        self._receiver = None
         receiver.finished(rest, exact)
+        self._receiver = None
         if self._keeps and exact and self.request_sent and not self.transport.get_write_buffer_size():
             if not self._reading:
                 self.resume_reading()

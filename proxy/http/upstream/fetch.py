@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import lru_cache
 from types import TracebackType
 from urllib.parse import quote, urlsplit
@@ -15,6 +16,8 @@ from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
 from proxy.http.upstream.trust import Trust
+
+log = logging.getLogger(__name__)
 
 LONGEST = 4 * 1024 * 1024
 """Bytes of an answer."""
@@ -116,6 +119,10 @@ class Collected:
     def failed(self, error: UpstreamFailed) -> None:
         if not self.whole.done():
             self.whole.set_exception(error)
+
+    def broke(self, error: Exception) -> None:
+        log.error("failed to read an answer of a pod", exc_info=error)
+        self.failed(Garbled(f"the answer could not be read: {error!r}"))
 
     def pause_writing(self) -> None: ...
 

@@ -28,6 +28,9 @@ class Receiver(Protocol):
 
     def failed(self, error: UpstreamFailed) -> None: ...
 
+    def broke(self, error: Exception) -> None:
+        """One of these methods raised an error, which is a defect of the proxy; the connection is closed."""
+
     def pause_writing(self) -> None:
         """The pod does not keep up with the request's body."""
 
