@@ -23,6 +23,7 @@ from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
+from proxy.reliability.deadline import HEADER
 
 CLOSE_RACE = 0.01
 """Seconds from sending on an idle connection within which a close without a byte means that the pod closed it before
@@ -32,12 +33,13 @@ the request arrived. An engine that crashes as fast is told apart by the fresh c
 class ClientRelay:
     """Implements `core.ports.Relay` for one request. `exchange` is its last leg."""
 
-    __slots__ = ("_call", "_rim", "exchange")
+    __slots__ = ("_call", "_deadline_timer", "_rim", "exchange")
 
     def __init__(self, call: HttpCall, rim: Rim) -> None:
         self._call = call
         self._rim = rim
         self.exchange: Exchange | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
 
     async def relay(self, exchange: Exchange) -> None:
         """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again.
@@ -52,12 +54,14 @@ class ClientRelay:
             kind = kind_of_continued(call, exchange, rim.continued) or kind
             body = exchange.request.body
         upload = call.upload
+        if HEADER in exchange.request.headers:
+            self._check_at(exchange.request.deadline)
         try:
             pod = rim.pool.pods[exchange.endpoint.url]
             head = self._head(exchange, pod.address, call.raw_headers, call.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
-                connection = used or await _connected(rim.pool, pod, raced)
+                connection = used or await _connected(rim.pool, pod, raced, exchange.request.deadline)
                 answer = kind(call, exchange, rim, connection)
                 exchange.sent_at = rim.clock.now()
                 try:
@@ -84,6 +88,9 @@ class ClientRelay:
             if upload is not None and upload.begun:
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
+        finally:
+            if self._deadline_timer is not None:
+                self._deadline_timer.cancel()
 
     def race(self, begins: Callable[[Exchange], None]) -> Race | None:
         """See the port."""
@@ -100,7 +107,7 @@ class ClientRelay:
             head = self._head(exchange, pod.address, _unpacked(self._call.raw_headers))
             used, raced = pod.take(), None
             while True:
-                connection = used or await _connected(rim.pool, pod, raced)
+                connection = used or await _connected(rim.pool, pod, raced, exchange.request.deadline)
                 answer = Collected(exchange, rim, connection)
                 exchange.sent_at = rim.clock.now()
                 connection.send(answer, head, exchange.request.body)
@@ -136,6 +143,15 @@ class ClientRelay:
         casualties = casualties_of(exchange.request)
         was_first, casualties.had_close_race = not casualties.had_close_race, True
         return was_first
+
+    def _check_at(self, deadline: float) -> None:
+        """Check the attempt when a deadline passes that the client has set: the sweep may be a second late. Loops keep
+        time less exactly than the clock, so the timer may be early; then it is set again."""
+        now = self._rim.clock.now()
+        if now <= deadline:
+            self._deadline_timer = self._rim.loop.call_later(deadline - now + 0.001, self._check_at, deadline)
+        elif (sink := self._call.connection.sink) is not None:
+            sink.check(now)
 
     async def _upload(
         self, answer: Answer, connection: Connection, head: bytes, body: bytes, upload: Upload
@@ -181,10 +197,10 @@ class ClientRelay:
         return b"content-length: 0\r\n" if call.method in ("POST", "PUT", "PATCH") else b""
 
 
-async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None) -> Connection:
+async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None, deadline: float) -> Connection:
     """Return a fresh connection. Raises `raced` if the pod that met the close race is gone: it had the request."""
     try:
-        return await pool.connect(pod)
+        return await pool.connect(pod, deadline)
     except ConnectFailed:
         if raced is not None:
             raise raced from None

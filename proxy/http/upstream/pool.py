@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConnectFailed, ConnectRefused
+from proxy.core.errors import ConnectFailed, ConnectRefused, UpstreamTimedOut
 from proxy.core.ports import Clock
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.dial import Resolve, dial, look_up
@@ -132,18 +133,22 @@ class UpstreamPool:
         self.pods = Pods(clock, idle_limit)
         self.connect_timeout = connect_timeout
         self._resolve = resolve
+        self._clock = clock
         self._trust = trust or Trust()
 
-    async def connect(self, pod: Pod) -> Connection:
-        """A fresh connection. Raises ConnectFailed, ConnectRefused if that is why."""
-        address = pod.address
+    async def connect(self, pod: Pod, deadline: float = math.inf) -> Connection:
+        """A fresh connection. Raises ConnectFailed, ConnectRefused if that is why, or UpstreamTimedOut at `deadline`,
+        in monotonic seconds."""
+        address, left = pod.address, deadline - self._clock.now()
         try:
             tls = self._trust.at(address.host, address.port) if address.tls else None
-            async with asyncio.timeout(self.connect_timeout):
+            async with asyncio.timeout(min(self.connect_timeout, left)):
                 return await dial(
                     lambda: Connection(pod.release, pod.lost), address.host, address.port, tls, self._resolve
                 )
         except TimeoutError as error:
+            if left < self.connect_timeout:
+                raise UpstreamTimedOut("no connection in the time that the request has") from error
             raise ConnectFailed(f"no connection within {self.connect_timeout:g} s") from error
         except ConnectionRefusedError as error:
             raise ConnectRefused(f"no connection: {error}") from error
