@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from proxy.openai import multipart
+
 LARGE = 256 * 1024
 """Bytes. A body takes 4 us per KiB as one text, and no thread can help, for the parser holds the interpreter."""
 
@@ -17,6 +19,7 @@ _DIGITS = 400
 """Of an integer. Converting 4,000 takes 75 us."""
 
 _BRACKET = 4
+_FEW = 32
 _FORM_PART = 8
 
 
@@ -28,9 +31,21 @@ def is_light(body: bytes, content_type: str = "") -> bool:
         return True
     if size >= LARGE:
         return False
-    if content_type.startswith("multipart/"):
+    if multipart.is_multipart(content_type):
         return _FORM_PART * body.count(b"--") <= _MOST
-    return body.count(b",") + _BRACKET * (body.count(b"[") + body.count(b"{")) <= _MOST
+    return _count(body, b",") + _BRACKET * (_count(body, b"[") + _count(body, b"{")) <= _MOST
+
+
+def _count(body: bytes, sign: bytes) -> int:
+    """Return how often the byte occurs, `_MOST + 1` at most. `bytes.count` looks at each byte by itself before Python
+    3.13, which takes 500,000 of 1,230,000 instructions of a request with 32 KB (`bench/instructions.py --case 32k`);
+    `find` and `replace` use memchr, and `replace` makes a copy, which few occurrences do not need."""
+    at = -1
+    for count in range(_FEW):
+        at = body.find(sign, at + 1)
+        if at < 0:
+            return count
+    return len(body) - len(body.replace(sign, b"", _MOST + 1))
 
 
 def bounded_int(digits: str) -> int | float:

@@ -75,4 +75,4 @@ async def test_what_a_worker_counted_that_is_gone_stays_in_the_sums() -> None:
     values = await merged((await exposition(4), "0"), gone=gone)
     assert values[REQUESTS] == 9
     assert values["kvlane_time_to_first_token_seconds_count", (("model", "m"), ("stream", "true"))] == 1
-    assert not any("lag" in series for series in gone)
+    assert not any("loop_lag" in series for series in gone)
