@@ -202,12 +202,14 @@ class BodyParser:
 
 
 async def _end(worker: _Worker) -> None:
-    process, worker.process = worker.process, None
+    """Kill the process, if there is one, and wait for it. Interrupted, it can be called again."""
+    process = worker.process
     if process is not None:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to hear of it
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to notice
                 process.kill()
         await process.wait()
+        worker.process = None
 
 
 async def _start() -> Process:
