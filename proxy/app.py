@@ -311,6 +311,7 @@ class App:
             stopping=lambda: self._path.gateway.stopping,
             breaker=self.reliability.breakers.state,
             keys=lambda: (self._settings.admin.api_key, self._doors.door),
+            hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
             replicas=self._replicas,
             scaled=lambda: self.autoscaling.pools,

@@ -146,6 +146,15 @@ class Forbidden(RequestError):
     reason = Reason.FORBIDDEN
 
 
+class MisdirectedRequest(RequestError):
+    """The request names a host that this server does not serve."""
+
+    status = 421
+    type = "invalid_request_error"
+    code = "misdirected_request"
+    reason = Reason.FORBIDDEN
+
+
 class NotFound(RequestError):
     status = 404
     type = "invalid_request_error"

@@ -16,7 +16,18 @@ from proxy.http.admin_answers import json_answer
 from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
 from proxy.http.admin_config import ConfigRoutes, Configurations
 from proxy.http.admin_decisions import DecisionRoutes, Explained
-from proxy.http.admin_keys import DOORSTEPS, Handler, Keys, audited, nobody, requiring
+from proxy.http.admin_keys import (
+    DOORSTEPS,
+    METRICS,
+    Handler,
+    Hosts,
+    Keys,
+    audited,
+    no_hosts,
+    nobody,
+    requiring,
+    serving_hosts,
+)
 from proxy.http.admin_logging import LoggingRoutes
 from proxy.http.admin_pods import PodRoutes
 from proxy.http.admin_relay import PodRelay
@@ -45,6 +56,7 @@ def admin_application(
     trust: Trust | None = None,
     stopping: Callable[[], bool],
     keys: Keys = nobody,
+    hosts: Hosts = no_hosts,
     configurations: Configurations,
     breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     replicas: Callable[[], Mapping[str, Any]] = dict,
@@ -55,10 +67,11 @@ def admin_application(
 ) -> web.Application:
     """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
     `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies. `scaled` are
-    the pools with a scaling policy. `keys`: see `requiring`."""
-    app = web.Application(middlewares=[audited, in_json, requiring(keys)], client_max_size=LARGEST_BODY)
+    the pools with a scaling policy. `keys`: see `requiring`. `hosts`: see `serving_hosts`."""
+    checks = [audited, in_json, serving_hosts(hosts, keys), requiring(keys)]
+    app = web.Application(middlewares=checks, client_max_size=LARGEST_BODY)
     probes = _Probes(fleet, exposition, stopping, replicas)
-    app.router.add_get("/metrics", probes.metrics)
+    app.router.add_get(METRICS, probes.metrics)
     app.router.add_get("/healthz", probes.alive)
     app.router.add_get("/readyz", probes.ready)
     ConfigRoutes(config, configurations, keys).add_to(app.router)

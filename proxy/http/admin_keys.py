@@ -1,17 +1,19 @@
-"""Who may use the admin port, and a line in the log for everything that he changes."""
+"""Authentication, host check and audit log of the admin port."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from proxy.access.settings import Scope
-from proxy.core.errors import Forbidden, Unauthorized
+from proxy.core.errors import Forbidden, MisdirectedRequest, Unauthorized
 from proxy.core.identity import Identity
+from proxy.http.settings import host_name
 from proxy.telemetry.logs import AUDIT
 
 audit = logging.getLogger(AUDIT)
@@ -19,12 +21,20 @@ audit = logging.getLogger(AUDIT)
 DOORSTEPS = ("/", "/dashboard/")
 """Where people come who want the dashboard."""
 
-OPEN_PATHS = ("/metrics", "/healthz", "/readyz", "/dashboard", *DOORSTEPS)
+METRICS = "/metrics"
+PROBES = ("/healthz", "/readyz")
+
+OPEN_PATHS = (METRICS, *PROBES, "/dashboard", *DOORSTEPS)
 """What needs no key: orchestrators and Prometheus ask for it, and browsers for a page that is empty until its user has
 given one. Every other path does, those that do not exist too."""
 
 OPEN_FOLDER = "/dashboard/assets/"
 """What that page is made of."""
+
+LOCALHOST = "localhost"
+
+LONGEST_SHOWN_HOST = 100
+"""Characters of a refused host name that the error repeats."""
 
 ANYBODY = "anybody"
 OF_THE_SETTINGS = "admin.apiKey"
@@ -44,9 +54,49 @@ class Admins(Protocol):
 Keys = Callable[[], tuple[str | None, Admins | None]]
 """The key of the settings, and who knows others; asked anew for every request."""
 
+Hosts = Callable[[], Collection[str]]
+"""Return the host names of the settings, normalised by `host_name`. Called for every request."""
+
 
 def nobody() -> tuple[str | None, Admins | None]:
     return None, None
+
+
+def no_hosts() -> Collection[str]:
+    return ()
+
+
+def serving_hosts(hosts: Hosts, keys: Keys) -> Any:
+    """Return a middleware that refuses requests whose `Host` is neither an IP address, `localhost` nor one of `hosts`.
+
+    A page of another site can make its own DNS name resolve to this port (DNS rebinding). The browser then treats the
+    port as part of that site, but still sends the site's name as `Host`. Probes are exempt: load balancers send any
+    name, and the responses hold only states and counts. Where a key is configured, only `/metrics` is checked: such a
+    page has no key, and the files of the dashboard hold nothing of this installation."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in PROBES and (request.path == METRICS or not any(keys())):
+            names = request.headers.getall("host", [""])  # not `request.host`, which has a default
+            for name in names:
+                if not _is_served(host_name(name), hosts()):
+                    raise MisdirectedRequest(
+                        f"The admin port does not serve the host name {name[:LONGEST_SHOWN_HOST]!r}. Use an IP address "
+                        "or localhost, or add the name to admin.hosts in the configuration."
+                    )
+        return await handler(request)
+
+    return check
+
+
+def _is_served(name: str, hosts: Collection[str]) -> bool:
+    if name == LOCALHOST or name in hosts:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def requiring(keys: Keys) -> Any:

@@ -14,6 +14,7 @@ from proxy.http.paths import faults_of_extension
 MIB = 1024 * 1024
 SEND_TIMEOUT = Duration(60.0)
 
+_HOST_NAME = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*\.?(:[0-9]+)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 
@@ -77,12 +78,34 @@ class Admin:
     host: str = param("127.0.0.1", "address of the admin port")
     port: int = param(9190, "port of the admin port; 0 takes any that is free", at_least=0, at_most=65535)
     api_key: str | None = param(None, "bearer token of everything but probes and /metrics")
+    hosts: tuple[str, ...] = param(
+        (),
+        "further host names that requests may be addressed to, as a service name of Kubernetes or Compose;"
+        " IP addresses, localhost and admin.host are always accepted. With a key, only /metrics is restricted",
+    )
     tls: ServerTls | None = param(None, "to speak https")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an empty key, which would open what it was meant to close."""
+        """Raises ValueError for an empty key, which would open what it was meant to close, and for invalid hosts."""
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("apiKey is empty; set it, or leave it out to go without one")
+        for name in self.hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"hosts: {name!r} is not a host name; write it as in a URL, without scheme and path")
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """The accepted host names beside `localhost` and IP addresses, normalised."""
+        return frozenset(map(host_name, (self.host, *self.hosts)))
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a `Host` header, in lower case, without port, brackets and trailing dot."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    if host.count(":") > 1:  # an IPv6 address of the settings, which has no brackets
+        return host.lower()
+    return host.partition(":")[0].removesuffix(".").lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,6 +263,7 @@ class Supervisor:
             trust=self._trust,
             stopping=lambda: self._stopping or not self.serving,
             keys=lambda: (self._settings.admin.api_key, self._doors.door),
+            hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
             breaker=self._breakers.state,
             scaled=lambda: self.autoscaling.pools,

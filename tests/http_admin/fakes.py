@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from proxy.fleet.settings import PodSettings
 from proxy.http.admin import admin_application
 from proxy.http.admin_autoscale import Scaled
 from proxy.http.admin_keys import Admins
+from proxy.http.settings import Admin
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import Exposition
@@ -73,7 +74,10 @@ class Fixed:
 
 @asynccontextmanager
 async def admin_port(
-    api_key: str | None = None, admins: Admins | None = None, scaled: Mapping[str, Scaled] | None = None
+    api_key: str | None = None,
+    admins: Admins | None = None,
+    scaled: Mapping[str, Scaled] | None = None,
+    hosts: Sequence[str] = (),
 ) -> AsyncIterator[Port]:
     clock = ManualClock()
     fleet = Fleet(clock)
@@ -86,6 +90,7 @@ async def admin_port(
             session=session,
             stopping=lambda: port.stopping,
             keys=lambda: (api_key, admins),
+            hosts=lambda: Admin(hosts=tuple(hosts)).host_names,
             configurations=Fixed(),
             scaled=lambda: scaled or {},
         )
