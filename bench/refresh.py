@@ -113,8 +113,10 @@ async def _refresh(ports: list[int]) -> dict[str, float]:
         FleetRunner(fleet, settings, fetcher, clock, random.Random(1)) as runner,
     ):
         assert await runner.first_contact(60)
-        await asyncio.sleep(1.5 * runner.budget.interval)
-        window = min(25.0, max(4.0, 2 * runner.budget.interval))
+        interval = max(map(runner.interval_of, fleet.endpoints))
+        await asyncio.sleep(1.5 * interval)
+        window = min(25.0, max(4.0, 2 * interval))
+        charged, seen = runner.budget.charged, runner.budget.rounds
         cpu, began, rounds = time.process_time(), time.monotonic(), runner.budget.rounds
         await asyncio.sleep(window)
         cpu, elapsed, rounds = time.process_time() - cpu, time.monotonic() - began, runner.budget.rounds - rounds
@@ -124,7 +126,7 @@ async def _refresh(ports: list[int]) -> dict[str, float]:
             "core_percent": 100 * cpu / elapsed,
             "interval_ms": 1000 * len(ports) * elapsed / rounds,
             "us_per_refresh": 1e6 * cpu / rounds,
-            "us_accounted": 1e6 * runner.budget.cost,
+            "us_accounted": 1e6 * (runner.budget.charged - charged) / (runner.budget.rounds - seen),
         }
 
 

@@ -94,5 +94,6 @@ class Asking:
             HealthChecks(settings, fleet.watch, fleet, asker, self._random, self._failed, self._shortest)
         )
 
-    def _shortest(self) -> float:
-        return SCRAPES_PER_CHECK * max(asked.runner.budget.interval for asked in self._asked.values())
+    def _shortest(self, endpoint: Endpoint) -> float:
+        asked = self._asked.get(endpoint.pool)
+        return SCRAPES_PER_CHECK * asked.runner.interval_of(endpoint) if asked else 0.0

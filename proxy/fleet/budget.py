@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from proxy.core.ports import Clock
@@ -15,44 +14,66 @@ UNSEEN = 1.2
 """CPU of a refresh per second measured in the steps of its coroutine: reading the socket, parsing HTTP and turning the
 loop happen outside of them. Measured with `bench/refresh.py`."""
 
-_MEMORY = 200
-"""Rounds that the mean cost remembers."""
+_MEMORY = 20
+"""Rounds over which the mean cost of a pod is taken."""
+
+_SPIKE = 4.0
+"""A round counts at most this many times the round before it. A pause of the whole process during one round must not
+stretch a pod's interval to minutes."""
 
 
 class Budget:
-    """With n pods, c seconds of CPU a round and a share m of a core, all pods are asked every n·c/m seconds, or every
-    `interval` seconds if that is longer: n rounds per n·c/m seconds take the share m."""
+    """The share of one core that all scrapes of a pool may take, divided equally among its pods."""
 
     def __init__(self, interval: float, max_core: float) -> None:
-        self._shortest = interval
-        self._max_core = max_core
-        self._pods = 0
+        self.shortest = interval
+        self.max_core = max_core
+        self.pods = 0
         self.rounds = 0
+        """Number of rounds of all pods since the start."""
+        self.charged = 0.0
+        """CPU seconds of these rounds."""
+        self.last = 0.0
+        """CPU seconds of the latest round of any pod."""
+
+    def change(self, interval: float, max_core: float) -> None:
+        self.shortest = interval
+        self.max_core = max_core
+
+
+class PodBudget:
+    """One pod's part of the budget: with n pods, c CPU seconds per round of this pod and a share m of a core, the pod
+    is scraped every n·c/m seconds, so it takes m/n of a core. Entered while the pod is scraped."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._last = 0.0
+        self._rounds = 0
         self.cost = 0.0
         """Mean CPU seconds of a round."""
 
-    def change(self, interval: float, max_core: float) -> None:
-        self._shortest = interval
-        self._max_core = max_core
+    def __enter__(self) -> None:
+        self._budget.pods += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.pods -= 1
 
     @property
     def interval(self) -> float:
-        """Seconds between two rounds of one pod."""
-        return max(self._shortest, self._pods * self.cost / self._max_core)
-
-    @contextmanager
-    def share(self) -> Iterator[None]:
-        """One pod more, while it lasts."""
-        self._pods += 1
-        try:
-            yield
-        finally:
-            self._pods -= 1
+        """Seconds between two rounds."""
+        budget = self._budget
+        return max(budget.shortest, budget.pods * self.cost / budget.max_core)
 
     def charge(self, seconds: float) -> None:
-        """One round took `seconds` in the steps of its coroutine."""
-        self.rounds += 1
-        self.cost += (seconds * UNSEEN - self.cost) / min(self.rounds, _MEMORY)
+        """Add a round that took `seconds` in the steps of its coroutine."""
+        seconds *= UNSEEN
+        before = self._last or self._budget.last
+        counted = min(seconds, _SPIKE * before) if before else seconds
+        self._rounds += 1
+        self.cost += (counted - self.cost) / min(self._rounds, _MEMORY)
+        self._last = self._budget.last = seconds
+        self._budget.rounds += 1
+        self._budget.charged += seconds
 
 
 @types.coroutine

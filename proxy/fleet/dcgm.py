@@ -9,7 +9,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import UpstreamFailed
 from proxy.core.ports import Clock
 from proxy.fleet.dialects import Dialect
-from proxy.fleet.scrape import Fetcher, ScrapeError, samples_of
+from proxy.fleet.scrape import Fetcher, ScrapeError, samples_in_steps
 from proxy.fleet.settings import DcgmSettings
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Gpus:
             status, body = await self._fetcher.get(url, None)
             if status != 200:
                 raise ScrapeError(f"status {status}")
-            self.attributes = {GPU_UTILIZATION: utilization(body, self._endpoint.name)}
+            self.attributes = {GPU_UTILIZATION: await utilization(body, self._endpoint.name)}
             self._due, self._was_told = self._clock.now() + (settings.interval or 0.0), False
         except (UpstreamFailed, ScrapeError) as error:
             self.attributes = {}
@@ -59,9 +59,9 @@ class Gpus:
             log.warning("pod %s: nothing is known of its GPUs: %s: %s", self._endpoint.name, url, error)
 
 
-def utilization(text: bytes, pod: str) -> float:
+async def utilization(text: bytes, pod: str) -> float:
     """From 0 to 1. An exporter that says which pod has which GPU is asked for those of this one. Raises ScrapeError."""
-    samples = samples_of(text, _DIALECT).get(SERIES, ())
+    samples = (await samples_in_steps(text, _DIALECT)).get(SERIES, ())
     values = [sample.value for sample in samples if _is_of(sample.labels.get("pod", ""), pod)]
     if not values:
         raise ScrapeError(f"it has no {SERIES} of the pod" if samples else f"it has no {SERIES}")

@@ -11,10 +11,10 @@ from typing import Protocol
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConnectRefused, UpstreamFailed
 from proxy.core.ports import Clock, Random
-from proxy.fleet.budget import Budget, metered
+from proxy.fleet.budget import Budget, PodBudget, metered
 from proxy.fleet.dcgm import Gpus
 from proxy.fleet.dialects import Engines
-from proxy.fleet.scrape import Card, Fetcher, ScrapeError, parse, parse_models
+from proxy.fleet.scrape import Card, Fetcher, ScrapeError, parse_in_steps, parse_models
 from proxy.fleet.settings import RefreshSettings
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Refresher:
         self._fetcher = fetcher
         self._settings = settings
         self._engines = engines
-        self._budget = budget
+        self._budget = PodBudget(budget)
         self._clock = clock
         self._rng = rng
         self._reached = endpoint.state is EndpointState.READY
@@ -90,12 +90,17 @@ class Refresher:
     async def run(self, delay: float = 0.0) -> None:
         """Begins after `delay` seconds."""
         await asyncio.sleep(delay)
-        with self._budget.share():
+        with self._budget:
             while True:
                 began = self._clock.now()
                 await metered(self._round(), self._clock, self._budget.charge)
                 self.tried.set()
                 await asyncio.sleep(self._pause(self._clock.now() - began))
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two scrapes."""
+        return self._budget.interval
 
     def _pause(self, elapsed: float) -> float:
         """The rest of the interval; a pod that takes longer than that has half an interval of peace."""
@@ -122,7 +127,7 @@ class Refresher:
             status, body = await self._get(self._settings.metrics_url(self._endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
-            metrics = parse(body, self._engines.of(self._endpoint), sent_at)
+            metrics = await parse_in_steps(body, self._engines.of(self._endpoint), sent_at)
         except _Silent as silent:
             self._on_miss(str(silent))
             return False

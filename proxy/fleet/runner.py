@@ -94,6 +94,11 @@ class FleetRunner:
         """The names under which this runner adds and removes pods."""
         return {"static", *self._polled}
 
+    def interval_of(self, endpoint: Endpoint) -> float:
+        """Return the seconds between two scrapes of the endpoint, 0 if this runner does not scrape it."""
+        found = self._loops.get(endpoint)
+        return found[0].interval if found else 0.0
+
     async def first_contact(self, timeout: float) -> bool:
         """Waits until discovery has looked once and every pod there is by then has been tried once, whatever came of
         it. False if that takes longer than `timeout` seconds."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any, Protocol
@@ -22,6 +23,12 @@ Card = Mapping[str, Any]
 """One entry of /v1/models; it has an `id`, everything else is the engine's."""
 
 _COUNT_LIMIT = 2.0**53
+
+STEP = 128 << 10
+"""Bytes of an exposition that are read in one step of the event loop, 3 ms at worst. A typical exposition has 70 KB."""
+
+MOST_SAMPLES = 1000
+"""Samples of one family: three for each of 300 data-parallel ranks."""
 
 
 class Fetcher(Protocol):
@@ -41,7 +48,15 @@ def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
 
     The series of data-parallel ranks are added up, shares are averaged. Only lines of the dialect are looked at.
     """
-    samples = samples_of(text, dialect)
+    return _metrics_of(samples_of(text, dialect), dialect, scraped_at)
+
+
+async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
+    """Do the same as `parse`, and let the event loop run after every STEP bytes."""
+    return _metrics_of(await samples_in_steps(text, dialect), dialect, scraped_at)
+
+
+def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
     if not samples.keys() - {PROCESS_START}:
         raise ScrapeError("the exposition has none of the engine's metrics")
     block_size, blocks = _blocks(dialect, samples)
@@ -79,12 +94,49 @@ def parse_models(body: bytes) -> tuple[Card, ...]:
 
 
 def samples_of(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
-    """By the names of their families, of which only those of the dialect are looked for."""
+    """Return the samples by the names of their families. Families that the dialect does not name are skipped. Raises
+    ScrapeError if a family has more than MOST_SAMPLES samples or a line is longer than STEP."""
     samples: dict[str, list[Sample]] = {}
-    for name, line in _lines(dialect).findall(b"\n" + text):
-        if (sample := _sample(line)) is not None:
-            samples.setdefault(name.decode(), []).append(sample)
+    for _ in _read(text, dialect, samples):
+        pass
     return samples
+
+
+async def samples_in_steps(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
+    """Do the same as `samples_of`, and let the event loop run after every STEP bytes."""
+    samples: dict[str, list[Sample]] = {}
+    for _ in _read(text, dialect, samples):
+        await asyncio.sleep(0)
+    return samples
+
+
+def _read(text: bytes, dialect: Dialect, samples: dict[str, list[Sample]]) -> Iterator[None]:
+    """Fill `samples`, and yield between two steps."""
+    text = b"\n" + text
+    lines, start = _lines(dialect), 0
+    while True:
+        end = len(text) if len(text) - start <= STEP else text.rfind(b"\n", start + 1, start + STEP)
+        if end < 0:
+            raise ScrapeError(f"the exposition has a line of more than {STEP} bytes")
+        for name, line in lines.findall(text, start, end):
+            if (sample := _sample(line)) is not None:
+                samples.setdefault(name.decode(), []).append(sample)
+        _bound(dialect, samples)
+        if end == len(text):
+            return
+        start = end
+        yield
+
+
+def _bound(dialect: Dialect, samples: dict[str, list[Sample]]) -> None:
+    """Raise ScrapeError for a family of more than MOST_SAMPLES samples. The family of adapters grows with each
+    combination of adapters that was ever in use, so only its newest sample is kept, which is the one that is read."""
+    for name, family in samples.items():
+        if len(family) <= MOST_SAMPLES:
+            continue
+        if not any(spec.name == name for spec in dialect.lora):
+            raise ScrapeError(f"the exposition has more than {MOST_SAMPLES} series of {name}")
+        family[:] = [max(family, key=lambda sample: sample.value)]
 
 
 @cache

@@ -65,10 +65,10 @@ class HealthChecks:
         asker: Asker,
         rng: Random,
         failed: Callable[[Endpoint, str], None],
-        shortest: Callable[[], float] = lambda: 0.0,
+        shortest: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
-        """`failed` is called for every check that failed, with
-        the kind of it, `health` or `inference`; `shortest` are seconds that must lie between two checks of a pod."""
+        """`failed` is called for every check that failed, with the kind of it, `health` or `inference`; `shortest`
+        returns the seconds that must lie between two checks of a pod."""
         self._settings = settings
         self._watch = watch
         self._doubts = doubts
@@ -113,7 +113,7 @@ class HealthChecks:
         streak = Streak(self._settings.failures, self._settings.successes)
         self._doubts.trust(endpoint, why)  # a loop that failed and is started again knows nothing of the pod
         while True:
-            pause = max(interval, self._shortest())
+            pause = max(interval, self._shortest(endpoint))
             await asyncio.sleep(pause * (0.9 + 0.2 * self._rng.random()))
             good = await check()  # type: ignore[misc]
             if good is None:

@@ -6,34 +6,65 @@ from contextlib import ExitStack
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.fleet.budget import UNSEEN, Budget, metered
+from proxy.fleet.budget import UNSEEN, Budget, PodBudget, metered
 
 
 def test_a_small_fleet_is_asked_as_often_as_configured() -> None:
-    budget = Budget(0.25, 0.05)
-    with budget.share():
-        budget.charge(0.001)
-        assert budget.interval == 0.25
+    pod = PodBudget(Budget(0.25, 0.05))
+    with pod:
+        pod.charge(0.001)
+        assert pod.interval == 0.25
 
 
 def test_a_large_fleet_is_asked_so_rarely_that_its_share_of_a_core_is_kept() -> None:
     budget = Budget(0.25, 0.05)
+    pods = [PodBudget(budget) for _ in range(1000)]
     with ExitStack() as fleet:
-        for _ in range(1000):
-            fleet.enter_context(budget.share())
-            budget.charge(0.001 / UNSEEN)
-        assert budget.interval == pytest.approx(20.0)
-        assert 1000 * budget.cost / budget.interval == pytest.approx(0.05)
-    assert budget.interval == 0.25
+        for number, pod in enumerate(pods):
+            fleet.enter_context(pod)
+            pod.charge((0.0005 + 0.001 * (number % 2)) / UNSEEN)
+        assert pods[0].interval == pytest.approx(10.0)
+        assert sum(pod.cost / pod.interval for pod in pods) == pytest.approx(0.05)
+    assert pods[0].interval == 0.25
+
+
+def test_an_expensive_pod_stretches_its_own_interval_only() -> None:
+    budget = Budget(0.25, 0.05)
+    cheap, expensive, joined = PodBudget(budget), PodBudget(budget), PodBudget(budget)
+    with cheap:
+        with expensive:
+            for _ in range(50):
+                cheap.charge(0.001 / UNSEEN)
+                expensive.charge(0.1 / UNSEEN)
+            assert cheap.interval == 0.25
+            assert expensive.interval == pytest.approx(2 * 0.1 / 0.05, rel=0.3)
+        with joined:
+            joined.charge(0.001 / UNSEEN)
+            assert joined.interval == cheap.interval == 0.25
+
+
+def test_a_pause_of_the_process_during_one_round_hardly_stretches_an_interval() -> None:
+    budget = Budget(0.001, 0.05)
+    pod, joined = PodBudget(budget), PodBudget(budget)
+    with pod:
+        for _ in range(20):
+            pod.charge(0.001)
+        usual = pod.interval
+        pod.charge(3.0)
+        assert usual < pod.interval < 1.2 * usual
+        pod.charge(0.001)
+        with joined:
+            joined.charge(3.0)
+            assert joined.interval < 10 * usual
 
 
 def test_the_cost_follows_what_rounds_cost_lately() -> None:
-    budget = Budget(0.25, 0.05)
-    for _ in range(1000):
-        budget.charge(0.001)
-    for _ in range(1000):
-        budget.charge(0.002)
-    assert budget.cost == pytest.approx(0.002 * UNSEEN, rel=0.02)
+    pod = PodBudget(Budget(0.25, 0.05))
+    for _ in range(100):
+        pod.charge(0.001)
+    for _ in range(100):
+        pod.charge(0.002)
+    assert pod.cost == pytest.approx(0.002 * UNSEEN, rel=0.02)
 
 
 async def test_a_meter_counts_the_steps_and_not_the_waiting() -> None:

@@ -32,21 +32,21 @@ class Exporter:
         return 200, self.text.encode()
 
 
-def test_the_busiest_gpu_counts_as_a_share() -> None:
-    assert utilization((line(20) + line(75, gpu=1)).encode(), "a") == 0.75
-    assert utilization(line(0).encode(), "a") == 0.0
-    assert utilization(line(130).encode(), "a") == 1.0
+async def test_the_busiest_gpu_counts_as_a_share() -> None:
+    assert await utilization((line(20) + line(75, gpu=1)).encode(), "a") == 0.75
+    assert await utilization(line(0).encode(), "a") == 0.0
+    assert await utilization(line(130).encode(), "a") == 1.0
 
 
 @pytest.mark.parametrize("name", ["vllm-1", "default/vllm-1", "default/vllm-1-rank-0"])
-def test_of_the_pods_of_a_node_only_its_own_counts(name: str) -> None:
-    assert utilization((line(30, "vllm-1") + line(90, "vllm-10") + line(95, "other")).encode(), name) == 0.3
+async def test_of_the_pods_of_a_node_only_its_own_counts(name: str) -> None:
+    assert await utilization((line(30, "vllm-1") + line(90, "vllm-10") + line(95, "other")).encode(), name) == 0.3
 
 
 @pytest.mark.parametrize("text", ["", line(90, "other"), "DCGM_FI_DEV_SM_CLOCK 3\n", "DCGM_FI_DEV_GPU_UTIL NaN\n"])
-def test_what_says_nothing_of_the_pod_is_no_answer(text: str) -> None:
+async def test_what_says_nothing_of_the_pod_is_no_answer(text: str) -> None:
     with pytest.raises(ScrapeError, match="DCGM_FI_DEV_GPU_UTIL"):
-        utilization(text.encode(), "vllm-1")
+        await utilization(text.encode(), "vllm-1")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What pods answer, as values."""
 
+import asyncio
 import contextlib
 import re
 from pathlib import Path
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 
 from proxy.core.endpoint import Freshness
 from proxy.fleet.dialects import DIALECTS, Dialect, Engine, specs
-from proxy.fleet.scrape import ScrapeError, _alternatives, parse, parse_models
+from proxy.fleet.scrape import (
+    MOST_SAMPLES,
+    STEP,
+    ScrapeError,
+    _alternatives,
+    parse,
+    parse_in_steps,
+    parse_models,
+)
 
 VLLM = DIALECTS["vllm"]
 REAL = (Path(__file__).parent / "vllm_metrics.txt").read_bytes()
@@ -241,3 +250,43 @@ def test_of_an_engine_that_does_not_count_tokens_no_progress_is_known(engine: st
     dialect = DIALECTS[engine]
     assert bool(dialect.progress) is grows
     assert parse(f"{dialect.waiting[0].name} 1\n".encode(), dialect).progress == -1
+
+
+async def test_a_large_exposition_is_read_in_steps_between_which_others_run() -> None:
+    filler = b"".join(b'vllm:latency_bucket{le="%d"} 1\n' % number for number in range(100_000))
+    text = b"vllm:num_requests_running 2\n" + filler + b"vllm:num_requests_waiting 3\n"
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.ensure_future(others())
+    metrics = await parse_in_steps(text, VLLM)
+    other.cancel()
+    assert (metrics.running, metrics.waiting) == (2, 3)
+    assert turns >= len(text) // STEP - 1
+
+
+async def test_an_exposition_with_too_many_series_of_a_family_is_refused_after_its_first_steps() -> None:
+    series = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(100_000))
+    with pytest.raises(ScrapeError, match=f"more than {MOST_SAMPLES} series of vllm:num_requests_running"):
+        await parse_in_steps(series, VLLM)
+    assert parse(b"\n".join(series.splitlines()[:MOST_SAMPLES]), VLLM).running == MOST_SAMPLES
+
+
+def test_an_exposition_with_a_line_longer_than_a_step_is_refused() -> None:
+    names = b"a," * STEP
+    with pytest.raises(ScrapeError, match=f"a line of more than {STEP} bytes"):
+        parse(b'vllm:lora_requests_info{running_lora_adapters="%b"} 1\nvllm:num_requests_running 1\n' % names, VLLM)
+
+
+def test_any_number_of_adapter_series_is_read_and_the_newest_counts() -> None:
+    series = [
+        b'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a%d",waiting_lora_adapters=""} %d\n'
+        % (number, 7 if number == 4321 else 1)
+        for number in range(10_000)
+    ]
+    assert parse(b"".join(series), VLLM).active_models == frozenset({"a4321"})
