@@ -96,5 +96,11 @@ class DrainSettings:
         {}, "role -> longest wait for the last request; 300s for prefill, 900s for others unless given"
     )
 
+    group_label: str = param(
+        "modelserving.volcano.sh/group-name",
+        "label with the name of the group of roles that a pod serves with; least-loss keeps the last pod of a role in "
+        "each group as long as it can",
+    )
+
     def patience(self, role: str) -> float:
         return self.timeout.get(role, Duration(300.0 if role == "prefill" else 900.0))

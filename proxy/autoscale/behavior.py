@@ -16,7 +16,7 @@ _LONGEST = 1800.0
 class ScaleUp:
     instances: int = param(4, "replicas that may be added per period", at_least=0)
     percent: int = param(100, "of those at the beginning of the period that may be added", at_least=0, at_most=1000)
-    period: Duration = param(Duration(60.0), "that both limits are for", at_most=_LONGEST)
+    period: Duration = param(Duration(60.0), "that both limits are for; 0: no limit", at_most=_LONGEST)
     select: Literal["or", "and", "none"] = param("or", "the larger of both limits, the smaller, or no limit")
     stabilization: Duration = param(
         Duration(0.0), "for which more must have been recommended before it is done", at_most=_LONGEST
@@ -27,7 +27,7 @@ class ScaleUp:
 class ScaleDown:
     instances: int = param(1, "replicas that may be taken away per period", at_least=0)
     percent: int = param(50, "of those at the beginning of the period", at_least=0, at_most=1000)
-    period: Duration = param(Duration(60.0), "that both limits are for", at_most=_LONGEST)
+    period: Duration = param(Duration(60.0), "that both limits are for; 0: no limit", at_most=_LONGEST)
     select: Literal["or", "and", "none"] = param("or", "the larger of both limits, the smaller, or no limit")
     stabilization: Duration = param(
         Duration(240.0), "for which less must have been recommended before it is done", at_most=_LONGEST
@@ -46,7 +46,7 @@ class Panic:
     )
     hold: Duration = param(Duration(60.0), "that it lasts after that; 0: there is no panic", at_most=_LONGEST)
     percent: int = param(1000, "of those at the beginning of the period that may be added", at_least=0, at_most=1000)
-    period: Duration = param(Duration(60.0), "that this limit is for", at_most=_LONGEST)
+    period: Duration = param(Duration(60.0), "that this limit is for; 0: no limit", at_most=_LONGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Past:
 
 
 def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *, panic: bool) -> int:
-    """The total to go to. In panic it is never less than the current one."""
+    """The total to go to. In panic it is never less than the current one. A limit whose period is 0 does not apply."""
     if panic:
         return _grown_in_panic(behavior.panic, past, current, recommended)
     if recommended < current:
@@ -82,7 +82,7 @@ def corrected(behavior: Behavior, past: Past, current: int, recommended: int, *,
 def _grown_in_panic(panic: Panic, past: Past, current: int, recommended: int) -> int:
     """From 0 there is no percentage that would ever add one."""
     most, begin = recommended, past.lowest_in_panic
-    if begin > 0:
+    if begin > 0 and panic.period > 0:
         most = min(most, begin + begin * panic.percent // 100)
     return max(most, current)
 
@@ -92,7 +92,7 @@ def _shrunk(down: ScaleDown, past: Past, current: int, recommended: int) -> int:
     if past.highest_recommended is not None:
         least = max(least, past.highest_recommended)
     by_count, by_part = begin - down.instances, begin - begin * down.percent // 100
-    if down.select != "none":
+    if down.select != "none" and down.period > 0:
         least = max(least, min(by_count, by_part) if down.select == "or" else max(by_count, by_part))
     return min(least, current)
 
@@ -102,7 +102,7 @@ def _grown(up: ScaleUp, past: Past, current: int, recommended: int) -> int:
     if past.lowest_recommended is not None:
         most = min(most, past.lowest_recommended)
     by_count, by_part = begin + up.instances, begin + begin * up.percent // 100
-    if up.select != "none":
+    if up.select != "none" and up.period > 0:
         most = min(most, max(by_count, by_part) if up.select == "or" else min(by_count, by_part))
     return max(most, current)
 

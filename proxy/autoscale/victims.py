@@ -13,7 +13,7 @@ Order = Literal["least-loss", "highest-ordinal", "newest"]
 @dataclass(frozen=True, slots=True)
 class Replica:
     """`cached_blocks` are those of the prefix index, `ordinal` is the platform's number of it, `started` are seconds,
-    `group` is the set of roles that it serves with, where there are such."""
+    `group` is the value of `drain.groupLabel`: the set of roles that the replica serves with; None without it."""
 
     name: str
     role: str

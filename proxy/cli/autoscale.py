@@ -42,15 +42,17 @@ def autoscale() -> None:
 def evaluate(file: Path) -> None:
     """Divide a total among roles, once.
 
-    FILE, or - for stdin, is JSON with roles, coordination, total, metrics and panic; the answer is JSON too. What is
-    wrong with coordination is ignored, and said on stderr. Exit code 2 if the roles or the total cannot be used.
+    FILE, or - for stdin, is JSON with roles, coordination, total, metrics and panic; the answer is JSON too. Each fault
+    of coordination is a warning on stderr: a value that cannot be read is ignored, a value outside its range counts as
+    the nearest one inside, and bands that contradict each other are used as far as possible. Exit code 2 if the roles
+    or the total cannot be used.
     """
     try:
         question = wire.question(yaml_source.read_json(_text(file), str(file)))
     except ConfigError as error:
         raise Misconfigured(error) from None
     for problem in question.overlooked:
-        click.secho(f"Ignored: {problem}", fg="yellow", err=True)
+        click.secho(f"Warning: {problem}", fg="yellow", err=True)
     click.echo(json.dumps(wire.result(question.answer()), indent=2, ensure_ascii=False))
 
 

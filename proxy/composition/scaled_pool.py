@@ -184,6 +184,7 @@ class ScaledPool:
             ordinal=int(ordinal[1]) if ordinal else None,
             started=pod.metrics.process_started,
             url=pod.url,
+            group=pod.labels.get(self.settings.drain.group_label),
         )
 
     async def _let_back(self, decision: Decision, role: str) -> None:

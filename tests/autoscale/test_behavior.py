@@ -80,6 +80,16 @@ def test_a_new_period_begins_when_the_old_one_has_passed() -> None:
     assert totals == [14] * 5 + [18] * 5 + [22] * 2
 
 
+@pytest.mark.parametrize("select", ["or", "and"])
+def test_a_limit_whose_period_is_zero_does_not_apply(select: str) -> None:
+    behavior = Behavior(
+        ScaleUp(4, 100, Duration(0.0), select),  # type: ignore[arg-type]
+        ScaleDown(1, 50, Duration(0.0), select, Duration(0.0)),  # type: ignore[arg-type]
+        CALM,
+    )
+    assert follow(behavior, 10, [50, 1]) == [50, 1]
+
+
 def test_by_default_half_of_the_replicas_may_go_in_a_minute_and_one_at_least() -> None:
     down = ScaleDown(stabilization=Duration(0.0))
     totals = follow(replace(UNLIMITED, scale_down=down), 10, [1] * 22)
@@ -100,6 +110,10 @@ class TestPanic:
     def test_its_own_percentage_limits_it(self) -> None:
         slow = replace(self.BEHAVIOR, panic=Panic(hold=Duration(60.0), percent=100))
         assert follow(slow, 4, [40, 40]) == [8, 8]
+
+    def test_its_own_percentage_does_not_apply_where_its_period_is_zero(self) -> None:
+        fast = replace(self.BEHAVIOR, panic=Panic(hold=Duration(60.0), percent=100, period=Duration(0.0)))
+        assert follow(fast, 4, [40]) == [40]
 
     def test_from_zero_it_grows(self) -> None:
         assert follow(self.BEHAVIOR, 0, [5]) == [5]

@@ -80,6 +80,13 @@ class TestEval:
         ):
             assert fault in result.stderr
 
+    def test_minima_that_exceed_the_whole_are_a_warning_since_they_are_used(self) -> None:
+        bands = {"prefill": {"min": 80, "max": 100}, "decode": {"min": 80, "max": 100}}
+        result = asked(coordination={"mode": "Preferred", "preferred_ratio": bands})
+        assert "Warning: coordination.preferred_ratio: sum of min ratios must not exceed 100" in result.stderr
+        assert "Ignored" not in result.stderr
+        assert json.loads(result.stdout)["reasons"] != []
+
     def test_a_number_out_of_its_range_counts_as_the_nearest_in_it(self) -> None:
         far, near = (asked(coordination={"mode": "Preferred", "alpha": alpha}) for alpha in (7, 1))
         assert "coordination.alpha: must be between 0 and 1" in far.stderr

@@ -120,8 +120,9 @@ class Rig:
         if self.pool._guard is not None:
             self.pool._guard.hand = self.hand
 
-    def add(self, role: str, number: int, kv_usage: float = 0.8) -> Endpoint:
-        pod = self.fleet.add(PodSettings(url=f"http://{role}-{number}:8000", name=f"{role}-{number}", role=role))
+    def add(self, role: str, number: int, kv_usage: float = 0.8, **labels: str) -> Endpoint:
+        name = f"{role}-{number}"
+        pod = self.fleet.add(PodSettings(url=f"http://{name}:8000", name=name, role=role, labels=labels))
         self.fleet.reached(pod)
         self.report(pod, kv_usage=kv_usage)
         return pod

@@ -70,6 +70,15 @@ async def test_a_pod_drains_before_it_goes() -> None:
     assert decision.situations["decode"].current == 2
 
 
+async def test_the_last_pod_of_a_role_in_its_group_drains_after_pods_that_have_a_twin() -> None:
+    rig = Rig(decode=0, drain={"groupLabel": "group"})
+    for number, group in enumerate(("a", "b", "b")):
+        rig.add("decode", number, group=group)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step()
+    assert [pod.name for pod in rig.fleet.draining] == ["decode-1"]
+
+
 async def test_demand_that_returns_ends_a_drain() -> None:
     rig = Rig(decode=3)
     rig.report_all("decode", kv_usage=0.5)
