@@ -93,5 +93,5 @@ def changed(request: InferenceRequest, **changes: Any) -> InferenceRequest:
 _NAMES = tuple(each.name for each in fields(InferenceRequest))
 _VALUES = attrgetter(*_NAMES)
 
-OUTPUT_ESTIMATE: DataKey[int] = DataKey("OutputEstimate")
+OUTPUT_ESTIMATE: DataKey[int] = DataKey("OutputEstimate", value_type=int)
 """Tokens the answer is expected to have; the load ledger counts them until the leg ends. Absent: not counted."""

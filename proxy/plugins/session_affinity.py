@@ -43,7 +43,7 @@ class SessionSource:
         if not self.attribute:
             return None
         kind, _, producer = self.attribute.partition("/")
-        return DataKey(kind, producer)
+        return DataKey(kind, producer, str)
 
     def read(self, request: InferenceRequest) -> str:
         key = self.key

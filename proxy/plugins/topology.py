@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 
-PEER: DataKey[Endpoint] = DataKey("PeerEndpoint")
+PEER: DataKey[Endpoint] = DataKey("PeerEndpoint", value_type=Endpoint)
 """The pod that another stage of the request was given, for the profiles that run after that one."""
 
 HOST = "kubernetes.io/hostname"

@@ -61,9 +61,9 @@ def most_cached(prompt_tokens: int, block_size: int) -> int:
     return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
 
 
-PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo")
+PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo", value_type=PrefixMatch)
 
-TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt")
+TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt", value_type=Prompt)
 
-TOKEN_IDS: DataKey[Prompt] = DataKey("TokenIds")
+TOKEN_IDS: DataKey[Prompt] = DataKey("TokenIds", value_type=Prompt)
 """The same, exactly as the engine's tokenizer makes it; absent where that is not certain."""

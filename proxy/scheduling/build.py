@@ -37,7 +37,7 @@ from proxy.core.ports import (
 )
 from proxy.core.registry import Registry
 from proxy.core.wiring import Ports
-from proxy.scheduling.dependencies import declares, in_order, satisfy
+from proxy.scheduling.dependencies import check_keys, declares, in_order, satisfy
 from proxy.scheduling.document import Document
 from proxy.scheduling.effective import Effective, effective
 from proxy.scheduling.guard import GuardedScorer, Report, unreported
@@ -147,6 +147,7 @@ def build(
         if layout.entries[name].is_a(Decider):  # a faulty one is there all the same: it has been complained about
             deciders[name] = cast(Decider, instances.get(name))
     satisfy(layout, instances, make)
+    check_keys(layout, instances)
     producers = in_order(layout, instances)
     if layout.problems:
         raise ConfigError(layout.problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.params import suggestion
@@ -35,6 +35,24 @@ def satisfy(layout: Layout, instances: Instances, make: Callable[[str], None]) -
             default = _missing_default(layout, instances, name, key)
             if default:
                 make(layout.inject(default))
+
+
+def check_keys(layout: Layout, instances: Instances) -> None:
+    """Report two producers of one key, and data of another type than their key or their readers have."""
+    provided = [(name, key) for name, made in instances.items() for key in made.provides]
+    for at, (name, key) in enumerate(provided):
+        for other, theirs in provided[:at]:
+            if other != name and key.kind == theirs.kind and (key == theirs or not (key.producer and theirs.producer)):
+                problem = f"'{other}' and '{name}' both provide {key.kind} without a name of their own"
+                layout.complain(f"plugins.{name}", f"{problem}; remove one, or provide {key.kind}.of(name) in both")
+    for name, made in instances.items():
+        _check_annotated_types(layout, name, made)
+        for key in made.requires:
+            for other, theirs in provided:
+                same = key.kind == theirs.kind and key.producer in ("", theirs.producer)
+                if same and not (key.accepts(theirs.value_type) or theirs.value_type is object):
+                    has, wants = theirs.value_type.__name__, key.value_type.__name__
+                    layout.complain(f"plugins.{name}", f"reads {key} as {wants}, but '{other}' provides {has}")
 
 
 def in_order(layout: Layout, instances: Instances) -> list[str]:
@@ -68,6 +86,24 @@ def in_order(layout: Layout, instances: Instances) -> list[str]:
 def declares(made: Plugin, point: type) -> bool:
     """Whether its class declares the extension point; protocols are told apart by name, not by shape."""
     return point in type(made).__mro__
+
+
+def _check_annotated_types(layout: Layout, name: str, made: Plugin) -> None:
+    """Compare the annotation of `provides` with the types of its keys; any other fault shows at the first write."""
+    getter = getattr(type(made).provides, "fget", None)
+    try:
+        annotated = get_args(get_type_hints(getter)["return"])
+    except (AttributeError, KeyError, NameError, TypeError):
+        return
+    kinds = [each for each in annotated if each is not Ellipsis]
+    if len(kinds) == 1:
+        kinds *= len(made.provides)
+    for key, kind in zip(made.provides, kinds, strict=False):
+        for value in get_args(kind):
+            cls = get_origin(value) or value
+            if isinstance(cls, type) and cls not in (Any, object) and not key.accepts(cls):
+                has, wants = cls.__name__, key.value_type.__name__
+                layout.complain(f"plugins.{name}", f"provides {key} as {has}, but the values of this key are {wants}")
 
 
 def _needs(instances: Instances) -> Iterator[tuple[str, DataKey[Any]]]:

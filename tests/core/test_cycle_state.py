@@ -1,5 +1,7 @@
 """Typed state of one request."""
 
+from typing import Any
+
 import pytest
 
 from proxy.core.cycle_state import CycleState, DataKey
@@ -38,3 +40,12 @@ def test_keys_are_equal_by_kind_and_producer() -> None:
     assert HEAT.of("oven") == DataKey("Heat", "oven") != HEAT
     assert len({HEAT, DataKey("Heat"), HEAT.of("oven")}) == 2
     assert (repr(HEAT), repr(HEAT.of("oven"))) == ("Heat", "Heat/oven")
+
+
+def test_a_value_of_another_type_than_the_key_is_refused() -> None:
+    state, warmth = CycleState(), DataKey[Any]("Warmth", value_type=float)
+    with pytest.raises(TypeError, match="Warmth/oven holds values of type float, not str"):
+        state.write(warmth.of("oven"), "hot")
+    assert state.read(warmth) is None
+    state.write(warmth.of("oven"), 21)
+    assert state.read(warmth) == 21

@@ -21,6 +21,8 @@ from tests.scheduling.situations import REGISTRY, Fixed, pod, ports, ranking, re
 
 HEAT: DataKey[float] = DataKey("Heat")
 LIGHT: DataKey[float] = DataKey("Light")
+SHARED: DataKey[float] = DataKey("Shared")
+WARMTH: DataKey[Any] = DataKey("Warmth", value_type=float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,26 @@ class HeatScorer(Scorer):
         return [0.0 for _ in endpoints]
 
 
+@plugin("shared-producer")
+@dataclass(frozen=True, slots=True)
+class SharedProducer(Producer):
+    """Does not bind its key to its name."""
+
+    @property
+    def provides(self) -> tuple[DataKey[Any], ...]:
+        return (SHARED,)
+
+
+@plugin("wordy-producer")
+@dataclass(frozen=True, slots=True)
+class WordyProducer(Producer):
+    """Says a number in words."""
+
+    @property
+    def provides(self) -> tuple[DataKey[str], ...]:
+        return (WARMTH.of(self.name),)
+
+
 @plugin("naming-scorer")
 @dataclass(frozen=True, slots=True)
 class NamingScorer(Scorer):
@@ -104,6 +126,7 @@ class NamingScorer(Scorer):
 
 def with_mine(*plugins: Any, **sections: Any) -> Scheduling:
     mine: list[type[Plugin]] = [HeatProducer, DistantProducer, LightProducer, FireProducer, HeatScorer, NamingScorer]
+    mine += [SharedProducer, WordyProducer]
     registry = Registry([*REGISTRY, *mine])
     return build(read({"plugins": list(plugins), **sections}), registry, ports())
 
@@ -303,6 +326,26 @@ class TestData:
         assert complaints_of_mine({"name": "oven", "type": "heat-producer"}, scorer) == [
             "plugins.heat-scorer: no producer of Heat is named 'oven1'; did you mean 'oven'?"
         ]
+
+    def test_two_producers_of_one_key_are_an_error_that_names_both(self) -> None:
+        plugins = ({"name": "one", "type": "shared-producer"}, {"name": "two", "type": "shared-producer"})
+        assert complaints_of_mine(*plugins) == [
+            "plugins.two: 'one' and 'two' both provide Shared without a name of their own; remove one, or provide "
+            "Shared.of(name) in both"
+        ]
+
+    def test_a_producer_whose_values_have_another_type_than_its_key_is_an_error(self) -> None:
+        assert complaints_of_mine({"type": "wordy-producer"}) == [
+            "plugins.wordy-producer: provides Warmth/wordy-producer as str, but the values of this key are float"
+        ]
+
+    def test_a_reader_that_expects_another_type_than_its_producer_provides_is_an_error(self) -> None:
+        source = {"sessionIdConfig": {"sources": [{"attribute": "TokenizedPrompt"}]}, "strategy": "session_id"}
+        document = {"plugins": [{"type": "session-affinity-scorer", "parameters": source}, *types("token-producer")]}
+        (fault,) = complaints(document)
+        assert fault.endswith(
+            "session-affinity-scorer: reads TokenizedPrompt as str, but 'token-producer' provides Prompt"
+        )
 
     def test_producers_that_need_each_other_are_an_error(self) -> None:
         (fault,) = complaints_of_mine(*types("queue-scorer", "light-producer", "fire-producer"))

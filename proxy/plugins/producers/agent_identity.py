@@ -13,7 +13,7 @@ from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest
 
-AGENT_IDENTITY: DataKey[str] = DataKey("agent-identity")
+AGENT_IDENTITY: DataKey[str] = DataKey("agent-identity", value_type=str)
 SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
 """What Claude Code, OpenCode and Codex send, the last of them in earlier versions."""
 

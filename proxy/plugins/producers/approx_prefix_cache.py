@@ -101,7 +101,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self._max_blocks = self._block_limit()
         self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
         self._capacity_of = lru_cache(self._capacity)
-        self._key = DataKey(PREFIX_MATCH.kind, self.name)
+        self._key = DataKey(PREFIX_MATCH.kind, self.name, ChainMatch)
         self.index = PrefixIndex(self.clock, self.max_siblings, self.ttl, self.max_bytes)
 
     @property

@@ -41,7 +41,7 @@ class MediaMatch:
         return [0.0 if one is None else sum(map(one.__contains__, media)) / len(media) for one in held]
 
 
-ENCODER_CACHE_MATCH: DataKey[MediaMatch] = DataKey("EncoderCacheMatchInfo")
+ENCODER_CACHE_MATCH: DataKey[MediaMatch] = DataKey("EncoderCacheMatchInfo", value_type=MediaMatch)
 
 
 @plugin("mm-embeddings-cache-producer")

@@ -13,7 +13,7 @@ from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest
 
-SESSION_ID: DataKey[str] = DataKey("SessionID")
+SESSION_ID: DataKey[str] = DataKey("SessionID", value_type=str)
 
 
 @plugin("session-id-producer")
