@@ -22,6 +22,7 @@ from proxy.cli.configuration import config_option, pod_option, reader, settings_
 from proxy.cli.watch import digest, watch
 from proxy.collector import Collector, resident
 from proxy.configurations import Configurations, Reader
+from proxy.core import open_files
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
 from proxy.replicated import app_of
@@ -77,6 +78,8 @@ def serve(
     watched = None if config is None or not watches else (config, digest(config))
     settings = settings_of(source)
     logs.set_up(settings.telemetry, sys.stderr)
+    open_files.raise_limit()
+    open_files.warn_if_low(settings.listen.max_connections)
     if not settings.has_pods:
         log.warning(NO_PODS)
     for remark in settings.remarks:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import RequestError
+from proxy.core.errors import OutOfFiles, RequestError
 from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
@@ -81,7 +81,10 @@ class Reliability:
         self.liveness.forget(endpoint)
 
     async def _works(self, endpoint: Endpoint) -> bool | None:
-        return await generates(endpoint, self._asker, TOKEN_TIMEOUT)
+        try:
+            return await generates(endpoint, self._asker, TOKEN_TIMEOUT)
+        except OutOfFiles:
+            return None
 
 
 def call_later(seconds: float, call: Callable[[], None]) -> None:

@@ -30,10 +30,12 @@
     │   │   └── ShuttingDown               kvlane is being stopped
     │   ├── SuspectedPoison           503  pods have died under this request
     │   ├── IssuerAway                503  whether a token is good only its issuer's keys could say
+    │   ├── FileLimitReached          503  this process has no file descriptor left for a connection to a pod
     │   └── GatewayTimeout            504
     ├── UpstreamFailed                     one pod failed before its first byte: the next one may be tried
     │   ├── ConnectFailed
     │   │   ├── ConnectRefused
+    │   │   ├── OutOfFiles                     this process has no file descriptor left; says nothing of the pod
     │   │   └── PassedOver                     whoever sends the request has gone on to another pod by himself
     │   ├── Declined                           it answered that it cannot
     │   └── UpstreamTimedOut
@@ -84,6 +86,7 @@ class Reason(Enum):
     SHUTTING_DOWN = "rejected-shutting-down"
     SUSPECTED_POISON = "suspected-poison"
     ISSUER_AWAY = "issuer-away"
+    OUT_OF_FILES = "out-of-files"
     UPSTREAM_FAILED = "upstream-failed"
     UPSTREAM_TIMED_OUT = "upstream-timed-out"
     INTERNAL = "internal-error"
@@ -326,6 +329,19 @@ class IssuerAway(RequestError):
         super().__init__("The keys of the token's issuer cannot be had; try again shortly.")
 
 
+class FileLimitReached(RequestError):
+    """This process has no file descriptor left. Its pods are well."""
+
+    status = 503
+    type = "server_error"
+    code = "out_of_files"
+    reason = Reason.OUT_OF_FILES
+    retry_after: float = 1.0
+
+    def __init__(self) -> None:
+        super().__init__("The proxy has reached its limit on open files. Retry shortly.")
+
+
 class SuspectedPoison(RequestError):
     """Clients try a 503 again by themselves; this one says that they should not."""
 
@@ -359,6 +375,10 @@ class ConnectFailed(UpstreamFailed):
 
 class ConnectRefused(ConnectFailed):
     """Nobody listens there."""
+
+
+class OutOfFiles(ConnectFailed):
+    """This process, or its machine, has no file descriptor left: says nothing of the pod."""
 
 
 class PassedOver(ConnectFailed):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConnectFailed
 from proxy.core.ports import Clock
 from proxy.http.upstream.dial import Resolve, is_address, look_up
+from proxy.http.upstream.errors import not_connected
 from proxy.http.upstream.pool import Address
 
 KEPT = 30.0
@@ -35,7 +35,7 @@ class Addresses:
             there = Address.of(endpoint.url)
             host = there.host if is_address(there.host) else await self._first(there)
         except (OSError, ValueError) as error:
-            raise ConnectFailed(f"its name cannot be looked up: {error}") from error
+            raise not_connected(error, self._clock.now()) from error
         address = _written(host, there.port)
         if len(self._found) >= REMEMBERED:
             self._found.clear()

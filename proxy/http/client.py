@@ -96,8 +96,9 @@ class ClientConnection(asyncio.Protocol):
     @guarded
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._clients.has_room():
+        connected = transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._clients.has_room(connected.fileno()):
             self._clients.connections.add(self)
         else:
             self.connected = False

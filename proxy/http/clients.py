@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from proxy.core import open_files
 from proxy.core.errors import RequestError
 from proxy.core.exchange import Ending
 from proxy.core.ports import Clock
@@ -66,6 +67,7 @@ class Clients:
         self._no_room_at = -ROOM_INTERVAL
         self._is_over = False
         self._turned_away = 0
+        self._last_file = open_files.limit() - open_files.RESERVED
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self, self._loop)
@@ -75,18 +77,26 @@ class Clients:
         """Whether there are requests that have not ended, or begun."""
         return any(connection.call is not None or connection.is_fresh for connection in self.connections)
 
-    def has_room(self) -> bool:
-        """For one connection more. Where there is none, those that have been idle for longest are closed. None comes in
-        after the end: the loop may have accepted it just before."""
+    def has_room(self, descriptor: int) -> bool:
+        """Return whether one connection more, which has this descriptor, may stay. Where there is no room, those that
+        have been idle for longest are closed. None comes in after the end: the loop may have accepted it just before.
+
+        The kernel gives out the lowest free descriptor, so a high one means that nearly all are in use. At the limit
+        itself uvloop closes new connections without a word."""
         if self._is_over:
             return False
-        if len(self.connections) < self.settings.max_connections:
+        is_out_of_files = descriptor >= self._last_file
+        if len(self.connections) < self.settings.max_connections and not is_out_of_files:
             return True
         now = self.now()
         if now - self._no_room_at >= ROOM_INTERVAL:
             if self._close_longest_idle():
                 return True
             self._no_room_at = now
+        if is_out_of_files:
+            open_files.report(open_files.ACCEPT, now)
+            self.hung_up(HungUp.OUT_OF_FILES, 1)
+            return False
         self._turned_away += 1
         self.hung_up(HungUp.MAX_CONNECTIONS, 1)
         return False

@@ -10,6 +10,7 @@ from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, NoHttp, Re
 
 class HungUp(Enum):
     MAX_CONNECTIONS = "max-connections"
+    OUT_OF_FILES = "out-of-files"
     TLS_HANDSHAKE = "tls-handshake"
     HEAD_TIMEOUT = "head-timeout"
     BODY_TIMEOUT = "body-timeout"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from proxy.core.casualties import casualties_of
-from proxy.core.errors import BadGateway, ConnectFailed, KvlaneError, RequestError, UpstreamFailed
+from proxy.core.errors import BadGateway, ConnectFailed, KvlaneError, OutOfFiles, RequestError, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
@@ -201,8 +201,8 @@ async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None, de
     """Return a fresh connection. Raises `raced` if the pod that met the close race is gone: it had the request."""
     try:
         return await pool.connect(pod, deadline)
-    except ConnectFailed:
-        if raced is not None:
+    except ConnectFailed as error:
+        if raced is not None and not isinstance(error, OutOfFiles):
             raise raced from None
         raise
 

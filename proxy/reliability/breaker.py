@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.core.endpoint import GONE, Endpoint
-from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed
+from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.reliability.settings import BreakerSettings
@@ -131,6 +131,8 @@ class Breakers:
         if circuit is not None and exchange in circuit.probes:
             circuit.probes.discard(exchange)
             self._fleet.trust(endpoint, PROBED)
+        if isinstance(error, OutOfFiles):
+            return
         if isinstance(error, ConnectFailed):
             self._leave_alone(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
         elif _is_failure(exchange, error):

@@ -15,7 +15,9 @@ from proxy.core.errors import (
     ConnectFailed,
     CutShort,
     Declined,
+    FileLimitReached,
     GatewayTimeout,
+    OutOfFiles,
     PassedOver,
     UpstreamFailed,
     UpstreamTimedOut,
@@ -119,6 +121,8 @@ class Failover:
         With `spares` whoever asks can do without: one other pod is tried, and none again."""
         if isinstance(error, PassedOver):
             return self._passed_over(exchange, error)
+        if isinstance(error, OutOfFiles):
+            raise FileLimitReached from error
         journey = exchange.journey or Journey()
         journey.tried.append(exchange.endpoint)
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= exchange.request.deadline:

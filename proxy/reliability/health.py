@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import ConnectRefused, UpstreamFailed
+from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.ports import Random
 from proxy.core.tasks import Tasks
 from proxy.reliability.breaker import Doubts
@@ -115,7 +115,10 @@ class HealthChecks:
         while True:
             pause = max(interval, self._shortest(endpoint))
             await asyncio.sleep(pause * (0.9 + 0.2 * self._rng.random()))
-            good = await check()  # type: ignore[misc]
+            try:
+                good = await check()  # type: ignore[misc]
+            except OutOfFiles:
+                continue
             if good is None:
                 streak, was = Streak(self._settings.failures, self._settings.successes), streak
                 if was.is_failing:
@@ -134,6 +137,8 @@ class HealthChecks:
                 status, _ = await self._asker.get(endpoint.url + path, endpoint.api_key)
         except ConnectRefused:
             return None
+        except OutOfFiles:
+            raise
         except (UpstreamFailed, TimeoutError):
             return False
         return None if status in NO_SUCH_PATH else 200 <= status < 300

@@ -8,7 +8,7 @@ from typing import Protocol
 import orjson
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import UpstreamFailed
+from proxy.core.errors import OutOfFiles, UpstreamFailed
 
 PATH = "/v1/completions"
 
@@ -20,7 +20,7 @@ class Poster(Protocol):
 
 async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:
     """Whether the engine generates a token within so many seconds; None if it says that it does not take such
-    requests, or names no model to ask for."""
+    requests, or names no model to ask for. Raises OutOfFiles, which says nothing of the engine."""
     models = (endpoint.models or frozenset()) - endpoint.adapters
     if not models:
         return None
@@ -28,6 +28,8 @@ async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool 
     try:
         async with asyncio.timeout(timeout):
             status, _ = await poster.post(endpoint.url + PATH, body, endpoint.api_key)
+    except OutOfFiles:
+        raise
     except (UpstreamFailed, TimeoutError):
         return False
     return None if 400 <= status < 500 else status == 200

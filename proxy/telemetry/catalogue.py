@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from prometheus_client import Metric
 
-from proxy.core import tasks
+from proxy.core import open_files, tasks
 from proxy.telemetry.instruments import Counter, Family, Gauge, Histogram, edges_of
 from proxy.telemetry.proc import ProcSeries
 
@@ -272,6 +272,12 @@ class Catalogue:
             "Failures of endless background tasks, each of which was restarted; its traceback is in the log.",
             ("task",),
         )
+        self.files_limit = counter(
+            "open_files_limit_reached",
+            "Connections that failed because the process had no file descriptor left, by what was tried: connect to a"
+            " pod, accept a client.",
+            ("operation",),
+        )
         self.workers = gauge("workers", "Workers that serve, where there are several.")
         self.worker_restarts = counter("worker_restarts", "Workers that ended unasked and were replaced.")
         self.bus_dropped = counter("bus_dropped_frames", "Frames between workers that a slow reader made drop.")
@@ -304,6 +310,8 @@ class Catalogue:
         """Everything there is, in pieces of about 200 samples; pieces of one family follow each other."""
         for task, number in tasks.failures.items():
             self.task_failures.cell(task).value = number
+        for operation, number in open_files.reached.items():
+            self.files_limit.cell(operation).value = number
         for family in self.families:
             yield from family.slices(8 if family.kind == "histogram" else 200)
         yield from self._process.slices()

@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[2]
 class Kvlane:
     """A running command; `errors` is what it wrote there, once it has ended."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None, **environ: str) -> None:
+    def __init__(self, *arguments: str, cwd: Path | None = None, ulimit: str = "", **environ: str) -> None:
+        """`ulimit`: options of the shell's command of this name, which limit the process."""
+        limited = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh"] if ulimit else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", *arguments],
+            [*limited, sys.executable, "-m", "proxy", *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
             cwd=cwd,
             stdout=subprocess.PIPE,
@@ -34,6 +36,10 @@ class Kvlane:
         )
         self.output = ""
         self.errors = ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -56,8 +62,8 @@ class Kvlane:
 
 
 @contextmanager
-def kvlane(*arguments: str, cwd: Path | None = None, **environ: str) -> Iterator[Kvlane]:
-    process = Kvlane(*arguments, cwd=cwd, **environ)
+def kvlane(*arguments: str, cwd: Path | None = None, ulimit: str = "", **environ: str) -> Iterator[Kvlane]:
+    process = Kvlane(*arguments, cwd=cwd, ulimit=ulimit, **environ)
     try:
         yield process
     finally:

@@ -9,7 +9,15 @@ import pytest
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import BadGateway, ConnectRefused, Declined, RequestError, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import (
+    BadGateway,
+    ConnectRefused,
+    Declined,
+    OutOfFiles,
+    RequestError,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.request import InferenceRequest
 from proxy.reliability.breaker import LEAVING, OPEN, PROBED, RESTING, UNREACHABLE, Breakers
@@ -323,3 +331,9 @@ def test_who_tries_it_says_so_and_is_not_held_off_by_one_who_does_the_same() -> 
     assert world.state == "half-open"
     world.end(first)
     assert (world.state, world.told) == ("closed", [True, False])
+
+
+def test_a_proxy_without_file_descriptors_says_nothing_about_the_pod() -> None:
+    world = World(failures=2)
+    world.fail(5, OutOfFiles("no connection"))
+    assert (world.state, world.doubts) == ("closed", set())

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import ConnectRefused, UpstreamFailed
+from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.units import Duration
 from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
 from proxy.reliability.settings import HealthSettings, InferenceCheck
@@ -186,3 +186,17 @@ def test_only_failures_after_each_other_count() -> None:
         (False, True),
         (True, False),
     ]
+
+
+@pytest.mark.parametrize("inference", [None, InferenceCheck(interval=FAST, timeout=Duration(0.01))])
+async def test_checks_that_fail_for_want_of_a_file_descriptor_change_nothing(inference: InferenceCheck | None) -> None:
+    world = World()
+    world.says = OutOfFiles("no connection")
+    async with world.checked(HealthSettings(interval=FAST, timeout=Duration(0.01), inference=inference)):
+        await world.rounds(10)
+        assert (world.doubts, world.failures) == (set(), [])
+        world.says = 503
+        await until(lambda: UNHEALTHY in world.doubts)
+        world.says = OutOfFiles("no connection")
+        await world.rounds(10)
+        assert UNHEALTHY in world.doubts

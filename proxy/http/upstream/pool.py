@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConnectFailed, ConnectRefused, UpstreamTimedOut
+from proxy.core.errors import ConnectFailed, OutOfFiles, UpstreamTimedOut
 from proxy.core.ports import Clock
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.dial import Resolve, dial, look_up
+from proxy.http.upstream.errors import not_connected
 from proxy.http.upstream.trust import Trust
 
 IDLE_LIMIT = 4.0
@@ -137,8 +138,8 @@ class UpstreamPool:
         self._trust = trust or Trust()
 
     async def connect(self, pod: Pod, deadline: float = math.inf) -> Connection:
-        """A fresh connection. Raises ConnectFailed, ConnectRefused if that is why, or UpstreamTimedOut at `deadline`,
-        in monotonic seconds."""
+        """Return a fresh connection. Raises ConnectFailed, ConnectRefused or OutOfFiles if that is why, or
+        UpstreamTimedOut at `deadline`, in monotonic seconds."""
         address, left = pod.address, deadline - self._clock.now()
         try:
             tls = self._trust.at(address.host, address.port) if address.tls else None
@@ -150,16 +151,16 @@ class UpstreamPool:
             if left < self.connect_timeout:
                 raise UpstreamTimedOut("no connection in the time that the request has") from error
             raise ConnectFailed(f"no connection within {self.connect_timeout:g} s") from error
-        except ConnectionRefusedError as error:
-            raise ConnectRefused(f"no connection: {error}") from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up, or is none for TLS
-            raise ConnectFailed(f"no connection: {error}") from error
+            raise not_connected(error, self._clock.now()) from error
 
     async def takes_connections(self, endpoint: Endpoint) -> bool:
-        """At this moment."""
+        """Return whether the pod does at this moment; True if this process has no descriptor left to find out."""
         try:
             pod = self.pods[endpoint.url]
             pod.release(await self.connect(pod))
+        except OutOfFiles:
+            return True
         except ConnectFailed:
             return False
         return True
