@@ -29,7 +29,7 @@ from proxy.replicated import app_of
 from proxy.settings import Settings
 from proxy.supervisor.crew import StartFailed
 from proxy.supervisor.supervisor import Supervisor
-from proxy.telemetry import logs
+from proxy.telemetry import logs, standard_error
 
 log = logging.getLogger("kvlane")
 
@@ -77,6 +77,7 @@ def serve(
     source = reader(config, pods, os.environ, overrides)
     watched = None if config is None or not watches else (config, digest(config))
     settings = settings_of(source)
+    standard_error.install()
     logs.set_up(settings.telemetry, sys.stderr)
     open_files.raise_limit()
     open_files.warn_if_low(settings.listen.max_connections)

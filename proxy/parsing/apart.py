@@ -9,12 +9,14 @@ import sys
 from proxy.core.errors import BodyTooLarge, RequestError
 from proxy.openai.parse import parse
 from proxy.parsing.wire import LENGTH, Question, Reply, framed, taken_apart
+from proxy.telemetry import standard_error
 
 MEMORY = 2 << 30
 """Bytes of address space. The values of a body of 64 MiB take 1.5 GiB at worst: 64 bytes for each three."""
 
 
 def main() -> None:
+    standard_error.install()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while header := source.read(LENGTH):

@@ -78,7 +78,7 @@ class Recorder:
         self._pods: dict[str, tuple[int, int]] = {}
         path = Path(settings.file)
         file = RotatingFile(path, key_path(path), settings.max_size, settings.keep, self._head)
-        self._writer = LineWriter("the record", file.write, lost)
+        self._writer = LineWriter("the record", file.write, lost.add)
         self._stack = AsyncExitStack()
 
     def request_ended(
@@ -129,7 +129,7 @@ class Recorder:
         batch = self._entries[:BATCH]
         del self._entries[: len(batch)]
         if self._writer.is_behind:
-            self._lost.add(len(batch))
+            self._writer.drop(len(batch))
             return
         try:
             adapters = self._adapters()

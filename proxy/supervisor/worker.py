@@ -28,7 +28,7 @@ from proxy.settings import Settings, from_mapping
 from proxy.sharing import SharingApp
 from proxy.supervisor.log_lock import LockedWriter
 from proxy.supervisor.setup import Setup
-from proxy.telemetry import logs
+from proxy.telemetry import logs, standard_error
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     setup = Setup.read(sys.stdin.buffer)
     settings = from_mapping(setup.given)
+    standard_error.install()
     logs.set_up(settings.telemetry, sys.stderr)
     uvloop.run(_serve(settings, setup))
 

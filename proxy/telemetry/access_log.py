@@ -45,13 +45,12 @@ class AccessLog:
     def __init__(self, write_some: Callable[[bytes], int], clock: Clock, lost: Counter) -> None:
         self._write_some = write_some
         self._clock = clock
-        self._lost = lost
-        self._writer = LineWriter("the access log", self._write_all, lost)
+        self._writer = LineWriter("the access log", self._write_all, lost.add)
 
     def write(self, requests: Sequence[Record]) -> None:
         """Formats the records of requests and hands them to the writer; drops them while it is too far behind."""
         if self._writer.is_behind:
-            self._lost.add(len(requests))
+            self._writer.drop(len(requests))
             return
         self._writer.hand(lines_of(requests, self._clock.wall() - self._clock.now()))
 

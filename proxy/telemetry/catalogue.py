@@ -261,6 +261,9 @@ class Catalogue:
         )
         self.loop_lag = gauge("event_loop_lag_seconds", "How late the last timer of the event loop was.")
         self.log_lines_lost = counter("access_log_lines_lost", "Access log lines that nobody read in time.")
+        self.stderr_lines_lost = counter(
+            "log_lines_lost", "Log lines that were dropped because standard error was not read, or was closed."
+        )
         self.record_lines_lost = counter(
             "record_lines_lost", "Requests that are missing in the record, as it could not be written."
         )

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from proxy.telemetry import standard_error
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.observer import Observer
@@ -39,6 +40,7 @@ class Exposition:
             if self._observer is not None:
                 await self._observer.settle()
             await self._endpoints.read()
+            self._catalogue.stderr_lines_lost.cell().value = standard_error.lost_lines()
             for read in self._readers:
                 read()
             return await expose(self._catalogue, accept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ OF_A_REQUEST = "request %s"
 """How messages begin that are about one; collectors find its id in a field of its own."""
 
 
-def set_up(settings: Telemetry, stream: TextIO) -> None:
+def set_up(settings: Telemetry, stream: TextIO | io.TextIOBase) -> None:
     """Gives the root logger one handler, in place of those it has."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if settings.log_format is LogFormat.JSON else _text())

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from proxy.core.clock import SystemClock
 from proxy.core.tokens import LocalModel
+from proxy.telemetry import standard_error
 
 LENGTH = 8
 
@@ -24,6 +25,7 @@ def framed(value: Any) -> bytes:
 def main() -> None:
     from proxy.tokens.model import Model  # needs an extra, and the other end imports this module too
 
+    standard_error.install()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     settings: LocalModel = _read(source)
     model = Model(settings, SystemClock().wall)

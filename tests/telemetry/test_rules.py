@@ -63,6 +63,7 @@ HEALTHY: Mapping[str, str] = {
     'kvlane_autoscale_desired_replicas{pool="default", role="decode"}': "2x400",
     'kvlane_autoscale_ready_replicas{pool="default", role="decode"}': "2x400",
     "kvlane_access_log_lines_lost_total": "0x400",
+    "kvlane_log_lines_lost_total": "0x400",
 }
 """A value a minute, of a fleet with nothing to complain of."""
 
@@ -119,7 +120,7 @@ FIRED: Mapping[str, tuple[Mapping[str, str], str]] = {
     "KvlaneReloadFailed": ({"kvlane_config_last_reload_successful": "0x400"}, "10m"),
     "KvlaneTaskFails": ({'kvlane_task_failures_total{task="refresh"}': "0+1x400"}, "20m"),
     "KvlaneWorkersRestart": ({"kvlane_worker_restarts_total": "0+1x400"}, "20m"),
-    "KvlaneLogLinesLost": ({"kvlane_access_log_lines_lost_total": "0+1x400"}, "20m"),
+    "KvlaneLogLinesLost": ({"kvlane_log_lines_lost_total": "0+1x400"}, "20m"),
     "KvlaneReplicasAlone": ({"kvlane_replicas_store_up": "0x400"}, "10m"),
     "KvlaneReplicasDisagree": ({"kvlane_replicas_disagreeing": "1x400"}, "15m"),
 }
