@@ -67,6 +67,7 @@ class Reason(Enum):
     INVALID_REQUEST = "invalid-request"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
+    MISDIRECTED = "misdirected-request"
     UNKNOWN_PATH = "unknown-path"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_RESPONSE = "unknown-response"
@@ -155,7 +156,7 @@ class MisdirectedRequest(RequestError):
     status = 421
     type = "invalid_request_error"
     code = "misdirected_request"
-    reason = Reason.FORBIDDEN
+    reason = Reason.MISDIRECTED
 
 
 class NotFound(RequestError):
