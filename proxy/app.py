@@ -391,5 +391,5 @@ class App:
         self._bindings.forget(endpoint)
         self.reliability.forget(endpoint)
         scheduling = self.schedulings.get(endpoint.pool)
-        for plugin in scheduling.endpoint_removed if scheduling is not None else ():
-            plugin.endpoint_removed(endpoint)
+        if scheduling is not None:
+            scheduling.forget(endpoint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,8 +37,6 @@ from proxy.reliability.failover import Failover
 from proxy.reliability.hedging import Hedging
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.observer import Observer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -186,8 +183,8 @@ class Leg:
         for hook in next(self.scheduling.pre_request_rounds):
             try:
                 hook.pre_request(exchange, endpoint)
-            except Exception:
-                log.exception("request %s: PreRequest of %s failed", exchange.request.id, hook.plugin_type)
+            except Exception as error:  # noqa: BLE001  # the request goes on
+                self.scheduling.raised(hook, f"failed before request {exchange.request.id} was sent", error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -206,16 +203,8 @@ class Leg:
         for hook in next(self.scheduling.post_response_rounds):
             try:
                 hook.post_response(exchange, endpoint)
-            except Exception:
-                log.exception("request %s: PostResponse of %s failed", exchange.request.id, hook.plugin_type)
+            except Exception as error:  # noqa: BLE001  # the other hooks still run
+                self.scheduling.raised(hook, f"failed after request {exchange.request.id} ended", error)
         if is_gone:
-            self._forget()
+            self.scheduling.forget(endpoint)  # hooks of the attempt made state for it again
         gateway.observer.leg_ended(exchange)
-
-    def _forget(self) -> None:
-        """Let plugins forget an endpoint that left during the attempt: hooks of the attempt made state for it again."""
-        for plugin in self.scheduling.endpoint_removed:
-            try:
-                plugin.endpoint_removed(self.exchange.endpoint)
-            except Exception:
-                log.exception("request %s: forgetting a removed endpoint failed", self.exchange.request.id)

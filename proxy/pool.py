@@ -42,7 +42,7 @@ class Pool:
 
     def change(self, pods: Pods, scheduling: Scheduling, gates: Sequence[Gate]) -> None:
         self.pods, self.scheduling, self.gates = pods, scheduling, gates
-        self.production = Production(scheduling.producers, scheduling.producer_rounds)
+        self.production = Production(scheduling.producers, scheduling.producer_rounds, scheduling.raised)
 
 
 Send = Callable[[InferenceRequest, Parsed, Relay], Awaitable[None]]

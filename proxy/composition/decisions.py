@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from proxy.composition.explaining import Explaining
 from proxy.composition.observation import Observation
 from proxy.core.decision import Decision, ProfileResult
+from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock, KvEvents, Random, Timer, Tokenizers
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
@@ -52,6 +53,7 @@ class Decisions:
         self._observation = observation
         self._clock = clock
         self._random = rng
+        self._faults = PluginFaults(clock, lambda *fault: observation.observer.plugin_fault(*fault))
         self._kv_events: dict[str, KvSubscriptions] = {}
         """By pool; and below what has them fulfilled, once that has begun."""
         self._following: dict[str, AsyncExitStack] = {}
@@ -68,7 +70,7 @@ class Decisions:
                 self._registry,
                 self._ports(name),
                 self._watch,
-                self._scorer_fault,
+                self._faults,
                 self.shadow,
                 predecessors.get(name),
             )
@@ -108,7 +110,7 @@ class Decisions:
         if kept is None:
             return scheduling
         notes = self.explaining.notes(scheduling, pool, alone)
-        return self.explaining.around(scheduling, notes, kept, self._scorer_fault, self.shadow)
+        return self.explaining.around(scheduling, notes, kept, self.shadow)
 
     def _traced(self, scheduling: Scheduling) -> Scheduling:
         """As it is, where nothing is traced."""
@@ -137,6 +139,3 @@ class Decisions:
         if forecast is not None and forecast.is_trusted:
             chosen, other = forecast.ttfts((decision.target, result.best))
             observer.regret(result.profile, chosen - other)
-
-    def _scorer_fault(self, plugin: str, fault: str) -> None:
-        self._observation.observer.scorer_fault(plugin, fault)

@@ -32,7 +32,6 @@ from proxy.production import Production
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.dependencies import declares
 from proxy.scheduling.document import Document, read
-from proxy.scheduling.guard import unreported
 from proxy.scheduling.recorder import Recorder
 
 ID = "dry-run"
@@ -119,7 +118,7 @@ class DryRun:
     async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:
         request = changed(request, state=CycleState())
         producers = scheduling.producers
-        await Production(producers, repeat(producers)).run(request, pool.pods.serving(request.model))
+        await Production(producers, repeat(producers), scheduling.raised).run(request, pool.pods.serving(request.model))
         candidates = pool.pods.serving(request.model)
         if candidates:
             candidates = self.narrow(request, candidates)
@@ -141,7 +140,7 @@ class DryRun:
         recorder: Recorder,
         profile: str,
     ) -> Decision:
-        scheduler = scheduling.made(recorder.wrap, unreported, None)
+        scheduler = scheduling.made(recorder.wrap, None)
         if profile:
             return scheduler.alone(profile, request, candidates)
         decision = scheduler.schedule(request, candidates)

@@ -14,7 +14,6 @@ from proxy.explain.table import whole
 from proxy.explain.wanted import Wanted
 from proxy.fleet.datastore import Fleet
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.guard import Report
 from proxy.scheduling.scheduler import OnShadow
 from proxy.telemetry.settings import DecisionSettings
 
@@ -42,12 +41,11 @@ class Explaining:
         scheduling: Scheduling,
         notes: Notes,
         settings: DecisionSettings,
-        report: Report,
         on_shadow: OnShadow,
     ) -> Scheduling:
         """The same, but that it keeps how it came to its decisions."""
         kept = self._kept(settings)
-        return explained(scheduling, notes, kept, Chosen(self._random, kept, self._may_ask), report, on_shadow)
+        return explained(scheduling, notes, kept, Chosen(self._random, kept, self._may_ask), on_shadow)
 
     def follow(self, settings: DecisionSettings | None) -> None:
         """What is in use was built with these."""

@@ -3,6 +3,8 @@
 A plugin is a dataclass with the decorator `@plugin("its-type")`; its fields are its YAML parameters, those typed as a
 port of `core.ports` are injected. Filters, scorers and pickers change nothing observable: they run once per profile,
 shadow, retry and dry run, scorers once more where one of them is at fault. State moves in PreRequest and PostResponse.
+Plugins see endpoints as a tuple. Nothing that a plugin returns or raises breaks another plugin or the request: its
+faults are counted, logged once a minute, and replaced by a default.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class DataProducer(Plugin, Protocol):
 
 
 class Filter(Plugin, Protocol):
-    """Keeps a subset of the endpoints, in their order."""
+    """Keeps a subset of the endpoints, in their order, or raises a RequestError to refuse the request.
+
+    A filter that raises anything else is skipped."""
 
     __slots__ = ()
     exhausts: ClassVar[bool] = False
@@ -91,7 +95,7 @@ class Scorer(Plugin, Protocol):
 
 
 class Picker(Plugin, Protocol):
-    """All scored endpoints, best first; handed at least one."""
+    """Scored endpoints, best first; handed at least one. A picker that raises or picks none: the best score wins."""
 
     __slots__ = ()
 
@@ -103,12 +107,14 @@ class Picker(Plugin, Protocol):
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint], scores: Sequence[float]
     ) -> Sequence[Endpoint]:
         """What `pick` says, where nobody wants the scores: a picker that needs no objects for them says it for less."""
-        picked = self.pick(run, request, list(scored_endpoints(zip(endpoints, scores, strict=True))))
+        picked = self.pick(run, request, tuple(scored_endpoints(zip(endpoints, scores, strict=True))))
         return [endpoint for endpoint, _ in picked]
 
 
 class ProfileHandler(Plugin, Protocol):
-    """Yields the name of a profile, is sent its result (or thrown its error), and returns the decision."""
+    """Yields the name of a profile, is sent its result (or thrown its error), and returns the decision.
+
+    A RequestError that it raises is the response to the client; after any other error the default profile decides."""
 
     __slots__ = ()
 

@@ -32,7 +32,6 @@ from proxy.explain.kept import Kept
 from proxy.explain.summary import HEADER, summary
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.dependencies import declares
-from proxy.scheduling.guard import Report
 from proxy.scheduling.profile import shares
 from proxy.scheduling.recorder import ProfileRecord, Recorder
 from proxy.scheduling.scheduler import OnShadow, Scheduler, Schedules
@@ -185,11 +184,11 @@ class LegHooks(PreRequest, PostResponse):
 
 
 def explained(
-    scheduling: Scheduling, notes: Notes, kept: Kept, chosen: Chosen, report: Report, on_shadow: OnShadow | None
+    scheduling: Scheduling, notes: Notes, kept: Kept, chosen: Chosen, on_shadow: OnShadow | None
 ) -> Scheduling:
     """The same, but that it keeps how it came to its decisions."""
     recorder = Recorder()
-    recorded = scheduling.made(recorder.wrap, report, on_shadow)
+    recorded = scheduling.made(recorder.wrap, on_shadow)
     hooks = (LegHooks(),)
     return replace(
         scheduling,

@@ -249,8 +249,7 @@ class Kvlane(Policy):
 
     def _forget(self, endpoint: Endpoint) -> None:
         self._breakers.forget(endpoint)
-        for plugin in self._scheduling.endpoint_removed:
-            plugin.endpoint_removed(endpoint)
+        self._scheduling.forget(endpoint)
 
 
 def _headers(job: Job) -> dict[str, str]:

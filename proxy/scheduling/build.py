@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 from proxy.core import wiring
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, join
 from proxy.core.plugin import (
@@ -24,6 +25,7 @@ from proxy.core.plugin import (
     ProfileHandler,
     Scorer,
 )
+from proxy.core.plugin_faults import RAISED, PluginFaults
 from proxy.core.ports import (
     Clock,
     Deciders,
@@ -40,7 +42,7 @@ from proxy.core.wiring import Ports
 from proxy.scheduling.dependencies import check_keys, declares, in_order, satisfy
 from proxy.scheduling.document import Document
 from proxy.scheduling.effective import Effective, effective
-from proxy.scheduling.guard import GuardedScorer, Report, unreported
+from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
 from proxy.scheduling.layout import Entry, Layout, ProfileLayout, Use, lay_out
 from proxy.scheduling.profile import FilterStep, Profile, Steps, shares
 from proxy.scheduling.scheduler import OnShadow, Scheduler, Schedules
@@ -56,7 +58,8 @@ PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceNa
 
 Wrap = Callable[[Plugin, type, str, str], Plugin]
 """(plugin, extension point, profile or "", instance name) -> what is called in its place at that point, unless that is
-the point of profile handlers or of removed pods. A wrapped producer keeps its `waits`; a scorer comes guarded."""
+the point of profile handlers or of removed pods. A wrapped producer keeps its `waits`; filters, scorers and pickers
+come guarded."""
 
 
 def unwrapped(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
@@ -78,7 +81,7 @@ class Watch:
 
 NOBODY = Watch(unwrapped, every=0)
 
-MadeScheduler = Callable[[Wrap, Report, OnShadow | None], Scheduler]
+MadeScheduler = Callable[[Wrap, OnShadow | None], Scheduler]
 """Another scheduler of the same plugins; filters, scorers and pickers are called as `Wrap` gives them, every time, and
 inside of that as the watch has it."""
 
@@ -99,6 +102,20 @@ class Scheduling:
     effective: Effective
     entries: Mapping[str, Entry]
     """What the instances were made of."""
+    faults: PluginFaults
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Have every plugin forget a pod that is gone, or that lost its memory."""
+        for plugin in self.endpoint_removed:
+            try:
+                plugin.endpoint_removed(endpoint)
+            except Exception as error:  # noqa: BLE001  # the other plugins still forget it
+                self.raised(plugin, f"failed to forget pod {endpoint.name}", error)
+
+    def raised(self, plugin: Plugin, complaint: str, error: Exception) -> None:
+        """Count and log an error of a plugin."""
+        name = next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
+        self.faults.report(name, RAISED, complaint, error)
 
     def holds(self, thing: object) -> bool:
         """Whether one of its plugins is it, or has it as a field."""
@@ -124,7 +141,7 @@ def build(
     registry: Registry,
     ports: Ports,
     watch: Watch = NOBODY,
-    report: Report = unreported,
+    faults: PluginFaults | None = None,
     on_shadow: OnShadow | None = None,
     predecessor: Scheduling | None = None,
 ) -> Scheduling:
@@ -152,7 +169,8 @@ def build(
     if layout.problems:
         raise ConfigError(layout.problems)
     described = effective(layout, instances, all_ports)
-    return _Assembly(layout, instances, watch).scheduling(producers, described, report, on_shadow)
+    faults = faults or PluginFaults(all_ports[Clock])
+    return _Assembly(layout, instances, watch, faults).scheduling(producers, described, on_shadow)
 
 
 def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Problem, ...]:
@@ -199,12 +217,11 @@ class _Assembly:
     layout: Layout
     instances: Mapping[str, Plugin]
     watch: Watch
+    faults: PluginFaults
 
-    def scheduling(
-        self, producers: list[str], described: Effective, report: Report, on_shadow: OnShadow | None
-    ) -> Scheduling:
+    def scheduling(self, producers: list[str], described: Effective, on_shadow: OnShadow | None) -> Scheduling:
         return Scheduling(
-            scheduler=self.scheduler(unwrapped, report, on_shadow),
+            scheduler=self.scheduler(unwrapped, on_shadow),
             made=self.scheduler,
             producers=self._at(DataProducer, producers, unwrapped),
             producer_rounds=self._rounds(DataProducer, producers),
@@ -214,21 +231,23 @@ class _Assembly:
             instances=self.instances,
             effective=described,
             entries=dict(self.layout.entries),
+            faults=self.faults,
         )
 
-    def scheduler(self, around: Wrap, report: Report, on_shadow: OnShadow | None) -> Scheduler:
-        profiles = [self._profile(profile, around, report) for profile in self.layout.profiles]
+    def scheduler(self, around: Wrap, on_shadow: OnShadow | None) -> Scheduler:
+        profiles = [self._profile(profile, around) for profile in self.layout.profiles]
         return Scheduler(
             handler=cast(ProfileHandler, self.instances[self.layout.handler]),
             profiles={profile.name: profile for profile in profiles if not profile.shadow},
+            faults=self.faults,
+            name=self.layout.handler,
             shadows=[profile for profile in profiles if profile.shadow],
             on_shadow=on_shadow,
         )
 
-    def _profile(self, profile: ProfileLayout, around: Wrap, report: Report) -> Profile:
-        """Its guards are those of all rounds, so that they log a fault once."""
+    def _profile(self, profile: ProfileLayout, around: Wrap) -> Profile:
         uses, wrap = self._uses(profile, Scorer), _within(around, self.watch.wrap)
-        guards = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, report) for use in uses]
+        guards = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, self.faults) for use in uses]
         parts = shares([use.weight for use in uses])
         totals = unguarded(guards, parts) if around is unwrapped else self._totals(profile, guards, parts, around)
         rounds = self.watch.rounds(
@@ -244,14 +263,15 @@ class _Assembly:
 
     def _steps(self, profile: ProfileLayout, wrap: Wrap, totals: Totals) -> Steps:
         filters, (picker,) = self._uses(profile, Filter), self._uses(profile, Picker)
-        (wrapped_picker,) = self._at(Picker, [picker.ref], wrap, profile.name)
+        guarded = GuardedPicker(cast(Picker, self.instances[picker.ref]), picker.ref, self.faults)
+        wrapped_picker = cast(Picker, wrap(guarded, Picker, profile.name, picker.ref))
         steps = tuple(self._filter(profile.name, use.ref, wrap) for use in filters)
         spared = min((cast(Filter, self.instances[use.ref]).spares for use in filters), default=inf)
         return Steps(steps, totals, wrapped_picker.pick, wrapped_picker.order, spared if wrap is unwrapped else 0)
 
     def _filter(self, profile: str, name: str, wrap: Wrap) -> FilterStep:
-        (wrapped,) = self._at(Filter, [name], wrap, profile)
-        return FilterStep(name, wrapped, cast(Filter, self.instances[name]).exhausts)
+        guarded = GuardedFilter(cast(Filter, self.instances[name]), name, self.faults)
+        return FilterStep(name, cast(Filter, wrap(guarded, Filter, profile, name)), guarded.exhausts)
 
     def _uses(self, profile: ProfileLayout, point: type) -> list[Use]:
         return [use for use in profile.uses if declares(self.instances[use.ref], point)]
@@ -262,8 +282,8 @@ class _Assembly:
     def _rounds(self, point: Callable[..., P], names: Sequence[str]) -> Iterator[tuple[P, ...]]:
         return self.watch.rounds(self._at(point, names, unwrapped), self._at(point, names, self.watch.wrap))
 
-    def _at(self, point: Callable[..., P], names: Sequence[str], wrap: Wrap, profile: str = "") -> tuple[P, ...]:
-        return tuple(cast(P, wrap(self.instances[name], cast(type, point), profile, name)) for name in names)
+    def _at(self, point: Callable[..., P], names: Sequence[str], wrap: Wrap) -> tuple[P, ...]:
+        return tuple(cast(P, wrap(self.instances[name], cast(type, point), "", name)) for name in names)
 
 
 def _within(around: Wrap, wrap: Wrap) -> Wrap:

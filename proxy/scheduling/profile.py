@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
@@ -27,7 +27,9 @@ class FilterStep:
 
 
 class Steps(NamedTuple):
-    """What a run calls; `totals` gives one per endpoint. None of the filters need be called for `spared` endpoints, or
+    """What a run calls: guarded plugins. Each sees the candidates as a tuple, which it cannot change for the others.
+
+    `totals` gives one per endpoint. None of the filters need be called for `spared` endpoints, or
     fewer."""
 
     filters: Sequence[FilterStep]
@@ -54,29 +56,31 @@ class Profile:
         """Raises Saturated or NoEndpoints, naming the profile and the filter that left nothing."""
         run = ProfileRun(self.name, attempt, self.shadow)
         filters, totals, pick, _, _ = next(self.rounds)
-        endpoints = self._filter(filters, run, request, endpoints)
-        scored = list(scored_endpoints(zip(endpoints, totals(run, request, endpoints), strict=True)))
-        return ProfileResult(self.name, tuple(pick(run, request, scored) or self._picked_none(endpoints)))
+        candidates = self._filter(filters, run, request, tuple(endpoints))
+        scored = tuple(scored_endpoints(zip(candidates, totals(run, request, candidates), strict=True)))
+        return ProfileResult(self.name, tuple(pick(run, request, scored)))
 
     def order(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Sequence[Endpoint]:
         """The endpoints of `run`, for whoever does not want their scores: without the objects that these would take, a
         decision among four pods takes 11,000 instructions less. Raises what `run` raises."""
         run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
         filters, totals, _, order, spared = next(self.rounds)
-        if not 0 < len(endpoints) <= spared:
-            endpoints = self._filter(filters, run, request, endpoints)
-        return order(run, request, endpoints, totals(run, request, endpoints)) or self._picked_none(endpoints)
-
-    def _picked_none(self, endpoints: Sequence[Endpoint]) -> NoReturn:
-        raise NoEndpoints(f"The picker of profile '{self.name}' picked none of {len(endpoints)} pods.")
+        candidates = tuple(endpoints)
+        if not 0 < len(candidates) <= spared:
+            candidates = self._filter(filters, run, request, candidates)
+        return order(run, request, candidates, totals(run, request, candidates))
 
     def _filter(
-        self, filters: Sequence[FilterStep], run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]
-    ) -> Sequence[Endpoint]:
+        self,
+        filters: Sequence[FilterStep],
+        run: ProfileRun,
+        request: InferenceRequest,
+        endpoints: tuple[Endpoint, ...],
+    ) -> tuple[Endpoint, ...]:
         if not endpoints:
             raise NoEndpoints("No pod is ready; try again shortly.")
         for step in filters:
-            endpoints = step.filter.filter(run, request, endpoints)
+            endpoints = tuple(step.filter.filter(run, request, endpoints))
             if not endpoints:
                 raise self._emptied_by(step)
         return endpoints

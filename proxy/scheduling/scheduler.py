@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, Protocol
+from itertools import chain
+from typing import Protocol
 
 from proxy.core.decision import Decision, ProfileResult, decided
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, RequestError
 from proxy.core.params import suggestion
 from proxy.core.plugin import ProfileHandler
+from proxy.core.plugin_faults import RAISED, UNUSABLE, PluginFaults
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.profile import Profile
 
@@ -18,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MOST_PROFILE_RUNS = 16
 """A handler that yields more often will never come to a decision."""
+
+DEFAULT_PROFILES = ("default", "decode")
+"""The profile that decides where the handler fails: the first of these that exists, or else the first of the file."""
 
 OnShadow = Callable[[InferenceRequest, Decision, ProfileResult], None]
 """Told the decision that was made for a request, and what a shadow profile would have ranked."""
@@ -37,19 +42,24 @@ class Scheduler:
         self,
         handler: ProfileHandler,
         profiles: Mapping[str, Profile],
+        faults: PluginFaults,
+        name: str = "",
         shadows: Sequence[Profile] = (),
         on_shadow: OnShadow | None = None,
     ) -> None:
+        """`name` is the handler's in the configuration."""
         self._handler = handler
+        self._faults = faults
+        self._name = name or handler.plugin_type
         self._profiles = profiles
         self._shadows = tuple(shadows)
         self._on_shadow = on_shadow
-        only = handler.only_profile()
-        self._only = None if only is None else profiles.get(only)
+        self._only = self._only_profile()
 
     def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
-        """Raises what the handler lets through: a RequestError that says why there is no decision."""
+        """Raise the RequestError that the handler, or a profile, gives as the reason why there is no decision."""
         if self._only is None:
+            endpoints = tuple(endpoints)
             decision = self._discussed(request, endpoints, attempt)
         else:
             decision = decided(self._only.name, self._only.order(request, endpoints, attempt))
@@ -64,13 +74,42 @@ class Scheduler:
             raise BadRequest(f"There is no profile '{profile}'{suggestion(profile, list(profiles))}.", param="profile")
         return Decision.from_result(profiles[profile].run(request, endpoints))
 
-    def _discussed(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int) -> Decision:
+    def _only_profile(self) -> Profile | None:
+        try:
+            only = self._handler.only_profile()
+            return None if only is None else self._profiles.get(only)
+        except Exception as error:  # noqa: BLE001  # its `plan` is asked instead
+            self._faults.report(self._name, RAISED, "failed to name its only profile", error)
+            return None
+
+    def _discussed(self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int) -> Decision:
+        """The handler's decision, or that of the default profile where the handler fails."""
+        default = self._default()
+        try:
+            decision = self._planned(request, endpoints, attempt)
+            if _is_among(decision, endpoints):
+                return decision
+        except RequestError:
+            raise
+        except _Undecided as error:
+            self._faults.report(self._name, UNUSABLE, f"{error}; profile {default.name} decides")
+        except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
+            self._faults.report(self._name, RAISED, f"failed; profile {default.name} decides", error)
+        else:
+            complaint = f"returned no decision among the candidates; profile {default.name} decides"
+            self._faults.report(self._name, UNUSABLE, complaint)
+        return decided(default.name, default.order(request, endpoints, attempt))
+
+    def _planned(self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int) -> Decision:
         plan = self._handler.plan(request)
         try:
             name = next(plan)
             for _ in range(MOST_PROFILE_RUNS):
+                profile = self._profiles.get(name)
+                if profile is None:
+                    plan.close()
+                    raise _Undecided(f"asked for the profile '{name}', which does not exist")
                 try:
-                    profile = self._profiles.get(name) or self._missing(name)
                     result = profile.run(request, endpoints, attempt)
                 except RequestError as error:
                     name = plan.throw(error)
@@ -80,11 +119,14 @@ class Scheduler:
             decision: Decision = end.value
             return decision
         plan.close()
-        raise RequestError(f"The profile handler came to no decision in {MOST_PROFILE_RUNS} profile runs.")
+        raise _Undecided(f"came to no decision in {MOST_PROFILE_RUNS} profile runs")
 
-    @staticmethod
-    def _missing(name: str) -> NoReturn:
-        raise RequestError(f"The profile handler asked for the profile '{name}', which does not exist.")
+    def _default(self) -> Profile:
+        """The profile that decides where the handler fails; `decode` is llm-d's name of the pods that respond."""
+        for name in DEFAULT_PROFILES:
+            if name in self._profiles:
+                return self._profiles[name]
+        return next(iter(self._profiles.values()))
 
     def _observe(
         self,
@@ -103,3 +145,14 @@ class Scheduler:
             log.debug("shadow profile %s: %s", shadow.name, error)
         except Exception:
             log.exception("shadow profile %s failed", shadow.name)
+
+
+class _Undecided(Exception):
+    """A handler came to no decision; the message says why."""
+
+
+def _is_among(decision: object, endpoints: tuple[Endpoint, ...]) -> bool:
+    """Whether it is a decision, and each of its pods a candidate."""
+    return isinstance(decision, Decision) and set(endpoints).issuperset(
+        chain(decision.candidates(), decision.prefill, decision.encode)
+    )

@@ -123,7 +123,11 @@ class Catalogue:
         self.predictions_trusted = gauge(
             "latency_predictions_trusted", "1, or 0 while latency-scorer scores without predictions, as they are bad."
         )
-        self.scorer_faults = counter("scorer_faults", "Scores that were not usable.", ("plugin", "fault"))
+        self.scorer_faults = counter(
+            "scorer_faults",
+            "Calls of plugins of any kind that raised an error or returned something unusable.",
+            ("plugin", "fault"),
+        )
         self.shadow = counter(
             "shadow_decisions", "Runs of shadow profiles, by whether they chose the same pod.", ("profile", "agrees")
         )

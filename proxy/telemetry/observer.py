@@ -90,8 +90,8 @@ class Observer:
         now = self._now
         self._requests.append((called, now(), status, outcome, sent, asked))
 
-    def scorer_fault(self, plugin: str, fault: str) -> None:
-        """A scorer of this configured name raised, or gave a score that is none."""
+    def plugin_fault(self, plugin: str, fault: str) -> None:
+        """Count that the plugin of this configured name raised, or returned something that is not usable."""
         self._catalogue.scorer_faults.cell(plugin, fault).value += 1
 
     def shadow(self, decision: Decision, result: ProfileResult) -> None:

@@ -16,7 +16,6 @@ from proxy.explain.entry import ENTRY, Entry
 from proxy.explain.explained import Chosen, LegHooks, Notes, explained
 from proxy.explain.kept import Kept
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.guard import unreported
 from proxy.telemetry.settings import DecisionSettings
 from tests.scheduling.situations import pod, scheduling
 
@@ -57,7 +56,7 @@ class World:
         self.kept = Kept(self.settings, self.clock)
         notes = Notes(plain, "default", lambda: self.pods, self.clock)
         chosen = Chosen(random.Random(1), self.kept, lambda request: self.may_ask)
-        self.scheduling = explained(plain, notes, self.kept, chosen, unreported, None)
+        self.scheduling = explained(plain, notes, self.kept, chosen, None)
         self._end = self.kept.before(lambda *_: None)
         self._hooks = LegHooks()
 

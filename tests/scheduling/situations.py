@@ -12,13 +12,14 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
 from proxy.core.plugin import Filter, Picker, ProfileHandler, Scorer
+from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.wiring import Ports
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from proxy.scheduling.guard import GuardedScorer
+from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
 from proxy.scheduling.profile import FilterStep, Profile, Steps
 from proxy.scheduling.scoring import UnguardedScoring
 
@@ -38,6 +39,11 @@ def request(tokens: int = 0, **headers: str) -> InferenceRequest:
 
 def ports(seed: int = 0) -> Ports:
     return {Clock: ManualClock(), Random: random.Random(seed)}
+
+
+def counted(seen: list[tuple[str, str]]) -> PluginFaults:
+    """Puts every fault, as plugin and kind, into the list."""
+    return PluginFaults(ManualClock(), lambda name, fault: seen.append((name, fault)))
 
 
 def scheduling(document: Any, **options: Any) -> Scheduling:
@@ -99,9 +105,12 @@ def profile(
     scorers: Sequence[tuple[Scorer, float]] = (),
     picker: Picker | None = None,
     shadow: bool = False,
+    faults: PluginFaults | None = None,
 ) -> Profile:
-    """Of scorers with their shares; the best score wins, then the name."""
-    guards = [GuardedScorer(scorer, "mine") for scorer, _ in scorers]
+    """Of scorers with their shares; the best score wins, then the name. Plugins are guarded, as `build` has them."""
+    faults = faults or counted([])
+    guards = [GuardedScorer(scorer, "mine", faults) for scorer, _ in scorers]
     totals = UnguardedScoring(guards, [share for _, share in scorers]).totals
-    picker = picker or BestFirst()
-    return Profile(name, repeat(Steps(filters, totals, picker.pick, picker.order)), shadow)
+    steps = [FilterStep(step.name, GuardedFilter(step.filter, step.name, faults), step.exhausts) for step in filters]
+    guarded = GuardedPicker(picker or BestFirst(), "picker", faults)
+    return Profile(name, repeat(Steps(steps, totals, guarded.pick, guarded.order)), shadow)

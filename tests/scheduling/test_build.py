@@ -17,7 +17,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.scheduling.document import read
-from tests.scheduling.situations import REGISTRY, Fixed, pod, ports, ranking, request, scheduling
+from tests.scheduling.situations import REGISTRY, Fixed, counted, pod, ports, ranking, request, scheduling
 
 HEAT: DataKey[float] = DataKey("Heat")
 LIGHT: DataKey[float] = DataKey("Light")
@@ -416,7 +416,7 @@ class TestAssembly:
         reported: list[tuple[str, str]] = []
         watch = Watch(lambda plugin, point, profile, name: plugin, every=2)
         document = {"plugins": types("kv-cache-utilization-scorer")}
-        built = scheduling(document, watch=watch, report=lambda name, fault: reported.append((name, fault)))
+        built = scheduling(document, watch=watch, faults=counted(reported))
         for _ in range(4):
             built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)])
         assert reported == [("kv-cache-utilization-scorer", "out-of-range")] * 4
@@ -433,7 +433,7 @@ class TestAssembly:
     def test_faults_of_scorers_are_reported_by_instance_name(self) -> None:
         reported: list[tuple[str, str]] = []
         document = {"plugins": [{"name": "kv", "type": "kv-cache-utilization-scorer"}]}
-        built = scheduling(document, report=lambda name, fault: reported.append((name, fault)))
+        built = scheduling(document, faults=counted(reported))
         built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)])
         assert reported == [("kv", "out-of-range")]
 

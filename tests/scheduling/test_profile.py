@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from proxy.core.decision import ScoredEndpoint
 from proxy.core.errors import NoEndpoints, Saturated
-from proxy.core.plugin import Picker
+from proxy.core.plugin import Filter, Picker, Scorer
 from proxy.scheduling.profile import FilterStep, shares
-from tests.scheduling.situations import Fixed, Keep, pod, profile, request
+from tests.scheduling.situations import Fixed, Keep, counted, pod, profile, request
 
 A, B, C = pod("a"), pod("b"), pod("c")
 
@@ -57,13 +57,35 @@ def test_no_pods_at_all_is_said_without_blaming_a_filter() -> None:
         profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [])
 
 
-def test_a_picker_that_picks_nobody_is_an_error_of_its_profile() -> None:
+def test_where_the_picker_picks_none_the_best_score_wins() -> None:
     class Nobody(Picker):
         def pick(self, run, request, scored):  # type: ignore[no-untyped-def]
             return []
 
-    with pytest.raises(NoEndpoints, match="picker of profile 'default'"):
-        profile("default", picker=Nobody()).run(request(), [A])
+    scorers = [(Fixed({"a": 0.0, "b": 1.0}), 1.0)]
+    assert profile("default", scorers=scorers, picker=Nobody()).run(request(), [A, B]).best is B
+    assert profile("default", scorers=scorers, picker=Nobody()).order(request(), [A, B])[0] is B
+
+
+def test_plugins_see_a_tuple_so_that_a_scorer_cannot_sort_it_under_another() -> None:
+    class Sorting(Scorer):
+        def score(self, run, request, endpoints):  # type: ignore[no-untyped-def]
+            endpoints.sort(key=lambda endpoint: endpoint.name, reverse=True)
+            return [0.5] * len(endpoints)
+
+    class Listing(Filter):
+        def filter(self, run, request, endpoints):  # type: ignore[no-untyped-def]
+            assert isinstance(endpoints, tuple)
+            return list(endpoints)
+
+    seen: list[tuple[str, str]] = []
+    scorers: list[tuple[Scorer, float]] = [(Sorting(), 0.5), (Fixed({"a": 0.25, "b": 0.5, "c": 1.0}), 0.5)]
+    steps = FilterStep("first", Listing()), FilterStep("second", Listing())
+    made, candidates = profile("default", *steps, scorers=scorers, faults=counted(seen)), [A, B, C]
+    assert made.order(request(), candidates) == (C, B, A)
+    assert [one.score for one in made.run(request(), candidates).ranked] == [0.5, 0.25, 0.125]
+    assert candidates == [A, B, C]
+    assert seen == [("mine", "raised")] * 2
 
 
 @given(st.lists(st.floats(0, 1e308), max_size=8))

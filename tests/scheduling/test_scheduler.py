@@ -2,17 +2,18 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import NoEndpoints, RequestError
+from proxy.core.errors import NoEndpoints
 from proxy.core.plugin import Filter, ProfileHandler, Scorer
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.profile import FilterStep, Profile
 from proxy.scheduling.scheduler import Scheduler
-from tests.scheduling.situations import Dialogue, Fixed, Keep, pod, profile, ranking, request
+from tests.scheduling.situations import Dialogue, Fixed, Keep, counted, pod, profile, ranking, request
 
 Talk = Generator[str, ProfileResult, Decision]
 A, B = pod("a"), pod("b")
@@ -23,7 +24,8 @@ def keeps(name: str, *kept: str, shadow: bool = False) -> Profile:
 
 
 def scheduler(talk: ProfileHandler, *profiles: Profile, **options: object) -> Scheduler:
-    return Scheduler(talk, {profile.name: profile for profile in profiles}, **options)  # type: ignore[arg-type]
+    options.setdefault("faults", counted([]))
+    return Scheduler(talk, {profile.name: profile for profile in profiles}, name="handler", **options)  # type: ignore[arg-type]
 
 
 def decides_by(name: str) -> Dialogue:
@@ -93,8 +95,10 @@ def test_a_handler_that_leaves_nothing_to_discuss_has_shadows_too() -> None:
 
 
 def test_a_handler_is_asked_if_the_only_profile_does_not_exist() -> None:
-    with pytest.raises(AssertionError, match="nothing to discuss"):
-        scheduler(Silent("nowhere"), keeps("all", "a")).schedule(request(), [A])
+    faults: list[tuple[str, str]] = []
+    made = scheduler(Silent("nowhere"), keeps("all", "a"), faults=counted(faults))
+    assert made.schedule(request(), [A]).target is A
+    assert faults == [("handler", "raised")]
 
 
 def test_an_error_that_the_handler_lets_through_is_the_clients_answer() -> None:
@@ -102,12 +106,104 @@ def test_an_error_that_the_handler_lets_through_is_the_clients_answer() -> None:
         scheduler(decides_by("first"), keeps("first")).schedule(request(), [A])
 
 
-def test_a_handler_that_asks_for_an_unknown_profile_is_told_so() -> None:
-    with pytest.raises(RequestError, match="'nowhere', which does not exist"):
-        scheduler(decides_by("nowhere"), keeps("all", "a")).schedule(request(), [A])
+def raises(request: InferenceRequest) -> Talk:
+    yield "all"
+    raise ZeroDivisionError
 
 
-def test_a_handler_that_never_decides_is_stopped_after_16_runs() -> None:
+def raises_at_once(request: InferenceRequest) -> Talk:
+    raise ZeroDivisionError
+
+
+def decides_alone(request: InferenceRequest) -> Talk:
+    yield from ()
+    return Decision(A)
+
+
+def returns_none(request: InferenceRequest) -> Talk:
+    yield "all"
+    return None  # type: ignore[return-value]
+
+
+def plans_nothing(request: InferenceRequest) -> Talk:
+    return None  # type: ignore[return-value]
+
+
+def asks_for_an_unknown_profile(request: InferenceRequest) -> Talk:
+    return Decision.from_result((yield "nowhere"))
+
+
+def chooses_no_candidate(request: InferenceRequest) -> Talk:
+    yield "all"
+    return Decision(pod("foreign"))
+
+
+def never_decides(request: InferenceRequest) -> Talk:
+    while True:
+        yield "all"
+
+
+def catches_every_error(request: InferenceRequest) -> Talk:
+    while True:
+        try:
+            yield "none"
+        except NoEndpoints:
+            continue
+
+
+def cannot_be_closed(request: InferenceRequest) -> Talk:
+    while True:
+        try:
+            yield "all"
+        except GeneratorExit:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("talk", "fault"),
+    [
+        (raises, "raised"),
+        (raises_at_once, "raised"),
+        (plans_nothing, "raised"),
+        (cannot_be_closed, "raised"),
+        (returns_none, "unusable"),
+        (asks_for_an_unknown_profile, "unusable"),
+        (chooses_no_candidate, "unusable"),
+        (never_decides, "unusable"),
+        (catches_every_error, "unusable"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_default_profile_decides_where_the_handler_fails(talk: Any, fault: str) -> None:
+    faults: list[tuple[str, str]] = []
+    profiles = keeps("all", "a"), keeps("none"), keeps("default", "b")
+    decision = scheduler(Dialogue(talk), *profiles, faults=counted(faults)).schedule(request(), [A, B])
+    assert (decision.target, decision.profile) == (B, "default")
+    assert faults == [("handler", fault)]
+
+
+def test_a_handler_may_decide_without_a_profile() -> None:
+    assert scheduler(Dialogue(decides_alone), keeps("all", "b")).schedule(request(), [A, B]).target is A
+
+
+@pytest.mark.parametrize(("names", "expected"), [(("prefill", "decode"), "decode"), (("x", "y"), "x")])
+def test_without_a_profile_named_default_decode_or_the_first_one_decides(names: Sequence[str], expected: str) -> None:
+    made = scheduler(Dialogue(raises_at_once), *(keeps(name, "a") for name in names))
+    assert made.schedule(request(), [A]).profile == expected
+
+
+def test_a_handler_that_cannot_name_its_only_profile_is_asked_for_its_plan() -> None:
+    class Unsure(Dialogue):
+        def only_profile(self) -> str:
+            raise ZeroDivisionError
+
+    def talk(request: InferenceRequest) -> Talk:
+        return Decision.from_result((yield "all"))
+
+    assert scheduler(Unsure(talk), keeps("all", "a")).schedule(request(), [A]).target is A
+
+
+def test_a_handler_that_is_stopped_after_16_runs_is_closed() -> None:
     asked, closed = [], []
 
     def talk(request: InferenceRequest) -> Talk:
@@ -117,22 +213,9 @@ def test_a_handler_that_never_decides_is_stopped_after_16_runs() -> None:
         finally:
             closed.append(True)
 
-    with pytest.raises(RequestError, match="no decision in 16 profile runs"):
-        scheduler(Dialogue(talk), keeps("all", "a")).schedule(request(), [A])
+    assert scheduler(Dialogue(talk), keeps("all", "a")).schedule(request(), [A]).target is A
     assert len(asked) == 16
     assert closed == [True]
-
-
-def test_a_handler_that_catches_every_error_is_stopped_too() -> None:
-    def talk(request: InferenceRequest) -> Talk:
-        while True:
-            try:
-                yield "none"
-            except NoEndpoints:
-                continue
-
-    with pytest.raises(RequestError, match="16"):
-        scheduler(Dialogue(talk), keeps("none")).schedule(request(), [A])
 
 
 def test_the_sixteenth_run_may_still_decide() -> None:

@@ -14,7 +14,7 @@ from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.guard import GuardedScorer
 from proxy.scheduling.scoring import Scoring, UnguardedScoring, unguarded
-from tests.scheduling.situations import RUN, pod, request
+from tests.scheduling.situations import RUN, counted, pod, request
 
 PODS = [pod("a"), pod("b"), pod("c")]
 
@@ -39,10 +39,7 @@ Outcome = tuple[list[float], list[tuple[str, str]]]
 def outcome(kind: Any, scorers: Sequence[Giving], shares: Sequence[float]) -> Outcome:
     """Totals, and what was reported. `kind` is a Scoring, or gives its `totals`."""
     faults: list[tuple[str, str]] = []
-    guards = [
-        GuardedScorer(scorer, str(index), lambda name, fault: faults.append((name, fault)))
-        for index, scorer in enumerate(scorers)
-    ]
+    guards = [GuardedScorer(scorer, str(index), counted(faults)) for index, scorer in enumerate(scorers)]
     made = kind(guards, shares)
     return list(getattr(made, "totals", made)(RUN, request(), PODS)), faults
 

@@ -63,7 +63,7 @@ async def test_every_series_of_kvlane_has_its_prefix_and_a_help() -> None:
 
 async def test_the_catalogue_names_exactly_the_samples_it_exposes() -> None:
     world = await crowded()
-    world.observer.scorer_fault("s", "nan")
+    world.observer.plugin_fault("s", "nan")
     body, _ = await expose(world.catalogue, "")
     exposed = {sample.name for family in parse_text(body.decode()) for sample in family.samples}
     assert {name for name in exposed if name.startswith(PREFIX)} <= set(world.catalogue.sample_names)

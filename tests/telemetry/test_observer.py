@@ -216,7 +216,7 @@ def test_models_beyond_the_limit_are_one_series() -> None:
 def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
     world = World()
     a, b = world.fleet.add("pod-a"), world.fleet.add("pod-b")
-    world.observer.scorer_fault("my-scorer", "nan")
+    world.observer.plugin_fault("my-scorer", "nan")
     world.observer.shadow(Decision(a), ProfileResult("candidate", (ScoredEndpoint(a, 1.0),)))
     world.observer.shadow(Decision(a), ProfileResult("candidate", (ScoredEndpoint(b, 1.0),)))
     seen = world.scrape()
