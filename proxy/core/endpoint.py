@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from proxy.core.tls import PodTls
 
@@ -63,13 +64,17 @@ class Metrics:
     scraped_at: float = -math.inf
     freshness: Freshness = Freshness.STALE
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", MappingProxyType(self.attributes))
+
 
 NEVER_SCRAPED = Metrics()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Load:
-    """What is in flight on one pod, by this process and its siblings; `fleet.ledger` is its only writer.
+    """What is in flight on one pod, by this process and its siblings. Plugins cannot assign to it: `Endpoint.charge`
+    and `fleet.ledger` write it, with the setters below.
 
     `requests` changes by `Endpoint.charge` alone, so that the view follows; `crowding` are they per unit of the pod's
     weight. `tokens` are uncached prompt tokens whose prefill has not answered yet. `recent` is the log of the pod's
@@ -77,8 +82,8 @@ class Load:
     least. `remote_requests` and `remote_tokens` are the siblings' part of `requests` and `tokens`.
     """
 
-    requests: Final[int] = 0
-    crowding: Final[float] = 0.0
+    requests: int = 0
+    crowding: float = 0.0
     tokens: int = 0
     recent: float = -math.inf
     remote_requests: int = 0
@@ -93,9 +98,12 @@ class LoadView(NamedTuple):
     kv_usage: float
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """One pod, from discovery to removal. Identity is the object; a pod that comes back is a new one."""
+    """One pod, from discovery to removal. Identity is the object; a pod that comes back is a new one.
+
+    Plugins cannot assign to it: it changes by `update`, `publish` and `charge`, which belong to the fleet.
+    """
 
     name: str
     url: str = ""
@@ -114,8 +122,8 @@ class Endpoint:
     adapters: frozenset[str] = frozenset()
     """Those of them that are LoRA adapters of another."""
     state: EndpointState = EndpointState.STARTING
-    metrics: Final[Metrics] = NEVER_SCRAPED
-    load: Final[Load] = field(default_factory=Load)
+    metrics: Metrics = NEVER_SCRAPED
+    load: Load = field(default_factory=Load)
     in_flight_at_scrape: int = field(init=False, repr=False)
     """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
@@ -128,32 +136,29 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         """A pod that is made with metrics and load counts as scraped under this load."""
-        self.role = self.role or self.labels.get(ROLE_LABEL, "")
-        if self.role and ROLE_LABEL not in self.labels:
-            self.labels = {**self.labels, ROLE_LABEL: self.role}
+        role = self.role or self.labels.get(ROLE_LABEL, "")
+        update(self, role=role, labels={ROLE_LABEL: role, **self.labels} if role else self.labels)
         self.publish(self.metrics, self.load.requests)
 
     def publish(self, metrics: Metrics, in_flight: int) -> None:
         """Swap in a scrape; `in_flight` are the load's requests, read when the scrape was sent. Of a stale one nothing
         counts but the KV usage: what is in flight is all that is known to run."""
-        self.metrics = metrics  # type: ignore[misc]  # nobody else writes it
         if metrics.freshness is Freshness.STALE:
-            self.in_flight_at_scrape = 0
-            self._scraped = (0, 0, metrics.kv_usage)
+            in_flight, scraped = 0, (0, 0, metrics.kv_usage)
         else:
-            self.in_flight_at_scrape = in_flight
-            self._scraped = (metrics.waiting, metrics.running, metrics.kv_usage)
-        self._views = {}
+            scraped = (metrics.waiting, metrics.running, metrics.kv_usage)
+        update(self, metrics=metrics, in_flight_at_scrape=in_flight, _scraped=scraped, _views={})
         self.charge(0, 0)
 
     def charge(self, requests: int, tokens: int) -> None:
         """So many more, or less, are in flight; since the scrape they count as running while nothing waits, else as
         waiting."""
         load = self.load
-        load.requests = in_flight = load.requests + requests  # type: ignore[misc]  # nobody else writes it
-        load.crowding = in_flight / self.weight if in_flight else 0.0  # type: ignore[misc]
-        load.tokens += tokens
-        self.view = self._views.get(in_flight) or self._shifted(in_flight)
+        in_flight = load.requests + requests
+        _set_requests(load, in_flight)
+        _set_crowding(load, in_flight / self.weight if in_flight else 0.0)
+        set_tokens(load, load.tokens + tokens)
+        _set_view(self, self._views.get(in_flight) or self._shifted(in_flight))
 
     def _shifted(self, in_flight: int) -> LoadView:
         waiting, running, kv_usage = self._scraped
@@ -168,3 +173,22 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.state.value}>"
+
+
+def update(target: Endpoint | Load, **changes: Any) -> None:
+    """Assign to fields. For the fleet and what belongs to it: plugins change nothing."""
+    for name, value in changes.items():
+        object.__setattr__(target, name, MappingProxyType(dict(value)) if name == "labels" else value)
+
+
+def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:
+    """The setter of a slot: `object.__setattr__` takes twice as long, and these run several times per request."""
+    setter: Callable[[Any, Any], None] = vars(cls)[name].__set__
+    return setter
+
+
+set_tokens = _setter(Load, "tokens")
+set_recent = _setter(Load, "recent")
+_set_requests = _setter(Load, "requests")
+_set_crowding = _setter(Load, "crowding")
+_set_view = _setter(Endpoint, "view")

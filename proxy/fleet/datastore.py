@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness
+from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, update
 from proxy.core.ports import Clock
 from proxy.fleet.doubts import OURS, Doubts
 from proxy.fleet.heirs import Heirs
@@ -323,13 +323,17 @@ class Fleet:
     def _update(self, member: Member, pod: PodSettings) -> None:
         endpoint = member.endpoint
         member.pod = pod
-        endpoint.url = pod.url
-        endpoint.role = pod.role or pod.labels.get(ROLE_LABEL, "")
-        endpoint.labels = {ROLE_LABEL: endpoint.role, **pod.labels} if endpoint.role else pod.labels
-        endpoint.weight = pod.weight
-        endpoint.engine = pod.engine
-        endpoint.api_key = pod.api_key
-        endpoint.tls = pod.tls
+        role = pod.role or pod.labels.get(ROLE_LABEL, "")
+        update(
+            endpoint,
+            url=pod.url,
+            role=role,
+            labels={ROLE_LABEL: role, **pod.labels} if role else pod.labels,
+            weight=pod.weight,
+            engine=pod.engine,
+            api_key=pod.api_key,
+            tls=pod.tls,
+        )
         self._name_models(member)
         self._settle(member)
 
@@ -360,7 +364,7 @@ class Fleet:
         self._list_draining()
         for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
-        endpoint.state = EndpointState.GONE  # after the hooks: they ask whether it was draining
+        update(endpoint, state=EndpointState.GONE)  # after the hooks: they ask whether it was draining
 
     def _turn_over(self, member: Member) -> None:
         """It has fallen asleep, or woken up, without its caches."""
@@ -383,7 +387,8 @@ class Fleet:
             state = EndpointState.EJECTED
         if state is not member.endpoint.state:
             self._announce(member.endpoint, state)
-            was, member.endpoint.state = member.endpoint.state, state
+            was = member.endpoint.state
+            update(member.endpoint, state=state)
             self._serving = None
             self._start_slowly(member.endpoint, was)
             if EndpointState.DRAINING in (was, state):

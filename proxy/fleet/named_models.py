@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.core.endpoint import EndpointState
+from proxy.core.endpoint import EndpointState, update
 from proxy.core.errors import BadRequest
 from proxy.fleet.member import Member
 
@@ -21,10 +21,11 @@ class NamedModels:
     def learn(self, member: Member) -> bool:
         """From its settings and its cards; whether it serves others than before."""
         models = frozenset(member.pod.models or [card["id"] for card in member.cards]) or None
-        member.endpoint.adapters = frozenset(card["id"] for card in member.cards if card.get("parent"))
+        adapters = frozenset(card["id"] for card in member.cards if card.get("parent"))
+        update(member.endpoint, adapters=adapters)
         is_new = models != member.endpoint.models
         if is_new:
-            member.endpoint.models = models
+            update(member.endpoint, models=models)
         self._known |= models or set()
         return is_new
 

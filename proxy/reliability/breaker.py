@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.core.endpoint import GONE, Endpoint
+from proxy.core.endpoint import GONE, Endpoint, update
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
@@ -203,7 +203,7 @@ class Breakers:
         circuit = self._circuits.get(endpoint)
         if circuit is None:
             circuit = self._circuits[endpoint] = Circuit()
-            endpoint.is_watched = True
+            update(endpoint, is_watched=True)
         return circuit
 
     def _trip(self, endpoint: Endpoint, circuit: Circuit) -> None:
@@ -228,7 +228,7 @@ class Breakers:
 
     def _close(self, endpoint: Endpoint) -> None:
         if self._circuits.pop(endpoint, None) is not None:
-            endpoint.is_watched = False
+            update(endpoint, is_watched=False)
             for why in (OPEN, PROBED):
                 self._fleet.trust(endpoint, why)
 

@@ -1,9 +1,13 @@
 """A pod as scorers see it: the scrape, shifted by what happened since."""
 
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.endpoint import Endpoint, Freshness, Load, LoadView, Metrics
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, LoadView, Metrics
 
 counts = st.integers(0, 50)
 
@@ -66,3 +70,28 @@ def test_role_and_label_are_the_same_value() -> None:
 
 def test_a_pod_that_comes_back_is_another_one() -> None:
     assert Endpoint("a") != Endpoint("a")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("weight", 9.0), ("labels", {}), ("metrics", Metrics(waiting=9)), ("state", EndpointState.GONE)],
+)
+def test_a_plugin_cannot_assign_to_an_endpoint(field: str, value: Any) -> None:
+    pod = Endpoint("a", labels={"zone": "x"}, weight=2.0)
+    before = getattr(pod, field)
+    with pytest.raises(FrozenInstanceError):
+        setattr(pod, field, value)
+    assert getattr(pod, field) is before
+
+
+def test_a_plugin_cannot_change_labels_metrics_or_load() -> None:
+    labels, attributes = {"zone": "x"}, {"gpu": 0.5}
+    pod = Endpoint("a", labels=labels, metrics=Metrics(attributes=attributes))
+    with pytest.raises(TypeError):
+        pod.labels["zone"] = "y"  # type: ignore[index]
+    with pytest.raises(TypeError):
+        pod.metrics.attributes["gpu"] = 1.0  # type: ignore[index]
+    for field in ("requests", "tokens", "recent", "remote_requests"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(pod.load, field, 7)
+    assert (dict(pod.labels), dict(pod.metrics.attributes), pod.load) == (labels, attributes, Load())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.endpoint import EndpointState
+from proxy.core.endpoint import EndpointState, update
 from proxy.core.errors import NoEndpoints
 from proxy.core.exchange import Ending
 from proxy.explain.entry import ENTRY, Leg
@@ -41,7 +41,8 @@ def test_a_decision_that_is_kept_is_the_one_that_would_have_been_made(
 
 def test_the_whole_table_of_a_small_fleet() -> None:
     pods = [*fleet(), pod("away"), pod("prefill-0")]
-    pods[3].state, pods[4].role = EndpointState.DRAINING, "prefill"
+    update(pods[3], state=EndpointState.DRAINING)
+    update(pods[4], role="prefill")
     world = World(pods)
     request = world.request("r-1", x_kvlane_explain="1")
     world.clock.advance(0.25)
@@ -73,7 +74,7 @@ def test_the_whole_table_of_a_small_fleet() -> None:
 
 def test_what_a_filter_has_emptied_is_kept_with_what_it_said() -> None:
     world = World([pod("p")])
-    world.pods[0].role = "prefill"
+    update(world.pods[0], role="prefill")
     request = world.request()
     with pytest.raises(NoEndpoints):
         world.decide(request)

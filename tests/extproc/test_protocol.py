@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from proxy.app import App
+from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
 from proxy.extproc import messages
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
@@ -192,7 +193,7 @@ async def test_a_stream_that_begins_with_nothing_sensible_is_ended() -> None:
 async def test_a_pod_that_needs_a_key_gets_it_and_what_lies_under_a_path_is_found() -> None:
     async with gateway(BLIND, [{"apiKey": "sk-pod"}] * 2) as (s, channel):
         for endpoint in s.app.fleet.endpoints:
-            endpoint.url += "/engine"
+            update(endpoint, url=endpoint.url + "/engine")
         one = talk(channel)
         await one.head(more={"authorization": "Bearer of-the-client"})
         await one.say(request_body={"body": BODY, "end_of_stream": True})

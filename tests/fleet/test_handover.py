@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.handover import steer
@@ -40,7 +40,7 @@ def asked(held: Mapping[str, int], costs: Mapping[str, float] | None = None) -> 
 
 def leaving(name: str = "old") -> Endpoint:
     found = pod(name)
-    found.state = EndpointState.DRAINING
+    update(found, state=EndpointState.DRAINING)
     return found
 
 

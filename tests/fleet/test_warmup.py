@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import UpstreamFailed
 from proxy.fleet import warmup as warmup_module
 from proxy.fleet.settings import WarmupSettings
@@ -111,7 +111,7 @@ async def test_a_pod_that_is_not_ready_is_sent_nothing() -> None:
     pod, endpoint = Pod(), ready()
     async with warming(pod) as it:
         it.begin(endpoint)
-        endpoint.state = EndpointState.DRAINING
+        update(endpoint, state=EndpointState.DRAINING)
         await over(it)
     assert pod.sent == []
 

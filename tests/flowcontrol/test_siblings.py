@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from proxy.flowcontrol.siblings import Lent, Siblings, Tell
 from proxy.replicas.peers import FIRST_NUMBER
@@ -278,10 +278,10 @@ async def exchanged(*worlds: World) -> None:
                 for pod, copy in zip(one.pods, other.pods, strict=True):
                     requests, tokens = pod.load.requests - pod.load.remote_requests, pod.load.tokens
                     copy.charge(requests - copy.load.remote_requests, 0)
-                    copy.load.remote_requests = requests
+                    update(copy.load, remote_requests=requests)
                     own = tokens - pod.load.remote_tokens
-                    copy.load.tokens += own - copy.load.remote_tokens
-                    copy.load.remote_tokens = own
+                    update(copy.load, tokens=copy.load.tokens + own - copy.load.remote_tokens)
+                    update(copy.load, remote_tokens=own)
                 its.take(number, mine.name, mine.told, mine.given, mine.wants)
                 other.control.look()
             await one.settle()

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from proxy.core.clock import SystemClock
+from proxy.core.endpoint import update
 from proxy.core.exchange import Ending
 from tests.http.support import SSE_HEAD, STREAMED, Pod, Received, answering, event, plain, post, rig, timeouts
 
@@ -39,7 +40,7 @@ async def test_connecting_takes_no_longer_than_the_request_has() -> None:
 
     async with Pod(lambda request: request.gone()) as pod, rig(pod, timeouts=timeouts(connect=60.0)) as port:
         port.gateway.patience = LIMIT
-        pod.endpoint.url = pod.endpoint.url.replace("127.0.0.1", "pod.invalid")
+        update(pod.endpoint, url=pod.endpoint.url.replace("127.0.0.1", "pod.invalid"))
         port.server.pool._resolve = never  # type: ignore[assignment]
         begun = SystemClock().now()
         assert (await port.ask(post("/v1/chat/completions", b"{}", HEADER))).status == 504

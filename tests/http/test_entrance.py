@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.core.clock import SystemClock
+from proxy.core.endpoint import update
 from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.identity import Identity
 from proxy.http.server import DataServer
@@ -152,7 +153,7 @@ async def test_what_opened_the_door_is_not_for_the_pod(size: int) -> None:
 
 async def test_a_pod_with_a_key_of_its_own_gets_that_one() -> None:
     async with Pod(answering(plain())) as pod, guarded(pod) as rig:
-        pod.endpoint.api_key = "of the pod"
+        update(pod.endpoint, api_key="of the pod")
         await rig.ask(post(CHAT, b"{}", KEY))
         assert pod.requests[0].all(b"authorization") == [b"Bearer of the pod"]
 

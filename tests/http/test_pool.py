@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending
 from proxy.http.head import AnswerHead
@@ -273,7 +273,7 @@ def test_addresses_are_read_from_urls() -> None:
 async def test_an_endpoint_that_moved_is_reached_where_it_is() -> None:
     async with Pod(answering(plain(b"old"))) as old, Pod(answering(plain(b"new"))) as new, rig(old.endpoint) as port:
         assert (await port.ask(post())).body == b"old"
-        old.endpoint.url = new.endpoint.url
+        update(old.endpoint, url=new.endpoint.url)
         assert (await port.ask(post())).body == b"new"
         assert (old.connections, new.connections) == (1, 1)
 

@@ -15,7 +15,7 @@ import uvloop
 from aiohttp import ClientSession, web
 
 from proxy.core.clock import SystemClock
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, update
 from proxy.core.tls import PodTls
 from proxy.http.admin_server import AdminServer
 from proxy.http.hung_up import HungUp
@@ -211,7 +211,7 @@ async def test_the_admin_port_speaks_tls(authority: Authority) -> None:
 
 async def answered(pod: Pod, tls: PodTls | None = None, default: PodTls | None = None) -> int:
     """Over a relay and over a scrape: both the same."""
-    pod.endpoint.tls = tls
+    update(pod.endpoint, tls=tls)
     trust = Trust(default, lambda: [pod.endpoint])
     async with rig(pod, trust=trust) as port, PooledFetcher(5.0, SystemClock(), trust) as fetcher:
         seen = await port.ask(post())

@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
 from proxy.core.exchange import Ending, Usage
 from proxy.latency.fleet import FleetModel
 from tests.latency.pods import Pod, answer
@@ -195,7 +195,7 @@ def test_prompts_that_siblings_sent_wait_before_ours() -> None:
     pod = Pod()
     before = pod.ttft(100, 0.0)
     pod.endpoint.charge(1, 5000)
-    pod.endpoint.load.remote_requests, pod.endpoint.load.remote_tokens = 1, 5000
+    update(pod.endpoint.load, remote_requests=1, remote_tokens=5000)
     pod.model.catch_up(0.0)
     assert pod.ttft(100, 0.0) > before + 0.4
 

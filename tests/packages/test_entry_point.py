@@ -16,7 +16,7 @@ from zipfile import ZipFile
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
@@ -88,7 +88,8 @@ def test_its_decider_says_who_computes_a_prompt(registry: Registry) -> None:
     scheduler = build(read({"plugins": plugins, "schedulingProfiles": stages}), registry, ports).scheduler
     coal, wind, _ = pods()
     for answers, computes, tokens in ((coal, wind, 1000), (wind, coal, 1000), (coal, wind, 999)):
-        answers.role, computes.role = "decode", "prefill"
+        update(answers, role="decode")
+        update(computes, role="prefill")
         asked = InferenceRequest("id", "/v1/completions", "model", Prompt((bytes(4 * tokens),)))
         decision = scheduler.schedule(asked, [coal, wind])
         assert decision.target is answers

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.exchange import Exchange, Stage
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY
@@ -245,7 +245,7 @@ class TestRebalance:
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
             plugin.pre_request(exchange(asked, old, a, b), old)
-        old.state = EndpointState.DRAINING
+        update(old, state=EndpointState.DRAINING)
         assert kept(plugin, first, a, b) == ["a", "b"]
         plugin.pre_request(exchange(first, b, a), b)
         assert kept(plugin, second, a, b) == ["b"]
@@ -257,7 +257,7 @@ class TestRebalance:
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
             plugin.pre_request(exchange(asked, old, a, b), old)
-        old.state = EndpointState.DRAINING
+        update(old, state=EndpointState.DRAINING)
         plugin.pre_request(exchange(first, b, a), b)
         plugin.endpoint_removed(old)
         assert kept(plugin, second, a, b) == ["b"]
@@ -276,7 +276,7 @@ class TestRebalance:
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
             plugin.pre_request(exchange(asked, old, a, b), old)
-        old.state = EndpointState.DRAINING
+        update(old, state=EndpointState.DRAINING)
         plugin.pre_request(exchange(first, b, a), b)
         plugin.endpoint_removed(b)
         plugin.endpoint_removed(old)

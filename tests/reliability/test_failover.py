@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import (
     AllFailed,
     BadGateway,
@@ -144,9 +144,10 @@ async def test_others_are_asked_later_and_later_and_never_all_at_the_same_time()
 @pytest.mark.parametrize("state", [EndpointState.DRAINING, EndpointState.EJECTED])
 async def test_pods_that_are_not_ready_any_more_are_passed_over(state: EndpointState) -> None:
     world = World()
-    world.pods[1].state = state
+    update(world.pods[1], state=state)
     assert await world.journey(GARBLED) == "ac"
-    world.pods[0].state = world.pods[2].state = state
+    update(world.pods[0], state=state)
+    update(world.pods[2], state=state)
     assert await world.journey(GARBLED) == "a AllFailed"
 
 
@@ -186,7 +187,7 @@ def test_the_last_answer_there_can_be_is_for_the_client() -> None:
     assert not World("a").failover.takes(World("a").first(), 503)
     assert not World(attempts=1).failover.takes(World().first(), 503)
     world = World("ab")
-    world.pods[1].state = EndpointState.DRAINING
+    update(world.pods[1], state=EndpointState.DRAINING)
     assert not world.failover.takes(world.first(), 503)
     assert not World(on=("connect", "502")).failover.takes(World().first(), 503)
 
@@ -292,7 +293,7 @@ async def test_what_was_begun_and_that_nobody_goes_on_with_cannot_be_sent_again(
     """Whoever has an answer for `AllFailed` has none for a client that has half of one."""
     world = World("a")
     first = world.first()
-    world.pods[0].state = EndpointState.EJECTED
+    update(world.pods[0], state=EndpointState.EJECTED)
     with pytest.raises(BadGateway) as refused:
         await world.failover.following(first, CutShort("reset", first.request))
     assert not isinstance(refused.value, AllFailed)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.units import Duration
 from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
@@ -25,7 +25,7 @@ class World:
 
     def __init__(self) -> None:
         self.pod = Endpoint("a", "http://a", state=EndpointState.READY, models=frozenset({"m", "lora"}))
-        self.pod.adapters = frozenset({"lora"})
+        update(self.pod, adapters=frozenset({"lora"}))
         self.says: int | Exception = 200
         self.hangs = False
         self.asked: list[str] = []
@@ -117,7 +117,7 @@ async def test_a_pod_that_fell_over_and_refuses_is_not_held_to_be_unwell_when_it
 
 async def test_pods_that_are_starting_are_not_asked() -> None:
     world = World()
-    world.pod.state = EndpointState.STARTING
+    update(world.pod, state=EndpointState.STARTING)
     async with world.checked():
         await asyncio.sleep(0.02)
         assert world.asked == []

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from proxy.app import App
+from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
 from proxy.settings import Settings, from_mapping
 from proxy.sim import SimConfig, SimFleet
@@ -157,7 +158,7 @@ async def test_of_two_pools_with_the_model_the_first_has_it_until_its_pods_are_g
 
 async def test_a_pool_that_names_the_model_goes_before_one_that_names_none() -> None:
     async with pools(SMALL, LARGE, here=1) as s:
-        s.app.fleet.endpoints[0].models = None
+        update(s.app.fleet.endpoints[0], models=None)
         s.app.fleet._serving = None
         assert await s.asked("large") == {"pod-1"}
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from proxy.core.cycle_state import DataKey
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, Plugin, PostResponse, PreRequest, ProfileHandler, Scorer, plugin
@@ -426,8 +426,8 @@ class TestAssembly:
         parameters = {"enableFiltering": True}
         built = scheduling({"plugins": [{"type": "context-length-aware", "parameters": parameters}]})
         short, long = pod("short"), pod("long")
-        short.labels = {"llm-d.ai/context-length-range": "0-10"}
-        long.labels = {"llm-d.ai/context-length-range": "11-99"}
+        update(short, labels={"llm-d.ai/context-length-range": "0-10"})
+        update(long, labels={"llm-d.ai/context-length-range": "11-99"})
         assert ranking(built.scheduler.schedule(request(tokens=50), [short, long])) == ["long"]
 
     def test_faults_of_scorers_are_reported_by_instance_name(self) -> None:

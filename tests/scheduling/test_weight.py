@@ -5,7 +5,7 @@ from math import inf, log
 
 import pytest
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, update
 from tests.scheduling.situations import pod, request, scheduling
 
 
@@ -16,7 +16,7 @@ def traffic(picker: str, pods: list[Endpoint], count: int) -> Counter[str]:
     for _ in range(count):
         target = built.scheduler.schedule(request(), pods).target
         sent[target.name] += 1
-        target.load.recent = log(sent[target.name] / target.weight)
+        update(target.load, recent=log(sent[target.name] / target.weight))
     return sent
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import Exposition
 from tests.telemetry.fakes import World
@@ -32,7 +32,7 @@ def test_a_state_that_was_left_is_not_shown() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     world.scrape()
-    endpoint.state = EndpointState.DRAINING
+    update(endpoint, state=EndpointState.DRAINING)
     assert world.scrape()["kvlane_endpoint_state"] == {("pod-a", "draining"): 1}
 
 
@@ -108,7 +108,7 @@ def test_the_pool_is_the_mean_of_its_ready_pods() -> None:
     world = World()
     world.fleet.add("pod-a", waiting=2, kv_usage=0.2)
     world.fleet.add("pod-b", waiting=4, kv_usage=0.6)
-    world.fleet.add("pod-c", waiting=90, kv_usage=1.0).state = EndpointState.EJECTED
+    update(world.fleet.add("pod-c", waiting=90, kv_usage=1.0), state=EndpointState.EJECTED)
     seen = world.scrape()
     assert seen["kvlane_pool_ready_endpoints"] == {("default",): 2}
     assert seen["kvlane_pool_waiting_requests_mean"] == {("default",): 3}
