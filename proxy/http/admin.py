@@ -60,17 +60,19 @@ def admin_application(
     configurations: Configurations,
     breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     replicas: Callable[[], Mapping[str, Any]] = dict,
+    workers: Callable[[], Mapping[str, int]] = dict,
     scaled: Callable[[], Mapping[str, Scaled]] = dict,
     dashboard: Routes | None = None,
     explained: Explained | None = None,
     levels: LogLevels | None = None,
 ) -> web.Application:
     """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
-    `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies. `scaled` are
-    the pools with a scaling policy. `keys`: see `requiring`. `hosts`: see `serving_hosts`."""
+    `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies, `workers` how
+    many processes serve and how many there should be, where there are several. `scaled` are the pools with a scaling
+    policy. `keys`: see `requiring`. `hosts`: see `serving_hosts`."""
     checks = [audited, in_json, serving_hosts(hosts, keys), requiring(keys)]
     app = web.Application(middlewares=checks, client_max_size=LARGEST_BODY)
-    probes = _Probes(fleet, exposition, stopping, replicas)
+    probes = _Probes(fleet, exposition, stopping, replicas, workers)
     app.router.add_get(METRICS, probes.metrics)
     app.router.add_get("/healthz", probes.alive)
     app.router.add_get("/readyz", probes.ready)
@@ -96,11 +98,13 @@ class _Probes:
         exposition: Exposition,
         stopping: Callable[[], bool],
         replicas: Callable[[], Mapping[str, Any]],
+        workers: Callable[[], Mapping[str, int]],
     ) -> None:
         self._fleet = fleet
         self._exposition = exposition
         self._stopping = stopping
         self._replicas = replicas
+        self._workers = workers
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._exposition.render(request.headers.get("accept", ""))
@@ -119,6 +123,8 @@ class _Probes:
             "stopping": stopping,
             "pods": {"ready": ready, "total": len(self._fleet.endpoints)},
         }
+        if workers := self._workers():
+            detail["workers"] = workers
         if replicas := self._replicas():
             detail["replicas"] = replicas
         return json_answer(detail, 200 if wanted else 503)

@@ -123,6 +123,10 @@ class Replica:
         """This process serves."""
         self._link.send(HUB, record(Kind.READY, b""))
 
+    def alive(self) -> None:
+        """Tell the hub that the event loop of this process turns."""
+        self._link.send(HUB, record(Kind.ALIVE, b""))
+
     def leaving(self) -> None:
         """This process ends what it has begun."""
         self._link.send(HUB, record(Kind.LEAVING, b""))

@@ -70,6 +70,9 @@ class Kind(IntEnum):
     RELOADED = 43
     """The number of the settings that I was told, and whether I serve with them."""
 
+    ALIVE = 44
+    """My event loop turns. Sent once a second."""
+
     # both say
     DOUBTS = 32
     """All that I have against pods."""

@@ -31,6 +31,10 @@ class Child:
         """Its end of the bus is closed: all that it said has been heard."""
         self.exposition = b""
         """Of its last answer to a scrape, or its farewell."""
+        self.alive_at = started
+        """When the process last said that its event loop turns, in monotonic seconds."""
+        self.is_silent = False
+        """Whether it serves and has not said so for a while: see `Crew`."""
         self._process = process
         self._asked = False
 
@@ -50,6 +54,11 @@ class Child:
         process.stdin.write(setup.packed())
         process.stdin.close()
         return cls(setup.worker, seat, process, setup, started)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it has said that it serves, and not that it leaves."""
+        return self.ready.is_set() and not self.leaving.is_set()
 
     @property
     def pid(self) -> int:

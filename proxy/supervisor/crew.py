@@ -30,6 +30,16 @@ KILL_AFTER = 5.0
 """Seconds on top of the drain's grace."""
 
 
+LOOK_EVERY = 1.0
+"""Seconds between two looks at which workers are silent."""
+
+SILENT_AFTER = 4.0
+"""Seconds after the last message of a worker that its event loop turns; from then on it does not count as serving."""
+
+KILL_SILENT_AFTER = 8.0
+"""Seconds after that message; then the worker is killed, and a successor serves what waits in its accept queue."""
+
+
 class StartFailed(Exception):
     """A worker ended before it served."""
 
@@ -71,11 +81,12 @@ class Crew:
     @property
     def serving(self) -> int:
         """Workers that take new requests."""
-        return sum(child.ready.is_set() and not child.leaving.is_set() for child in self._seated.values())
+        return sum(child.takes_requests and not child.is_silent for child in self._seated.values())
 
     async def start(self, given: Mapping[str, Any], grace: float) -> None:
         """A worker for every seat, and all of them serve. Raises StartFailed."""
         self._given, self._grace = given, grace
+        self._tasks.keep(self._look_for_silent_workers, "silent-workers")
         for child in await asyncio.gather(*(self._spawn(seat, given) for seat in range(len(self._sockets)))):
             self._seat(child)
         for child in list(self._seated.values()):
@@ -127,6 +138,19 @@ class Crew:
         await asyncio.gather(*(child.stop(grace) for child in list(self.children.values())))
         await self._tasks.stop()
 
+    def look(self, late: float = 0.0) -> None:
+        """Note which workers are silent, and kill those that have been for too long. The supervisor was `late` with it
+        by so many seconds, in which it read no message: workers are not blamed for these."""
+        now = self._clock.now()
+        for child in list(self._seated.values()):
+            child.alive_at += late
+            silent_for = now - child.alive_at
+            child.is_silent = child.takes_requests and silent_for >= SILENT_AFTER
+            if child.is_silent and silent_for >= KILL_SILENT_AFTER:
+                said = "worker %d (%d): its event loop has been blocked for %.0f s; killing and replacing it"
+                log.error(said, child.seat, child.pid, silent_for)
+                child.kill()
+
     def kill(self) -> None:
         self._stopping = True
         for child in self.children.values():
@@ -141,6 +165,13 @@ class Crew:
         if children:
             await asyncio.wait(self._answers.values(), timeout=RELOAD_TIMEOUT)
         return all(answer.done() and answer.result() for answer in self._answers.values())
+
+    async def _look_for_silent_workers(self) -> None:
+        while True:
+            due = self._clock.now() + LOOK_EVERY
+            await asyncio.sleep(LOOK_EVERY)
+            late = self._clock.now() - due
+            self.look(late if late > LOOK_EVERY else 0.0)
 
     async def _spawn(self, seat: int, given: Mapping[str, Any]) -> Child:
         """Once begun it comes to its end, or a process would be left that nobody knows."""

@@ -69,7 +69,7 @@ class HostExposition(Exposition):
 
 
 async def _ask(child: Child) -> None:
-    if not child.ready.is_set():
+    if not child.ready.is_set() or child.is_silent:
         return
     connector = aiohttp.UnixConnector(child.metrics_path)
     try:

@@ -262,6 +262,7 @@ class Supervisor:
             session=self._session,
             trust=self._trust,
             stopping=lambda: self._stopping or not self.serving,
+            workers=lambda: {"serving": self.serving, "total": self._workers},
             keys=lambda: (self._settings.admin.api_key, self._doors.door),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
@@ -324,7 +325,10 @@ class Supervisor:
             self._others.drains.take(body)
         elif kind is Kind.RELOADED:
             self._crew.reloaded(worker, *bodies.reloaded(body))
+        elif kind is Kind.ALIVE and child is not None:
+            child.alive_at = self._clock.now()
         elif kind is Kind.READY and child is not None:
+            child.alive_at = self._clock.now()
             child.ready.set()
         elif kind is Kind.LEAVING and child is not None:
             child.leaving.set()

@@ -32,6 +32,9 @@ from proxy.telemetry import logs, standard_error
 
 log = logging.getLogger(__name__)
 
+ALIVE_EVERY = 1.0
+"""Seconds between two messages that tell the supervisor that the event loop turns."""
+
 _NEWS = {Kind.POD: News.POD, Kind.METRICS: News.METRICS, Kind.ROLL: News.ROLL}
 
 
@@ -90,6 +93,7 @@ class Worker(SharingApp):
         await stack.enter_async_context(self._reloads)
         await self._replica.connect(socket.socket(fileno=self._setup.bus))
         stack.push_async_callback(self._say_farewell)
+        self._reloads.keep(self._tell_that_it_is_alive, "worker-alive")
         await self._known.wait()
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
@@ -117,6 +121,11 @@ class Worker(SharingApp):
 
     def _log_writer(self) -> Callable[[bytes], int]:
         return LockedWriter(self._setup.log_lock_path, sys.stdout.fileno())
+
+    async def _tell_that_it_is_alive(self) -> None:
+        while True:
+            self._replica.alive()
+            await asyncio.sleep(ALIVE_EVERY)
 
     async def _say_farewell(self) -> None:
         """What was counted since the last scrape would be lost with this process."""

@@ -13,12 +13,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
+from proxy.replicas.hub import Hub
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
 from proxy.sim.config import StepTiming
-from proxy.supervisor.crew import StartFailed
+from proxy.supervisor import crew
+from proxy.supervisor.child import Child
+from proxy.supervisor.crew import KILL_SILENT_AFTER, SILENT_AFTER, StartFailed
+from proxy.supervisor.setup import Setup
 from proxy.supervisor.supervisor import Supervisor
+from proxy.telemetry.instruments import Counter
 from tests.scenarios.stack import BY_LOAD
 from tests.waiting import PATIENCE, until
 from tests.workers.host import CHAT, Host, configured, host, question
@@ -98,6 +104,45 @@ async def _index_blocks(it: Host) -> list[float]:
     """Of each worker."""
     blocks = await it.samples("kvlane_prefix_index_blocks")
     return [blocks[f'kvlane_prefix_index_blocks{{worker="{worker}"}}'] for worker in (0, 1)]
+
+
+async def test_a_worker_whose_event_loop_is_blocked_is_replaced_and_its_clients_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crew, "SILENT_AFTER", SILENT_AFTER)
+    async with host(2) as it:
+        await it.chat("warm")
+        victim = min(it.supervisor.pids)
+        os.kill(victim, signal.SIGSTOP)
+        waiting = [asyncio.create_task(it.chat(f"Waits {number}")) for number in range(40)]
+        await until(lambda: it.supervisor.serving == 1)
+        assert (await it.admin("GET", "/readyz"))["workers"] == {"serving": 1, "total": 2}
+        assert await it.samples("kvlane_workers") == {"kvlane_workers": 1}
+        monkeypatch.setattr(crew, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
+        await until(lambda: victim not in it.supervisor.pids and it.supervisor.serving == 2)
+        assert len(await asyncio.gather(*waiting)) == 40
+        assert (await it.admin("GET", "/readyz"))["workers"] == {"serving": 2, "total": 2}
+
+
+async def test_a_supervisor_that_was_blocked_itself_does_not_blame_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "SILENT_AFTER", SILENT_AFTER)
+    monkeypatch.setattr(crew, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
+    clock = ManualClock()
+    hub = Hub(lambda: (), lambda worker, kind, body: None, lambda worker: None, Counter(), Counter())
+    them = crew.Crew([[]], "", hub, clock, lambda child: None, Counter(), [[]])
+    process = await asyncio.create_subprocess_exec("sleep", "600")
+    child = Child(1, 0, process, Setup({}, 1, 0, (), ""), clock.now())
+    child.ready.set()
+    them._seat(child)
+    clock.advance(60.0)
+    them.look(late=59.0)
+    assert them.serving == 1
+    clock.advance(SILENT_AFTER)
+    them.look()
+    assert (them.serving, process.returncode) == (0, None)
+    clock.advance(KILL_SILENT_AFTER)
+    them.look()
+    assert await process.wait() == -signal.SIGKILL
 
 
 async def test_a_worker_that_is_killed_resets_nobody_in_its_accept_queue_and_is_replaced() -> None:
