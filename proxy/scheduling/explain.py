@@ -11,6 +11,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.params import Invalid
+from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
@@ -27,9 +28,10 @@ log = logging.getLogger(__name__)
 
 
 async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]:
-    """`profiles` and either `decision` or `error`, ready for JSON. Raises ConfigError with every fault of the input."""
-    recorder = Recorder()
-    state, request, scheduling = _load(data, registry, ports, recorder)
+    """`profiles` and either `decision` or `error`, ready for JSON; `faults` of plugins, if there are any. Raises
+    ConfigError with every fault of the input, and for a profile handler that comes to no decision."""
+    recorder, faults = Recorder(), _Faults(ports[Clock])
+    state, request, scheduling = _load(data, registry, ports, recorder, faults)
     endpoints = [stated.endpoint(ports[Clock].now()) for stated in state.endpoints]
     await _produce(scheduling, request, endpoints, state.prefix_match())
     try:
@@ -37,7 +39,22 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
         outcome = {"decision": _spelt(decision)}
     except RequestError as error:
         outcome = {"error": {"type": error.type, "message": error.message}}
-    return {"profiles": _report(recorder.taken(), scheduling.effective), **outcome}
+    handler = scheduling.effective.handler
+    if problems := [Problem(f"scheduling.plugins.{name}", text) for name, text in faults.found if name == handler]:
+        raise ConfigError(problems)
+    told = {"faults": [{"plugin": name, "message": text} for name, text in faults.found]} if faults.found else {}
+    return {"profiles": _report(recorder.taken(), scheduling.effective), **told, **outcome}
+
+
+class _Faults(PluginFaults):
+    """Keeps the faults of plugins for the explanation, instead of logging them."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.found: list[tuple[str, str]] = []
+
+    def report(self, name: str, fault: str, complaint: str, error: BaseException | None = None) -> None:
+        self.found.append((name, f"{complaint}: {error!r}" if error else complaint))
 
 
 def _spelt(decision: Decision) -> dict[str, Any]:
@@ -48,7 +65,7 @@ def _spelt(decision: Decision) -> dict[str, Any]:
 
 
 def _load(
-    data: Any, registry: Registry, ports: Ports, recorder: Recorder
+    data: Any, registry: Registry, ports: Ports, recorder: Recorder, faults: PluginFaults
 ) -> tuple[ExplainState, InferenceRequest, Scheduling]:
     problems: list[Problem] = []
     state = request = scheduling = None
@@ -59,7 +76,7 @@ def _load(
         problems.extend(invalid.problems)
     section = data.get("scheduling") if isinstance(data, Mapping) else None
     try:
-        scheduling = build(read(section, "scheduling"), registry, ports, Watch(recorder.wrap))
+        scheduling = build(read(section, "scheduling"), registry, ports, Watch(recorder.wrap), faults)
     except ConfigError as error:
         problems.extend(error.problems)
     if state is None or request is None or scheduling is None:

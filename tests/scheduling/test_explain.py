@@ -1,13 +1,20 @@
 """`explain` says what every filter and scorer did."""
 
 import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from proxy.core.clock import ManualClock
+from proxy.core.decision import ProfileResult
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
+from proxy.core.plugin import ProfileHandler, Scorer, plugin
 from proxy.core.ports import Clock, Random
+from proxy.core.registry import Registry
+from proxy.core.request import InferenceRequest
 from proxy.scheduling.explain import explain
 from proxy.scheduling.explain_state import StatedMatch, ToldMatch
 from tests.scheduling.situations import REGISTRY, pod
@@ -34,6 +41,39 @@ async def scores(plugin: Any, endpoints: Any, request: State | None = None) -> d
     state = {"scheduling": config(plugin), "request": request or {}, "endpoints": endpoints}
     (scorer,) = (await explained(state))["profiles"]["default"]["scorers"]
     return scorer["scores"]  # type: ignore[no-any-return]
+
+
+@plugin("forgetful-handler")
+@dataclass(frozen=True, slots=True)
+class ForgetfulHandler(ProfileHandler):
+    """Runs a profile and returns no decision."""
+
+    def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Any]:
+        yield "default"
+
+
+@plugin("broken-scorer")
+@dataclass(frozen=True, slots=True)
+class BrokenScorer(Scorer):
+    """Raises."""
+
+    def score(self, run: Any, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        raise RuntimeError("no idea")
+
+
+async def test_a_handler_that_comes_to_no_decision_is_an_error_that_names_it() -> None:
+    state = {"scheduling": config("queue-scorer", "forgetful-handler"), "endpoints": [{"name": "a"}]}
+    with pytest.raises(ConfigError, match=r"scheduling\.plugins\.forgetful-handler: returned no decision"):
+        await explain(state, Registry([*REGISTRY, ForgetfulHandler]), PORTS)
+
+
+async def test_faults_of_other_plugins_are_part_of_the_explanation() -> None:
+    state = {"scheduling": config("broken-scorer"), "endpoints": [{"name": "a"}]}
+    found = await explain(state, Registry([*REGISTRY, BrokenScorer]), PORTS)
+    assert found["decision"] == {"target": "a"}
+    assert {"plugin": "broken-scorer", "message": "failed; each pod scores 0: RuntimeError('no idea')"} in found[
+        "faults"
+    ]
 
 
 async def test_the_whole_answer_for_a_small_fleet() -> None:
