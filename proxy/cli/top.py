@@ -46,8 +46,10 @@ def top(url: str, key: str, once: bool) -> None:
 
     FLY are requests that kvlane has at the pod, WAIT and RUN what the pod has of all, KV the used share of its cache.
     HIT, TTFT and TOK/S are what engines count themselves, over the last five seconds, of up to 40 pods that are on the
-    screen; with --once over two seconds, of the first 40. Everything else is kvlane's own, and costs it what an open
-    dashboard does. Where there is no terminal that can be drawn on, a table is printed again and again.
+    screen; with --once over two seconds, of the first 40. Tokens and hits of the whole fleet are from the counters of
+    the pods, or from the responses that report usage if pods do not count them; the line says which. Everything else is
+    kvlane's own, and costs it what an open dashboard does. Where there is no terminal that can be drawn on, a table is
+    printed again and again.
 
     Exit code 0, or 2 if the admin port does not answer, or wants a key.
     """

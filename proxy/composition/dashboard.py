@@ -66,7 +66,7 @@ class Dashboard:
     ) -> None:
         """`counts` is what pods were sent; where it is None, `series` knows. `about` says what is to be known of the
         process itself, `interval` is that of the pictures, in seconds."""
-        self._sampling = sampling = Sampling(series, clock)
+        self._sampling = sampling = Sampling(series, clock, lambda: fleet.endpoints)
         self._heat = Heat(self._indexes, clock)
         self._fleet, self._clock, self._about = fleet, clock, about
         self._flow_controls, self._scaled, self._schedulings = flow_controls, scaled, schedulings

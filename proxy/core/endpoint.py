@@ -43,9 +43,9 @@ class Freshness(Enum):
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """One scrape of a pod, swapped whole. `kv_usage` is a share in [0, 1], `blocks` the pod's KV capacity in engine
-    blocks of `block_size` tokens (0: unknown), `progress` the tokens it has ever taken in and given out (-1: unknown),
-    `sleep_level` 0 while it is awake, 1 asleep, 2 asleep without its weights, `scraped_at` monotonic seconds of the
-    moment the scrape was sent."""
+    blocks of `block_size` tokens (0: unknown), `prompt_tokens` and `generation_tokens` the tokens of all prompts and
+    answers since the engine started (-1: unknown), `sleep_level` 0 while it is awake, 1 asleep, 2 asleep without its
+    weights, `scraped_at` monotonic seconds of the moment the scrape was sent."""
 
     waiting: int = 0
     running: int = 0
@@ -58,7 +58,8 @@ class Metrics:
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     process_started: float = 0.0
-    progress: float = -1.0
+    prompt_tokens: float = -1.0
+    generation_tokens: float = -1.0
     sleep_level: int = 0
     attributes: Mapping[str, float] = field(default_factory=dict)
     scraped_at: float = -math.inf
@@ -66,6 +67,13 @@ class Metrics:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", MappingProxyType(self.attributes))
+
+    @property
+    def progress(self) -> float:
+        """Tokens of prompts and answers together: as long as the engine works, they grow. -1 if neither is known."""
+        if self.prompt_tokens < 0 and self.generation_tokens < 0:
+            return -1.0
+        return max(self.prompt_tokens, 0.0) + max(self.generation_tokens, 0.0)
 
 
 NEVER_SCRAPED = Metrics()

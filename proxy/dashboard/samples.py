@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.autoscale.quantile import quantile_between
+from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
+from proxy.dashboard.engine_counters import EngineCounters, counters_of, growth
 from proxy.dashboard.series import Buckets, Series
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ NAMES = (
 )
 """The families that anything here is made of."""
 
+PODS, RESPONSES = "pods", "responses"
+"""Sources of a figure."""
+
 ENDINGS = {"complete": "good", "client-gone": "gone", "refused": "refused"}
 """Every other outcome of a request is a failure."""
 
@@ -61,9 +66,11 @@ class Totals:
     counts: Mapping[str, float]
     refusals: Mapping[str, float]
     """By reason."""
+    engines: Mapping[str, EngineCounters]
+    """By the name of the pod."""
 
     @classmethod
-    def of(cls, series: Series, at: float) -> Totals:
+    def of(cls, series: Series, at: float, endpoints: Iterable[Endpoint] = ()) -> Totals:
         histograms = {key: series.buckets(name) for key, name in HISTOGRAMS.items()}
         counts = {key: sum(series.by(name).values()) for key, name in COUNTERS.items()}
         for (outcome, status), number in series.by("requests", "outcome", "status").items():
@@ -71,18 +78,24 @@ class Totals:
             kind = NOT_SO_GOOD.get(status, kind) if kind == "good" else kind
             counts[kind] = counts.get(kind, 0.0) + number
         refusals = {reason: number for (reason,), number in series.by("refused", "reason").items()}
-        return cls(at, histograms, counts, refusals)
+        return cls(at, histograms, counts, refusals, counters_of(endpoints))
 
 
 class Sampling:
-    """Looks at the series when that is due. `read` brings them up to date."""
+    """Looks at the series when that is due. `read` brings them up to date; `endpoints` returns the fleet."""
 
-    def __init__(self, read: Callable[[], Awaitable[Series]], clock: Clock) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Series]],
+        clock: Clock,
+        endpoints: Callable[[], Iterable[Endpoint]] = tuple,
+    ) -> None:
         self.samples = Samples()
         self.series: Series | None = None
         """As they were read last."""
         self._read = read
         self._clock = clock
+        self._endpoints = endpoints
         self._due_at = clock.now()
 
     async def look(self) -> None:
@@ -91,7 +104,7 @@ class Sampling:
             return
         self._due_at = now + INTERVAL
         self.series = await self._read()
-        self.samples.take(Totals.of(self.series, self._clock.now()), self._clock.wall())
+        self.samples.take(Totals.of(self.series, self._clock.now(), self._endpoints()), self._clock.wall())
 
     async def run(self) -> None:
         """Until cancelled: for those who want to see what was before they came."""
@@ -136,8 +149,28 @@ def _between(before: Totals, now: Totals) -> dict[str, Any]:
         **{key: round(grown.get(key, 0.0) / seconds, 3) for key in _RATES},
         "predicted": _ratio(grown["predictedHits"], grown["predictedPrompt"]),
         "actual": _ratio(grown["actualHits"], grown["actualPrompt"]),
+        **_tokens(before, now, grown),
         "refusals": {reason: round(number) for reason, number in refused.items() if number},
         **{key: _percentiles(now.histograms[key], before.histograms[key]) for key in HISTOGRAMS},
+    }
+
+
+def _tokens(before: Totals, now: Totals, grown: Mapping[str, float]) -> dict[str, Any]:
+    """Tokens per second and the share of prompt tokens found in caches: by the counters of the pods, which count all
+    requests, else by the responses that report usage. `tokensFrom` and `hitsFrom` name the source."""
+    seconds, pods = now.at - before.at, growth(before.engines, now.engines)
+    prompt, completion, source = grown["prompt"], grown["completion"], RESPONSES
+    if pods.prompt is not None and pods.generation is not None:
+        prompt, completion, source = pods.prompt, pods.generation, PODS
+    hits, hits_source = _ratio(grown["actualHits"], grown["actualPrompt"]), RESPONSES
+    if pods.queries and pods.hits is not None:
+        hits, hits_source = _ratio(min(pods.hits, pods.queries), pods.queries), PODS
+    return {
+        "in": round(prompt / seconds, 3),
+        "out": round(completion / seconds, 3),
+        "tokensFrom": source,
+        "hits": hits,
+        "hitsFrom": hits_source,
     }
 
 

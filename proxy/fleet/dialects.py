@@ -25,9 +25,9 @@ class Dialect:
     """Where one engine's exposition says what; what it does not say is empty.
 
     `cache_info` is a series whose labels `block_size_label` and `blocks_label` carry the size and number of KV blocks;
-    `block_size` and `blocks` are series whose values do. `progress` are counters that are added up: as long as the
-    engine works, one of them grows. `awake` is 0 where a rank sleeps, `discarded` is not where it sleeps without its
-    weights. `attributes` are custom values, by the key scorers ask for.
+    `block_size` and `blocks` are series whose values do. `prompt_tokens` and `generation_tokens` are counters: as long
+    as the engine works, one of them grows. `awake` is 0 where a rank sleeps, `discarded` is not where it sleeps without
+    its weights. `attributes` are custom values, by the key scorers ask for.
     """
 
     waiting: Specs = ()
@@ -41,7 +41,8 @@ class Dialect:
     blocks: Specs = ()
     prefix_queries: Specs = ()
     prefix_hits: Specs = ()
-    progress: Specs = ()
+    prompt_tokens: Specs = ()
+    generation_tokens: Specs = ()
     awake: Specs = ()
     discarded: Specs = ()
     attributes: tuple[tuple[str, MetricSpec], ...] = ()
@@ -54,9 +55,11 @@ class Dialect:
     def names(self) -> frozenset[str]:
         """The families that have to be looked for."""
         groups = (self.waiting, self.running, self.kv_usage, self.lora, self.cache_info, self.block_size, self.blocks)
-        counters = (self.prefix_queries, self.prefix_hits, self.progress, self.awake, self.discarded)
+        counters = (self.prefix_queries, self.prefix_hits, self.prompt_tokens, self.generation_tokens)
         custom = tuple(spec for _, spec in self.attributes)
-        return frozenset(spec.name for group in (*groups, *counters, custom) for spec in group)
+        return frozenset(
+            spec.name for group in (*groups, *counters, self.awake, self.discarded, custom) for spec in group
+        )
 
     def with_attributes(self, specs: Mapping[str, str]) -> Dialect:
         """Adds custom values. Raises ValueError for a spec that does not parse; an empty one is not scraped."""
@@ -78,7 +81,8 @@ DIALECTS: Mapping[str, Dialect] = {
         cache_info=specs("vllm:cache_config_info"),
         prefix_queries=specs("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         prefix_hits=specs("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-        progress=specs("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+        prompt_tokens=specs("vllm:prompt_tokens_total"),
+        generation_tokens=specs("vllm:generation_tokens_total"),
         awake=specs("vllm:engine_sleep_state{sleep_state=awake}"),
         discarded=specs("vllm:engine_sleep_state{sleep_state=discard_all}"),
     ),
@@ -91,12 +95,8 @@ DIALECTS: Mapping[str, Dialect] = {
         blocks_label="num_pages",
         prefix_queries=specs("sglang:prompt_tokens_total", "sglang_prompt_tokens_total"),
         prefix_hits=specs("sglang:cached_tokens_total", "sglang_cached_tokens_total"),
-        progress=specs(
-            "sglang:prompt_tokens_total",
-            "sglang_prompt_tokens_total",
-            "sglang:generation_tokens_total",
-            "sglang_generation_tokens_total",
-        ),
+        prompt_tokens=specs("sglang:prompt_tokens_total", "sglang_prompt_tokens_total"),
+        generation_tokens=specs("sglang:generation_tokens_total", "sglang_generation_tokens_total"),
     ),
     "trtllm-serve": Dialect(
         waiting=specs("trtllm_num_requests_waiting"),
@@ -116,7 +116,8 @@ DIALECTS: Mapping[str, Dialect] = {
         waiting=specs("llamacpp:requests_deferred"),
         running=specs("llamacpp:requests_processing"),
         kv_usage=specs("llamacpp:kv_cache_usage_ratio"),
-        progress=specs("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
+        prompt_tokens=specs("llamacpp:prompt_tokens_total"),
+        generation_tokens=specs("llamacpp:tokens_predicted_total"),
     ),
 }
 

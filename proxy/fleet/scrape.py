@@ -73,7 +73,8 @@ def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metric
         prefix_queries=_total(dialect.prefix_queries, samples),
         prefix_hits=_total(dialect.prefix_hits, samples),
         process_started=max((sample.value for sample in samples.get(PROCESS_START, ())), default=0.0),
-        progress=_progress(dialect, samples),
+        prompt_tokens=_known(dialect.prompt_tokens, samples),
+        generation_tokens=_known(dialect.generation_tokens, samples),
         sleep_level=_sleep_level(dialect, samples),
         attributes=_attributes(dialect, samples),
         scraped_at=scraped_at,
@@ -182,9 +183,9 @@ def _total(alternatives: Specs, samples: Samples) -> float:
     return max(0.0, sum(sample.value for sample in _first(alternatives, samples)))
 
 
-def _progress(dialect: Dialect, samples: Samples) -> float:
-    values = [sample.value for spec in dialect.progress for sample in spec.select(samples)]
-    return sum(values) if values else -1.0
+def _known(alternatives: Specs, samples: Samples) -> float:
+    """Return the total, or -1 if the exposition has none of these series."""
+    return _total(alternatives, samples) if _first(alternatives, samples) else -1.0
 
 
 def _sleep_level(dialect: Dialect, samples: Samples) -> int:

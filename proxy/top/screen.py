@@ -135,7 +135,8 @@ def _totals(picture: Picture, now: float) -> list[Text]:
         f"running {number(sum(pod.running for pod in pods))}",
     ]
     rates = [f"{number(point.get('good'))} req/s", f"{number(_failing(point))} failing", *_tokens(point)]
-    hits = f"hit {share(point.get('actual'))} ({share(point.get('predicted'))} expected)"
+    hits = f"hit {share(point.get('hits'))} ({share(point.get('predicted'))} expected)"
+    hits += f" from {point['hitsFrom']}" if point.get("hits") is not None else ""
     return [
         Text(" · ".join([*here, *there, f"KV {share(usage)}", hits])),
         Text(" · ".join([*rates, f"TTFT p50 {_at(point, 'ttft', 0)} p90 {_at(point, 'ttft', 1)}"])),
@@ -143,8 +144,10 @@ def _totals(picture: Picture, now: float) -> list[Text]:
 
 
 def _tokens(point: Json) -> list[str]:
-    """0 is what pods do not tell: of streams whose clients do not ask for usage."""
-    return [f"{number(point.get('completion') or None)} tok/s out", f"{number(point.get('prompt') or None)} in"]
+    """Responses without usage count 0 tokens, so a 0 from responses means that the tokens are not known."""
+    source = point.get("tokensFrom")
+    out, into = (point.get(key) if source == "pods" else point.get(key) or None for key in ("out", "in"))
+    return [f"{number(out)} tok/s out", f"{number(into)} in" + (f" from {source}" if source else "")]
 
 
 def _failing(point: Json) -> float | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -124,6 +126,22 @@ async def test_percentiles_are_drawn_and_said(page: Page) -> None:
             await page.until("document.querySelector('#trends .path.line-0').getAttribute('d')")
         label = "document.querySelector('#trends svg[role=img]').getAttribute('aria-label')"
         await page.until(f"/Time to first token: p50 \\d+ ms, p90/.test({label})")
+
+
+async def test_tokens_and_cache_hits_are_shown_with_their_source(page: Page) -> None:
+    async with scene() as made:
+        pod = made.add("vllm-0", prompt_tokens=0.0, generation_tokens=0.0)
+        await page.open(f"{made.url}/dashboard")
+        await page.says("#figures", "no data yet")
+        for round_of in range(1, 1000):
+            totals = {"prompt_tokens": 900.0 * round_of, "prefix_queries": 900.0 * round_of}
+            made.report(pod, generation_tokens=300.0 * round_of, prefix_hits=225.0 * round_of, **totals)
+            if "from pods" in await page.text("#figures"):
+                break
+            await asyncio.sleep(0.05)
+        figures = await page.text("#figures")
+        assert re.search(r"Tokens out\s+[1-9].* /s\s+in .+ /s, from pods", figures)
+        assert re.search(r"Cache hits\s+25 ?%\s+expected \S+, from pods", figures)
 
 
 async def test_a_pod_is_drained_and_taken_back(page: Page) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.dashboard.samples import INTERVAL, KEPT, Samples, Sampling, Totals
 from proxy.dashboard.series import CatalogueSeries, Series
 from proxy.telemetry.catalogue import Catalogue
@@ -15,11 +16,26 @@ class Sampled:
         self.catalogue = Catalogue("test")
         self.samples = Samples()
         self.at = 0.0
+        self.pods: list[Endpoint] = []
         self.look()
 
     def look(self, later: float = INTERVAL) -> dict[str, Any] | None:
         self.at += later
-        return self.samples.take(Totals.of(CatalogueSeries(self.catalogue), self.at), 1000 + self.at)
+        return self.samples.take(Totals.of(CatalogueSeries(self.catalogue), self.at, self.pods), 1000 + self.at)
+
+    def report(self, name: str, *, role: str = "", freshness: Freshness = Freshness.FRESH, **metrics: Any) -> None:
+        """A pod reports its counters."""
+        pod = next((pod for pod in self.pods if pod.name == name), None)
+        if pod is None:
+            pod = Endpoint(name, f"http://{name}:8000", role=role)
+            self.pods.append(pod)
+        pod.publish(Metrics(freshness=freshness, scraped_at=self.at, **metrics), 0)
+
+    def tokens(self) -> dict[str, Any]:
+        """What the next point says of tokens and cache hits."""
+        point = self.look()
+        assert point is not None
+        return {key: point[key] for key in ("in", "out", "tokensFrom", "hits", "hitsFrom")}
 
 
 def test_a_point_is_what_happened_since_the_one_before() -> None:
@@ -87,3 +103,68 @@ async def test_the_series_are_read_when_that_is_due_and_not_before() -> None:
         clock.advance(1.0)
     assert reads == [0.0, 5.0, 10.0]
     assert len(sampling.samples.points) == 2
+
+
+def counted(prompt: float, generation: float, queries: float = 0.0, hits: float = 0.0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "generation_tokens": generation,
+        "prefix_queries": queries,
+        "prefix_hits": hits,
+        "running": 1,
+    }
+
+
+def test_tokens_and_cache_hits_are_those_that_the_pods_count() -> None:
+    sampled = Sampled()
+    sampled.report("a", **counted(1000, 500, 1000, 0))
+    sampled.report("b", **counted(70, 60, 70, 50))
+    sampled.look()
+    sampled.report("a", **counted(2000, 700, 2000, 250))
+    sampled.report("b", **counted(1070, 160, 1070, 300))
+    assert sampled.tokens() == {"in": 400.0, "out": 60.0, "tokensFrom": "pods", "hits": 0.25, "hitsFrom": "pods"}
+
+
+def test_tokens_are_those_of_responses_while_a_pod_with_requests_does_not_count_them() -> None:
+    sampled = Sampled()
+    sampled.report("a", **counted(0, 0))
+    sampled.report("other-engine", running=1)
+    sampled.look()
+    sampled.report("a", **counted(1000, 1000))
+    sampled.catalogue.completion_tokens.cell("m").add(50)
+    sampled.catalogue.prompt_tokens.cell("m").add(100)
+    sampled.catalogue.actual_prompt.cell().add(100)
+    sampled.catalogue.actual_hits.cell().add(10)
+    expected = {"in": 20.0, "out": 10.0, "tokensFrom": "responses", "hits": 0.1, "hitsFrom": "responses"}
+    assert sampled.tokens() == expected
+    sampled.report("a", **counted(2000, 2000))
+    sampled.report("other-engine")
+    assert sampled.tokens()["tokensFrom"] == "pods"
+
+
+def test_a_pod_that_joined_restarted_or_was_stale_is_counted_from_its_second_sample_on() -> None:
+    sampled = Sampled()
+    sampled.report("same", **counted(100, 100))
+    sampled.report("restarted", **counted(9000, 9000))
+    sampled.report("stale", freshness=Freshness.STALE, **counted(500, 500))
+    sampled.look()
+    sampled.report("same", **counted(110, 105))
+    sampled.report("restarted", **counted(50, 50))
+    sampled.report("stale", **counted(5000, 5000))
+    sampled.report("joined", **counted(4000, 4000))
+    tokens = sampled.tokens()
+    assert (tokens["in"], tokens["out"]) == (2.0, 1.0)
+    for name in ("restarted", "stale", "joined"):
+        sampled.report(name, **counted(6000, 6000))
+    tokens = sampled.tokens()
+    assert (tokens["in"], tokens["out"]) == ((5950 + 1000 + 2000) / 5, (5950 + 1000 + 2000) / 5)
+
+
+def test_tokens_of_prefill_and_decode_pods_are_counted_once() -> None:
+    sampled = Sampled()
+    sampled.report("p", role="prefill", **counted(0, 0))
+    sampled.report("d", role="decode", **counted(0, 0))
+    sampled.look()
+    sampled.report("p", **counted(1000, 1, 1000, 400))
+    sampled.report("d", **counted(1000, 200, 1000, 1000))
+    assert sampled.tokens() == {"in": 200.0, "out": 40.0, "tokensFrom": "pods", "hits": 0.4, "hitsFrom": "pods"}

@@ -42,7 +42,7 @@ class World:
         return self.lost
 
     def scrape(self, progress: float = 7.0, **changes: object) -> None:
-        metrics = Metrics(progress=progress, freshness=Freshness.FRESH, scraped_at=self.clock.now(), **changes)  # type: ignore[arg-type]
+        metrics = Metrics(prompt_tokens=progress, freshness=Freshness.FRESH, scraped_at=self.clock.now(), **changes)  # type: ignore[arg-type]
         self.pod.publish(metrics, 0)
 
     def look(self) -> str:
@@ -111,7 +111,7 @@ async def test_what_is_not_known_does_not_count_as_standing_still(world: World, 
         world.clock.advance(1.0)
         freshness = Freshness.STALE if stale else Freshness.FRESH
         world.pod.publish(
-            Metrics(progress=7.0 if stale else -1.0, freshness=freshness, scraped_at=world.clock.now()), 0
+            Metrics(prompt_tokens=7.0 if stale else -1.0, freshness=freshness, scraped_at=world.clock.now()), 0
         )
         assert world.look() == ""
 

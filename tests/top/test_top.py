@@ -87,6 +87,27 @@ def test_figures_of_the_whole_are_not_shown_when_they_are_old() -> None:
     assert picture.totals(29.0) == {}
 
 
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        (
+            {"tokensFrom": "pods", "out": 120, "in": 0, "hits": 0.4, "hitsFrom": "pods"},
+            ["120 tok/s out · 0 in from pods", "hit 40% (- expected) from pods"],
+        ),
+        (
+            {"tokensFrom": "responses", "out": 0, "in": 0, "hits": None, "hitsFrom": "responses"},
+            ["- tok/s out · - in from responses", "hit - (- expected) ·"],
+        ),
+        ({}, ["- tok/s out · - in ·"]),
+    ],
+)
+def test_tokens_and_cache_hits_of_the_whole_are_shown_with_their_source(point: Any, words: list[str]) -> None:
+    picture = Picture()
+    picture.take("all", {**everything({}), "points": [{"t": 99.0, **point}]}, 0.0)
+    drawn = "\n".join(f"{line} ·" for line in screen(picture, View(), (160, 10), 1.0).plain.splitlines())
+    assert [word for word in words if word not in drawn] == []
+
+
 EXPOSITION = """\
 # TYPE vllm:prefix_cache_hits_total counter
 vllm:prefix_cache_hits_total{model_name="m"} %d

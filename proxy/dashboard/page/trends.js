@@ -22,17 +22,17 @@ const charts = [
     write: rate,
   }),
   new Chart({
-    title: "Tokens, as far as answers tell",
+    title: "Tokens",
     lines: [
-      { label: "out", value: (point) => point.completion },
-      { label: "in", value: (point) => point.prompt },
+      { label: "out", value: (point) => point.out },
+      { label: "in", value: (point) => point.in },
     ],
     write: rate,
   }),
   new Chart({
     title: "Prompt tokens found in caches",
     lines: [
-      { label: "seen by the pods", value: (point) => point.actual },
+      { label: "found", value: (point) => point.hits },
       { label: "expected by kvlane", value: (point) => point.predicted },
     ],
     write: percent,
