@@ -132,7 +132,7 @@ async def test_tokens_and_cache_hits_are_shown_with_their_source(page: Page) -> 
     async with scene() as made:
         pod = made.add("vllm-0", prompt_tokens=0.0, generation_tokens=0.0)
         await page.open(f"{made.url}/dashboard")
-        await page.says("#figures", "no data yet")
+        await page.says("#figures", "no data")
         for round_of in range(1, 1000):
             totals = {"prompt_tokens": 900.0 * round_of, "prefix_queries": 900.0 * round_of}
             made.report(pod, generation_tokens=300.0 * round_of, prefix_hits=225.0 * round_of, **totals)

@@ -13,14 +13,14 @@ const FIGURES = [
   ["Waiting at pods", (now) => count(sum(now.pods, (pod) => pod.waiting)), null, (now) => `${count(now.kvlane)} more in kvlane`],
   ["TTFT p50", (now) => seconds(now.percentile("ttft", 0)), null, (now) => `p90 ${seconds(now.percentile("ttft", 1))}`],
   ["Per token p50", (now) => seconds(now.percentile("tpot", 0)), null, (now) => `p90 ${seconds(now.percentile("tpot", 1))}`],
-  ["Cache hits", (now) => percent(now.mean("hits")), null, (now) => `expected ${percent(now.mean("predicted"))}, ${from(now.latest?.hitsFrom)}`],
+  ["Cache hits", (now) => percent(now.mean("hits")), null, (now) => `expected ${percent(now.mean("predicted"))}, ${from(now.last("hits")?.hitsFrom)}`],
   ["KV cache used", (now) => percent(now.perPod((pod) => pod.kv)), (now) => (now.fullest > 0.95 ? "warn" : "ok"), (now) => `fullest ${percent(now.fullest)}`],
-  ["Tokens out", (now) => `${count(now.rate("out"))} /s`, null, (now) => `in ${count(now.rate("in"))} /s, ${from(now.latest?.tokensFrom)}`],
+  ["Tokens out", (now) => `${count(now.rate("out"))} /s`, null, (now) => `in ${count(now.rate("in"))} /s, ${from(now.last("out")?.tokensFrom)}`],
   ["A decision takes", (now) => seconds(now.percentile("decide", 0)), null, (now) => `p99 ${seconds(now.percentile("decide", 2))}`],
 ];
 
 /** Pods count the tokens of all requests, responses only those of clients that ask for usage. */
-const from = (source) => (source ? `from ${source}` : "no data yet");
+const from = (source) => (source ? `from ${source}` : "no data");
 
 const shown = [];
 
@@ -55,7 +55,7 @@ function present() {
     pods,
     ready,
     rate,
-    latest: points.at(-1),
+    last: (key) => known(key).at(-1),
     failing: all ? rate("failed") / all : 0,
     kvlane: sum(state.queues ?? [], ({ bands }) => sum(bands, (band) => band.waiting)),
     fullest: Math.max(0, ...ready.map((pod) => pod.kv)),
