@@ -11,7 +11,7 @@ from rich.text import Text
 from proxy.top.order import COLUMNS, Column, Order, number, seconds, share
 from proxy.top.picture import Json, Picture, Pod
 
-HEAD = 4
+HEAD = 5
 """Lines above the pods; one more is below them."""
 
 NARROWEST_NAME = 8
@@ -134,12 +134,14 @@ def _totals(picture: Picture, now: float) -> list[Text]:
         f"waiting {number(sum(pod.waiting for pod in pods))}",
         f"running {number(sum(pod.running for pod in pods))}",
     ]
-    rates = [f"{number(point.get('good'))} req/s", f"{number(_failing(point))} failing", *_tokens(point)]
+    ttft = f"TTFT p50 {_at(point, 'ttft', 0)} p90 {_at(point, 'ttft', 1)}"
+    rates = [f"{number(point.get('good'))} req/s", f"{number(_failing(point))} failing", ttft]
     hits = f"hit {share(point.get('hits'))} ({share(point.get('predicted'))} expected)"
     hits += f" from {point['hitsFrom']}" if point.get("hits") is not None else ""
     return [
-        Text(" · ".join([*here, *there, f"KV {share(usage)}", hits])),
-        Text(" · ".join([*rates, f"TTFT p50 {_at(point, 'ttft', 0)} p90 {_at(point, 'ttft', 1)}"])),
+        Text(" · ".join([*here, *there, f"KV {share(usage)}"])),
+        Text(" · ".join(rates)),
+        Text(" · ".join([*_tokens(point), hits])),
     ]
 
 

@@ -140,8 +140,8 @@ async def test_tokens_and_cache_hits_are_shown_with_their_source(page: Page) -> 
                 break
             await asyncio.sleep(0.05)
         figures = await page.text("#figures")
-        assert re.search(r"Tokens out\s+[1-9].* /s\s+in .+ /s, from pods", figures)
-        assert re.search(r"Cache hits\s+25 ?%\s+expected \S+, from pods", figures)
+        assert re.search(r"Tokens out\s+[1-9].* /s\s+in .+ /s\s+from pods", figures)
+        assert re.search(r"Cache hits\s+25 ?%\s+expected \S+\s+from pods", figures)
 
 
 async def test_a_pod_is_drained_and_taken_back(page: Page) -> None:

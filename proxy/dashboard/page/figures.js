@@ -13,9 +13,9 @@ const FIGURES = [
   ["Waiting at pods", (now) => count(sum(now.pods, (pod) => pod.waiting)), null, (now) => `${count(now.kvlane)} more in kvlane`],
   ["TTFT p50", (now) => seconds(now.percentile("ttft", 0)), null, (now) => `p90 ${seconds(now.percentile("ttft", 1))}`],
   ["Per token p50", (now) => seconds(now.percentile("tpot", 0)), null, (now) => `p90 ${seconds(now.percentile("tpot", 1))}`],
-  ["Cache hits", (now) => percent(now.mean("hits")), null, (now) => `expected ${percent(now.mean("predicted"))}, ${from(now.last("hits")?.hitsFrom)}`],
+  ["Cache hits", (now) => percent(now.mean("hits")), null, (now) => `expected ${percent(now.mean("predicted"))}\n${from(now.last("hits")?.hitsFrom)}`],
   ["KV cache used", (now) => percent(now.perPod((pod) => pod.kv)), (now) => (now.fullest > 0.95 ? "warn" : "ok"), (now) => `fullest ${percent(now.fullest)}`],
-  ["Tokens out", (now) => `${count(now.rate("out"))} /s`, null, (now) => `in ${count(now.rate("in"))} /s, ${from(now.last("out")?.tokensFrom)}`],
+  ["Tokens out", (now) => `${count(now.rate("out"))} /s`, null, (now) => `in ${count(now.rate("in"))} /s\n${from(now.last("out")?.tokensFrom)}`],
   ["A decision takes", (now) => seconds(now.percentile("decide", 0)), null, (now) => `p99 ${seconds(now.percentile("decide", 2))}`],
 ];
 
