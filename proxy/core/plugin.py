@@ -37,6 +37,8 @@ class Plugin(Protocol):
 
     __slots__ = ()
     plugin_type: ClassVar[str] = ""
+    uses: ClassVar[tuple[DataKey[Any], ...]] = ()
+    """Data that the plugin reads where there is a producer of them, and can do without."""
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:

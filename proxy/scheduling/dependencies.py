@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from types import CodeType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from proxy.core.cycle_state import DataKey
@@ -47,6 +48,7 @@ def check_keys(layout: Layout, instances: Instances) -> None:
                 layout.complain(f"plugins.{name}", f"{problem}; remove one, or provide {key.kind}.of(name) in both")
     for name, made in instances.items():
         _check_annotated_types(layout, name, made)
+        _check_reads(layout, name, made)
         for key in made.requires:
             for other, theirs in provided:
                 same = key.kind == theirs.kind and key.producer in ("", theirs.producer)
@@ -104,6 +106,30 @@ def _check_annotated_types(layout: Layout, name: str, made: Plugin) -> None:
             if isinstance(cls, type) and cls not in (Any, object) and not key.accepts(cls):
                 has, wants = cls.__name__, key.value_type.__name__
                 layout.complain(f"plugins.{name}", f"provides {key} as {has}, but the values of this key are {wants}")
+
+
+def _check_reads(layout: Layout, name: str, made: Plugin) -> None:
+    """Report keys that a method names and reads without the plugin's having declared them. Keys that are computed, or
+    read by functions outside the class, cannot be seen here."""
+    declared = {key.kind for key in (*made.provides, *made.requires, *made.uses)}
+    found: set[str] = set()
+    for cls in type(made).__mro__:
+        for member in vars(cls).values():
+            method = getattr(member, "fget", member)
+            names = _names_in(getattr(method, "__code__", None))
+            if "read" not in names:
+                continue
+            named = (method.__globals__.get(each) for each in names)
+            found |= {key.kind for key in named if isinstance(key, DataKey) and key.kind not in declared}
+    for kind in sorted(found):
+        layout.complain(f"plugins.{name}", f"reads {kind} without declaring it in its `requires` or `uses`")
+
+
+def _names_in(code: CodeType | None) -> set[str]:
+    """Globals and attributes of a function, and of the comprehensions and functions inside."""
+    if code is None:
+        return set()
+    return set(code.co_names).union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _needs(instances: Instances) -> Iterator[tuple[str, DataKey[Any]]]:

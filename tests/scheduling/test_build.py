@@ -102,6 +102,15 @@ class SharedProducer(Producer):
         return (SHARED,)
 
 
+@plugin("secret-scorer")
+@dataclass(frozen=True, slots=True)
+class SecretScorer(Scorer):
+    """Reads what it does not declare."""
+
+    def score(self, run: Any, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [request.state.read(HEAT) or 0.0 for _ in endpoints]
+
+
 @plugin("wordy-producer")
 @dataclass(frozen=True, slots=True)
 class WordyProducer(Producer):
@@ -126,7 +135,7 @@ class NamingScorer(Scorer):
 
 def with_mine(*plugins: Any, **sections: Any) -> Scheduling:
     mine: list[type[Plugin]] = [HeatProducer, DistantProducer, LightProducer, FireProducer, HeatScorer, NamingScorer]
-    mine += [SharedProducer, WordyProducer]
+    mine += [SharedProducer, WordyProducer, SecretScorer]
     registry = Registry([*REGISTRY, *mine])
     return build(read({"plugins": list(plugins), **sections}), registry, ports())
 
@@ -325,6 +334,11 @@ class TestData:
         scorer = {"type": "heat-scorer", "parameters": {"heatProducerName": "oven1"}}
         assert complaints_of_mine({"name": "oven", "type": "heat-producer"}, scorer) == [
             "plugins.heat-scorer: no producer of Heat is named 'oven1'; did you mean 'oven'?"
+        ]
+
+    def test_reading_a_datum_that_is_not_declared_is_an_error(self) -> None:
+        assert complaints_of_mine(*types("secret-scorer")) == [
+            "plugins.secret-scorer: reads Heat without declaring it in its `requires` or `uses`"
         ]
 
     def test_two_producers_of_one_key_are_an_error_that_names_both(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
@@ -30,6 +30,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     least `nonCachedTokens`.
     """
 
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COSTS)
     name: InstanceName
     clock: Clock
     interference_cost: float = param(

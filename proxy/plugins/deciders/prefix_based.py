@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
@@ -19,6 +19,7 @@ class PrefixBasedPdDecider(Decider):
     """Wants it if the prompt has at least `promptTokens`, of which the decode pod lacks at least `nonCachedTokens`;
     never if these are 0, or where nothing is known of what is cached."""
 
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     non_cached_tokens: int = param(0, "prompt tokens that the decode pod must lack; 0: never", at_least=0)
     prompt_tokens: int = param(0, "tokens of the shortest prompt; 0: any", at_least=0)
     prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")

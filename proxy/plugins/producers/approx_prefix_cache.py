@@ -61,6 +61,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     All pods share one block size; `autoTune` asks them for their KV capacity only.
     """
 
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     waits: ClassVar[bool] = False
 
     name: InstanceName

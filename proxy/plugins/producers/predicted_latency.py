@@ -46,6 +46,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     A pod that nothing is known of is taken to be like the others.
     """
 
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     waits: ClassVar[bool] = False
 
     name: InstanceName

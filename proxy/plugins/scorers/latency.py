@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import mul
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
@@ -37,6 +37,7 @@ class LatencyScorer(Scorer):
     by the composite weights.
     """
 
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (PREFIX_MATCH, STAGE_COSTS)
     scale_seconds: float = param(1.0, "excess that halves the score", more_than=0)
     ttft_weight: float = param(0.8, "of the time to first token in a broken objective, or in the headroom", at_least=0)
     tpot_weight: float = param(0.2, "of the time per token in it", at_least=0)

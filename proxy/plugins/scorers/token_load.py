@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
@@ -22,6 +23,7 @@ class TokenLoadScorer(Scorer):
     """1 - min(tokens, threshold) / threshold, where tokens are those in flight on the pod and those of this prompt
     that the pod does not have cached, in whole blocks; the whole prompt where nothing is known of the cache."""
 
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (PREFIX_MATCH,)
     queue_threshold_tokens: int = param(
         DEFAULT_THRESHOLD, f"tokens at which the score is 0; not above 0: {DEFAULT_THRESHOLD}"
     )
