@@ -19,7 +19,7 @@ from proxy.scheduling.data_layer import (
     RequestHandlerSection,
 )
 from proxy.scheduling.flow_control import FLOW_TYPES, PROGRAM_AWARE, FlowControlSection, settings
-from proxy.scheduling.later_types import LATER_TYPES, NOT_YET
+from proxy.scheduling.later_types import LATER_TYPES, NOT_YET, REMOVED_TYPES
 
 __all__ = ["DataLayer", "Document", "PluginEntry", "PluginRef", "ProfileEntry", "read"]
 
@@ -161,9 +161,9 @@ class _Reader:
         elif label:
             self._names[label] = _text(item, "type")
         entry = self._load(PluginEntry, item, path)
-        if entry is None or entry.type not in LATER_TYPES:
+        if entry is None or entry.type not in (LATER_TYPES | REMOVED_TYPES.keys()):
             return entry
-        self._complain(path, f"'{entry.type}' {NOT_YET}")
+        self._complain(path, f"'{entry.type}' {REMOVED_TYPES.get(entry.type, NOT_YET)}")
         return None
 
     def _profile(self, index: int, item: Any) -> ProfileEntry | None:
@@ -261,7 +261,7 @@ class _Reader:
 
     def _check_role(self, name: str, path: str, role: str) -> None:
         type_name = self._names.get(name, "")
-        if self._check_ref(name, path) and type_name not in LATER_TYPES:
+        if self._check_ref(name, path) and type_name not in (LATER_TYPES | REMOVED_TYPES.keys()):
             kind = SETTINGS_TYPES.get(type_name)
             if role == "extractor" and type_name in NOTIFIED:
                 return

@@ -1,4 +1,4 @@
-"""Plugin types that users know and that do not exist here yet: naming one is no typo."""
+"""Plugin types that users know and that do not exist here, yet or any more: naming one is no typo."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ LATER_TYPES = frozenset(
         "vllmgrpc-parser",
     }
 )
+
+REMOVED_TYPES = {
+    "decision-tree-filter": "no longer exists; list the filters one after the other in a profile",
+    "least-kv-cache-filter": "no longer exists; use kv-cache-utilization-scorer",
+    "least-queue-filter": "no longer exists; use queue-scorer",
+    "lora-affinity-filter": "no longer exists; use lora-affinity-scorer",
+    "low-queue-filter": "no longer exists; use queue-scorer, or utilization-filter with "
+    "'conditions: [{metric: waiting-queue, maxValue: 128}]'",
+}
+"""Plugin types of earlier releases of the Gateway API inference scheduler, and what replaces each."""

@@ -102,7 +102,7 @@ class TestUtilization:
         pods = [pod("a", waiting=2), pod("b", waiting=3)]
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS) == []
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS, fallbackOnEmpty=True) == ["a", "b"]
-        assert make("utilization-filter").exhausts is True
+        assert make("utilization-filter", conditions=self.CONDITIONS).exhausts is True
 
     @pytest.mark.parametrize(
         "condition",
@@ -114,6 +114,10 @@ class TestUtilization:
     )
     def test_conditions_that_make_no_sense(self, condition: dict[str, Any]) -> None:
         assert "conditions[0]" in fault("utilization-filter", conditions=[condition])
+
+    def test_without_conditions_it_is_refused(self) -> None:
+        assert fault("utilization-filter") == "utilization-filter.conditions: is required"
+        assert "would keep every pod" in fault("utilization-filter", conditions=[])
 
 
 class TestAttribute:

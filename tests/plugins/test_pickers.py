@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.plugins.pickers.max_score import MaxScorePicker
-from tests.plugins.situations import RUN, exchange, make, pod, request, scored
+from tests.plugins.situations import RUN, exchange, fault, make, pod, request, scored
 
 
 def firsts(picker: Any, candidates: Any, draws: int = 4000) -> Counter[str]:
@@ -149,8 +149,24 @@ class TestRoundRobin:
         assert picker._credit == {}
 
 
+@pytest.mark.parametrize("kind", ["max-score-picker", "random-picker", "weighted-random-picker"])
+@pytest.mark.parametrize("scores", [[0.1, 0.2, 0.3], [0.5, 0.5, 0.5]])
+@pytest.mark.parametrize(("most", "named"), [(0, 3), (1, 1), (2, 2), (9, 3)])
+def test_a_decision_names_as_many_endpoints_as_are_configured(
+    kind: str, scores: list[float], most: int, named: int
+) -> None:
+    pods, picker = [pod("a"), pod("b"), pod("c")], make(kind, maxNumOfEndpoints=most)
+    picked = picker.pick(RUN, request(), scored(pods, scores))
+    assert len(picked) == len(picker.order(RUN, request(), pods, scores)) == named
+    if kind == "max-score-picker":
+        assert picked[0].score == max(scores)
+
+
 @pytest.mark.parametrize("kind", ["max-score-picker", "random-picker", "weighted-random-picker", "round-robin-picker"])
-@pytest.mark.parametrize("most", [-1, 0, 1, 2])
-def test_the_number_of_reported_endpoints_never_limits_the_fallbacks(kind: str, most: int) -> None:
+def test_without_a_number_a_decision_names_all_endpoints(kind: str) -> None:
     candidates = scored([pod("a"), pod("b"), pod("c")], [0.1, 0.2, 0.3])
-    assert len(make(kind, maxNumOfEndpoints=most).pick(RUN, request(), candidates)) == 3
+    assert len(make(kind).pick(RUN, request(), candidates)) == 3
+
+
+def test_round_robin_refuses_a_number_of_endpoints_with_its_reason() -> None:
+    assert "counts the turns of every candidate" in fault("round-robin-picker", maxNumOfEndpoints=2)

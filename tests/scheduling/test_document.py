@@ -137,6 +137,19 @@ def test_a_type_of_later_work_is_no_typo_and_may_be_referred_to() -> None:
     ]
 
 
+def test_a_removed_type_is_refused_with_what_replaces_it() -> None:
+    document = read(
+        {
+            "plugins": [{"type": "low-queue-filter", "parameters": {"threshold": 3}}],
+            "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "low-queue-filter"}]}],
+        }
+    )
+    assert faults(document) == [
+        "plugins.low-queue-filter: 'low-queue-filter' no longer exists; use queue-scorer, or utilization-filter with "
+        "'conditions: [{metric: waiting-queue, maxValue: 128}]'"
+    ]
+
+
 def test_producers_that_are_told_of_pods_may_be_named_as_extractors() -> None:
     told = ["mm-embeddings-cache-producer", "precise-prefix-cache-producer"]
     plugins = [{"type": kind} for kind in ("endpoint-notification-source", *told)]

@@ -42,8 +42,12 @@ class UtilizationFilter(Filter):
 
     exhausts: ClassVar[bool] = True
 
-    conditions: tuple[Condition, ...] = param((), "metric <= maxValue, for each")
+    conditions: tuple[Condition, ...] = param(doc="metric <= maxValue, for each; at least one")
     fallback_on_empty: bool = param(False, "keep all pods where none meets the conditions")
+
+    def __post_init__(self) -> None:
+        if not self.conditions:
+            raise ValueError("conditions: is empty, so the filter would keep every pod; add one, or remove the filter")
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         kept = [endpoint for endpoint in endpoints if all(condition.met_by(endpoint) for condition in self.conditions)]

@@ -21,7 +21,11 @@ class MaxScorePicker(Picker):
     recent work, then at random by weight, never by order."""
 
     random: Random
-    max_num_of_endpoints: int = param(1, "most that are reported to others; retries may use every pod that is left")
+    max_num_of_endpoints: int = param(
+        0,
+        "most pods that a decision names, the chosen one included; 0: all. Retries on other pods are not limited",
+        at_least=0,
+    )
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
@@ -44,7 +48,7 @@ class MaxScorePicker(Picker):
                 return self._drawn(endpoints, scores)
             before = recent
             ordered.append(endpoints[at])
-        return ordered
+        return ordered[: self.max_num_of_endpoints or None]
 
     def _drawn(self, endpoints: Sequence[Endpoint], scores: Sequence[float]) -> list[Endpoint]:
         """Where some may be equal."""
@@ -52,4 +56,4 @@ class MaxScorePicker(Picker):
         for at, (endpoint, score) in enumerate(zip(endpoints, scores, strict=True)):
             load, draw = endpoint.load, weighted_draw(endpoint.weight, self.random)
             ranks.append((-score, load.crowding, load.recent, draw, at, endpoint))
-        return [rank[-1] for rank in sorted(ranks)]
+        return [rank[-1] for rank in sorted(ranks)[: self.max_num_of_endpoints or None]]

@@ -19,9 +19,14 @@ class RandomPicker(Picker):
     """The probability of a pod is proportional to its weight."""
 
     random: Random
-    max_num_of_endpoints: int = param(1, "most that are reported to others; retries may use every pod that is left")
+    max_num_of_endpoints: int = param(
+        0,
+        "most pods that a decision names, the chosen one included; 0: all. Retries on other pods are not limited",
+        at_least=0,
+    )
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> list[ScoredEndpoint]:
-        return weighted_order(scored, [one.endpoint.weight for one in scored], self.random)
+        ordered = weighted_order(scored, [one.endpoint.weight for one in scored], self.random)
+        return ordered[: self.max_num_of_endpoints or None]

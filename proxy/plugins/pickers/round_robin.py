@@ -19,8 +19,15 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
     """Smooth weighted round robin, as nginx does it: every candidate gains its weight, the one with the most is next
     and gives the sum of the weights back. Scores do not count; the position moves when a request is sent."""
 
-    max_num_of_endpoints: int = param(1, "most that are reported to others; retries may use every pod that is left")
+    max_num_of_endpoints: int = param(0, "only 0: a round counts the turns of every candidate of a decision")
     _credit: dict[Endpoint, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.max_num_of_endpoints != 0:
+            raise ValueError(
+                "maxNumOfEndpoints: round robin counts the turns of every candidate, so a decision names all of them; "
+                "remove it, or use another picker"
+            )
 
     def adopt(self, predecessor: RoundRobinPicker) -> None:
         self._credit.update(predecessor._credit)

@@ -19,11 +19,15 @@ class WeightedRandomPicker(Picker):
     """The probability of a pod is proportional to its score times its weight; without any score, to its weight."""
 
     random: Random
-    max_num_of_endpoints: int = param(1, "most that are reported to others; retries may use every pod that is left")
+    max_num_of_endpoints: int = param(
+        0,
+        "most pods that a decision names, the chosen one included; 0: all. Retries on other pods are not limited",
+        at_least=0,
+    )
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> list[ScoredEndpoint]:
         scored_any = any(one.score > 0 for one in scored)
         weights = [one.endpoint.weight * (one.score if scored_any else 1.0) for one in scored]
-        return weighted_order(scored, weights, self.random)
+        return weighted_order(scored, weights, self.random)[: self.max_num_of_endpoints or None]
