@@ -21,7 +21,7 @@ class StreamedBodies:
         return False
 
     async def read(self, call: EnvoyCall) -> None:
-        """Raises BadRequest, BodyTooLarge or BodyTimeout."""
+        """Raises BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
         if "upgrade" in call.headers:
             raise BadRequest("Connections are not upgraded here: ask kvlane itself, not the gateway.")
         pieces: list[bytes] = []
@@ -50,5 +50,5 @@ class StreamedBodies:
             raise too_large(self._settings.max_body)
         if size > call.retained:
             more = size - call.retained
-            await self._budget.take(more)
+            await self._budget.take(more, call.retained)
             call.retained += more

@@ -38,40 +38,60 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Budget:
-    """Bytes that the process may hold. Takers queue; what is larger than all of it gets it alone."""
+    """Bytes that the process may hold. Takers that hold nothing yet queue; takers that hold a part already go first.
+
+    A taker that is alone gets what it wants, also beyond the limit. Takers that hold a part and wait for more could
+    wait for each other: where all of the budget is theirs, the last of them is refused."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._growing: dict[asyncio.Future[None], tuple[int, int]] = {}
+        """The wanted and the held bytes of takers that hold a part, in the order in which they began to wait."""
+        self._held_by_growing = 0
         self.used = 0
 
-    def take_now(self, size: int) -> bool:
-        """False, and nothing taken, if it has to be waited for."""
-        used = self.used + size
-        if self._waiting or (used > self._limit and used > size):
+    def take_now(self, size: int, held: int = 0) -> bool:
+        """Return whether `size` bytes were taken; False, and nothing taken, if they have to be waited for."""
+        if size and (((self._waiting or self._growing) and not held) or not self._fits(size, held)):
             return False
-        self.used = used
+        self.used += size
         return True
 
     def take_within(self, size: int) -> bool:
         """As `take_now`, but never beyond the limit."""
         return self.used + size <= self._limit and self.take_now(size)
 
-    async def take(self, size: int) -> None:
-        if self.take_now(size):
+    async def take(self, size: int, held: int = 0) -> None:
+        """Wait for `size` bytes more than the `held` ones. Raises Saturated."""
+        if self.take_now(size, held):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
+        if held:
+            self._growing[turn] = (size, held)
+            self._held_by_growing += held
+            self._refuse_if_stuck()
+        else:
+            self._waiting.append((size, turn))
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn in self._growing:
+                self._end_growing(turn)
+            if turn.cancelled():
+                self.give(0)
+            elif turn.exception() is None:
                 self.give(size)
             raise
 
     def give(self, size: int) -> None:
         self.used -= size
-        while self._waiting:
+        for turn, (wanted, held) in list(self._growing.items()):
+            if not turn.done() and self._fits(wanted, held):
+                self._end_growing(turn)
+                self.used += wanted
+                turn.set_result(None)
+        while self._waiting and not self._growing:
             wanted, turn = self._waiting[0]
             if not turn.done():
                 if not self._fits(wanted):
@@ -79,9 +99,21 @@ class Budget:
                 self.used += wanted
                 turn.set_result(None)
             self._waiting.popleft()
+        self._refuse_if_stuck()
 
-    def _fits(self, size: int) -> bool:
-        return not self.used or self.used + size <= self._limit
+    def _fits(self, size: int, held: int = 0) -> bool:
+        return self.used <= held or self.used + size <= self._limit
+
+    def _end_growing(self, turn: asyncio.Future[None]) -> None:
+        self._held_by_growing -= self._growing.pop(turn)[1]
+
+    def _refuse_if_stuck(self) -> None:
+        """Refuse the last taker that holds a part if nothing can become free but what such takers hold."""
+        if self._growing and self._held_by_growing >= self.used:
+            turn = next(reversed(self._growing))
+            self._end_growing(turn)
+            if not turn.done():
+                turn.set_exception(too_many_bodies())
 
 
 class Upload:
@@ -175,7 +207,7 @@ class BodyReader:
                 await work(progress)
         except TimeoutError:
             if progress.queued:
-                raise Saturated("Too many large request bodies are being read; try again shortly.") from None
+                raise too_many_bodies() from None
             raise body_timed_out() from None
         except BodyBroke as error:
             raise _malformed(error) from None
@@ -226,9 +258,24 @@ class BodyReader:
         return size <= self._settings.kept_upload and self.budget.take_now(size)
 
     async def _reserve(self, call: HttpCall, size: int, progress: _Progress) -> None:
-        progress.queued = True
-        await self.budget.take(size)
-        progress.queued = False
+        """Take `size` more bytes of the budget. While they are waited for, nothing more is read from the client, and
+        what has been read counts against `buffers`. Raises Saturated."""
+        if not self.budget.take_now(size, call.retained):
+            came = len(call.body) if call.payload is None else call.payload.total_bytes
+            buffered = max(0, came - call.retained - UNCOUNTED)
+            if not self.buffers.take_within(buffered):
+                raise too_many_bodies()
+            is_coming = call.payload is not None and not call.payload.is_eof()
+            if is_coming:
+                call.connection.pause_reading()
+            progress.queued = True
+            try:
+                await self.budget.take(size, call.retained)
+            finally:
+                self.buffers.give(buffered)
+                if is_coming:
+                    call.connection.resume_reading()
+            progress.queued = False
         call.retained += size
 
 
@@ -263,6 +310,10 @@ def is_too_slow(received: int, seconds: float, limit: float, rate: int) -> bool:
 
 def body_timed_out() -> BodyTimeout:
     return BodyTimeout("The request body did not arrive in time.")
+
+
+def too_many_bodies() -> Saturated:
+    return Saturated("Too many large request bodies are being read; try again shortly.")
 
 
 def no_memory() -> Saturated:

@@ -20,7 +20,10 @@ class Lingering:
         self._left = LINGER_BYTES
         self._since: float | None = None
         if socket.can_write_eof():
-            socket.write_eof()
+            try:
+                socket.write_eof()
+            except OSError:  # the client has left while nothing was read from it
+                socket.abort()
 
     def feed(self, data: bytes) -> None:
         self._left -= len(data)

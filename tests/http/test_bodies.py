@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import Reason
+from proxy.core.errors import Reason, Saturated
 from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
-from proxy.http.body import Budget
+from proxy.http.body import UNCOUNTED, Budget
 from tests.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
 from tests.ports import free_port
 from tests.waiting import PATIENCE, until
@@ -119,7 +119,7 @@ async def test_beyond_the_budget_bodies_wait_for_others_to_be_done(size: int) ->
         second = asyncio.ensure_future(port.ask(post(body=body)))
         await asyncio.sleep(0.1)
         assert len(pod.requests) == 1
-        assert port.server.retained == len(body)
+        assert port.server.budget.used == len(body)
         go_on.set()
         assert ((await first).status, (await second).status) == (200, 200)
         assert port.server.retained == 0
@@ -187,6 +187,129 @@ async def test_the_budget_is_shared_in_order_and_given_back_by_those_who_gave_up
     taker.cancel()
     await asyncio.gather(taker, return_exceptions=True)
     assert budget.used == 0
+
+
+async def test_chunked_bodies_that_each_hold_a_part_of_the_budget_do_not_wait_for_each_other() -> None:
+    piece = chunk(b"x" * 2_400_000)
+    async with (
+        Pod(answering(plain())) as pod,
+        rig(pod, retained_bodies=Size(6_000_000)) as port,
+        port.client() as first,
+        port.client() as second,
+    ):
+        for held, client in enumerate((first, second), 1):
+            client.send(head(CHAT, "transfer-encoding: chunked") + piece)
+            await until(lambda held=held: port.server.budget.used == held * 2_400_000)  # type: ignore[misc]
+        first.send(piece)
+        await until(lambda: len(port.server.budget._growing) == 1)
+        second.send(piece)
+        refused = await second.until_closed()
+        assert (refused.status, refused.all("retry-after")) == (429, ["1"])
+        first.send(b"0\r\n\r\n")
+        assert (await first.answer()).startswith(b"HTTP/1.1 200")
+        await until(lambda: port.server.retained == 0)
+
+
+async def test_a_request_without_a_body_does_not_queue_behind_large_ones() -> None:
+    async def script(request: Received) -> None:
+        if await request.body():
+            await request.gone()
+        await request.send(plain())
+
+    body = b'{"x":"' + b"y" * 4_000_000 + b'"}'
+    async with (
+        Pod(script) as pod,
+        rig(pod, retained_bodies=Size(8_000_000)) as port,
+        port.client() as served,
+        port.client() as queued,
+    ):
+        served.send(post(body=body))
+        await until(lambda: bool(pod.requests))
+        queued.send(post(body=body))
+        await until(lambda: bool(port.server.budget._waiting))
+        assert (await port.ask(post(body=b""))).status == 200
+        assert (
+            await port.ask(b"GET /v1/responses/resp_1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        ).status == 200
+        assert port.server.budget._waiting
+
+
+async def test_a_body_that_waits_for_the_budget_is_not_read_and_what_came_of_it_counts() -> None:
+    async with (
+        Pod(answering(plain())) as pod,
+        rig(pod, retained_bodies=Size(8_000_000)) as port,
+        port.client() as client,
+    ):
+        port.server.budget.used += 7_000_000
+        client.send(post(body=b'{"x":"' + b"y" * 5_000_000 + b'"}'))
+        await until(lambda: bool(port.server.budget._waiting))
+        (call,) = (one.call for one in port.server._clients.connections)
+        assert call is not None
+        assert call.payload is not None
+        came = call.payload.total_bytes
+        assert port.server.retained - 7_000_000 == came - UNCOUNTED
+        await asyncio.sleep(0.05)
+        assert call.payload.total_bytes == came
+        port.server.budget.give(7_000_000)
+        assert (await client.answer()).startswith(b"HTTP/1.1 200")
+        await until(lambda: port.server.retained == 0)
+
+
+async def test_a_body_that_would_wait_is_refused_where_there_is_no_memory_for_what_has_come_of_it() -> None:
+    async with rig(retained_bodies=Size(800_000)) as port:
+        port.server.budget.used += 700_000
+        port.server._bodies.buffers.used += 100_000
+        seen = await port.ask(post(body=b'{"x":"' + b"y" * 100_000 + b'"}'))
+        assert (seen.status, seen.all("retry-after")) == (429, ["1"])
+
+
+async def test_a_body_that_holds_a_part_of_the_budget_goes_before_those_that_hold_none() -> None:
+    budget = Budget(10)
+    await budget.take(4)
+    await budget.take(4)
+    new = asyncio.ensure_future(budget.take(3))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(budget.take(2, 4), PATIENCE)
+    growing = asyncio.ensure_future(budget.take(4, 6))
+    await asyncio.sleep(0)
+    budget.give(4)
+    await asyncio.wait_for(growing, PATIENCE)
+    assert not new.done()
+    budget.give(10)
+    await asyncio.wait_for(new, PATIENCE)
+    assert budget.used == 3
+
+
+async def test_a_body_that_holds_all_of_the_budget_may_grow_beyond_it() -> None:
+    budget = Budget(10)
+    await budget.take(10)
+    await asyncio.wait_for(budget.take(5, 10), PATIENCE)
+    assert budget.used == 15
+
+
+async def test_of_bodies_that_wait_for_each_other_the_last_ones_are_refused_until_one_goes_on() -> None:
+    budget = Budget(9)
+    for _ in range(3):
+        await budget.take(3)
+    growing = [asyncio.ensure_future(budget.take(7, 3)) for _ in range(3)]
+    with pytest.raises(Saturated):
+        await asyncio.wait_for(growing[2], PATIENCE)
+    budget.give(3)
+    with pytest.raises(Saturated):
+        await asyncio.wait_for(growing[1], PATIENCE)
+    budget.give(3)
+    await asyncio.wait_for(growing[0], PATIENCE)
+    assert budget.used == 10
+
+
+async def test_a_taker_that_gives_up_lets_those_behind_it_go_on() -> None:
+    budget = Budget(10)
+    await budget.take(8)
+    large, small = (asyncio.ensure_future(budget.take(size)) for size in (8, 2))
+    await asyncio.sleep(0)
+    large.cancel()
+    await asyncio.wait_for(small, PATIENCE)
+    assert budget.used == 10
 
 
 async def test_what_is_larger_than_the_budget_gets_it_alone() -> None:

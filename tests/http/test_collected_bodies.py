@@ -108,10 +108,10 @@ async def test_a_body_for_which_there_is_no_room_waits_for_those_that_are_collec
         await go_on.wait()
         await request.send(plain(body))
 
-    body = json_of(100_000)
+    body = json_of(1_000_000)
     async with (
         Pod(script) as pod,
-        rig(pod, retained_bodies=Size(250_000)) as port,
+        rig(pod, retained_bodies=Size(2_500_000)) as port,
         port.client() as served,
         port.client() as collected,
         port.client() as waiting,
@@ -119,10 +119,10 @@ async def test_a_body_for_which_there_is_no_room_waits_for_those_that_are_collec
         await send_slowly(served, head(len(body)) + body, 2)
         await until(lambda: len(pod.requests) == 1)
         collected.send(head(len(body)) + body[:-1])
-        await until(lambda: port.server.retained == 200_000)
+        await until(lambda: port.server.retained == 2_000_000)
         await send_slowly(waiting, head(len(body)) + body, 2)
         await asyncio.sleep(0.05)
-        assert (len(pod.requests), port.server.retained) == (1, 200_000)
+        assert (len(pod.requests), port.server.budget.used) == (1, 2_000_000)
         collected.leave()
         await until(lambda: len(pod.requests) == 2)
         go_on.set()
