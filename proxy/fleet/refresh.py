@@ -78,6 +78,8 @@ class Refresher:
         self._missed = 0
         self._last: Metrics | None = None
         self._models_due = clock.now()
+        self._bad_models = ""
+        """Why its last list of models was ignored."""
         self._gpus = Gpus(endpoint, fetcher, clock)
         self.tried = asyncio.Event()
         """Set after the first round, whatever came of it."""
@@ -147,8 +149,12 @@ class Refresher:
             if status not in (200, 404):
                 return False
             self._sink.listed(self._endpoint, parse_models(body) if status == 200 else None)
-        except (_Silent, ScrapeError):
+        except _Silent:
             return False
+        except ScrapeError as error:
+            self._on_bad_models(str(error))
+            return False
+        self._bad_models = ""
         self._models_due = self._clock.now() + max(MODELS_INTERVAL, _MODELS_ROUNDS * self._budget.interval)
         return status == 200
 
@@ -167,6 +173,12 @@ class Refresher:
             raise _Refused from None
         except UpstreamFailed as failed:
             raise _Silent(str(failed) or "no answer") from None
+
+    def _on_bad_models(self, why: str) -> None:
+        """Log it once: the pod keeps the models that it listed before."""
+        if why != self._bad_models:
+            self._bad_models = why
+            log.warning("pod %s: ignored its response to /v1/models: %s", self._endpoint.name, why)
 
     def _on_metrics(self, metrics: Metrics, in_flight: int) -> None:
         if self._last and _is_younger(metrics, self._last):

@@ -23,6 +23,13 @@ Card = Mapping[str, Any]
 """One entry of /v1/models; it has an `id`, everything else is the engine's."""
 
 _COUNT_LIMIT = 2.0**53
+"""No count or sum is larger, so that JSON for other processes can hold it."""
+
+MODELS_BYTES = 1024 * 1024
+"""Size of a model list that is read. Its cards are sent to all workers."""
+
+MODELS_DEPTH = 32
+"""Nesting of a model list that is read. JSON can be read deeper than it can be written for other processes."""
 
 STEP = 128 << 10
 """Bytes of an exposition that are read in one step of the event loop, 3 ms at worst. A typical exposition has 70 KB."""
@@ -83,7 +90,10 @@ def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metric
 
 
 def parse_models(body: bytes) -> tuple[Card, ...]:
-    """The cards of a /v1/models answer. Raises ScrapeError for anything else."""
+    """Return the cards of a /v1/models response. Raises ScrapeError for anything else, and for a list that is too large
+    or nested too deeply."""
+    if len(body) > MODELS_BYTES:
+        raise ScrapeError(f"the list of models is larger than {MODELS_BYTES} bytes")
     try:
         cards = orjson.loads(body)["data"]
         ids = [card["id"] for card in cards]
@@ -91,7 +101,18 @@ def parse_models(body: bytes) -> tuple[Card, ...]:
         raise ScrapeError("the answer is not a list of models") from None
     if not all(isinstance(model, str) for model in ids):
         raise ScrapeError("the answer lists a model whose id is not text")
+    if _is_deeper(cards, MODELS_DEPTH):
+        raise ScrapeError(f"the list of models is nested more than {MODELS_DEPTH} deep")
     return tuple(cards)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects in `value` are nested more than `levels` deep."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in value if isinstance(each, dict | list))
 
 
 def samples_of(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
@@ -180,7 +201,7 @@ def _first(alternatives: Specs, samples: Samples) -> Sequence[Sample]:
 
 
 def _total(alternatives: Specs, samples: Samples) -> float:
-    return max(0.0, sum(sample.value for sample in _first(alternatives, samples)))
+    return min(max(0.0, sum(sample.value for sample in _first(alternatives, samples))), _COUNT_LIMIT)
 
 
 def _known(alternatives: Specs, samples: Samples) -> float:
@@ -207,7 +228,7 @@ def _blocks(dialect: Dialect, samples: Samples) -> tuple[int, int]:
     labels = [sample.labels for sample in _first(dialect.cache_info, samples)]
     if labels:
         sizes = [_number(label.get(dialect.block_size_label)) for label in labels]
-        return max(sizes), sum(_number(label.get(dialect.blocks_label)) for label in labels)
+        return max(sizes), _count(sum(_number(label.get(dialect.blocks_label)) for label in labels))
     size = max((sample.value for sample in _first(dialect.block_size, samples)), default=0.0)
     return _count(max(0.0, size)), _count(_total(dialect.blocks, samples))
 

@@ -16,6 +16,9 @@ from proxy.replicas.wire import EVERYBODY, HUB, UNREADABLE, Kind, record, record
 
 log = logging.getLogger(__name__)
 
+SNAPSHOT_FRAME = 4 * 1024 * 1024
+"""Bytes after which a snapshot goes on in another frame."""
+
 Take = Callable[[int, Kind, bytes], None]
 
 
@@ -116,12 +119,23 @@ class Hub:
         """What waits in the outbox is told first: it is older than the snapshot. One of the others is asked for what
         all of them remember, each for what it has in flight."""
         self._outbox.flush()
-        self._links[worker].send(HUB, b"".join(record(kind, body) for kind, body in self._everything()))
+        self._tell_everything(self._links[worker])
         if not self._shares:
             return
         self._ask([link for other, link in self._links.items() if other != worker], worker, 1.0)
         if self.uplink is not None:
             self.uplink.joined(is_first=len(self._links) == 1)
+
+    def _tell_everything(self, link: Link) -> None:
+        """In several frames, as each has a largest size."""
+        batch, size = list[bytes](), 0
+        for kind, body in self._everything():
+            batch.append(record(kind, body))
+            size += len(body)
+            if size >= SNAPSHOT_FRAME:
+                link.send(HUB, b"".join(batch))
+                batch, size = [], 0
+        link.send(HUB, b"".join(batch))
 
     def _ask(self, links: Sequence[Link], to: int, memory: float) -> None:
         for position, link in enumerate(links):

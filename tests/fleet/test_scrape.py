@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from proxy.core.endpoint import Freshness
 from proxy.fleet.dialects import DIALECTS, Dialect, Engine, specs
 from proxy.fleet.scrape import (
+    MODELS_BYTES,
     MOST_SAMPLES,
     STEP,
     ScrapeError,
@@ -226,6 +228,26 @@ def test_a_model_list_gives_its_cards_with_all_their_fields() -> None:
 def test_a_model_list_that_is_none_is_an_error(body: bytes) -> None:
     with pytest.raises(ScrapeError):
         parse_models(body)
+
+
+@pytest.mark.parametrize(
+    "size", [b"[" * 300 + b"]" * 300, b'{"x":' * 300 + b"1" + b"}" * 300, b'"' + b"x" * MODELS_BYTES + b'"']
+)
+def test_a_model_list_that_is_too_large_or_too_deep_to_send_to_workers_is_an_error(size: bytes) -> None:
+    with pytest.raises(ScrapeError, match=r"nested|larger"):
+        parse_models(b'{"data":[{"id":"m","x":%b}]}' % size)
+
+
+def test_sums_of_large_values_fit_into_json() -> None:
+    lines = [
+        b'vllm:prefix_cache_queries_total{engine="%d"} 1e308\n'
+        b'vllm:prompt_tokens_total{engine="%d"} 1e308\n'
+        b'vllm:cache_config_info{num_gpu_blocks="999999999999999",block_size="16",engine="%d"} 1\n' % (at, at, at)
+        for at in range(99)
+    ]
+    metrics = parse(b"".join(lines), VLLM)
+    numbers = (metrics.prefix_queries, metrics.progress, metrics.blocks)
+    assert orjson.loads(orjson.dumps(numbers)) == [2.0**53] * 3
 
 
 @given(st.binary())
