@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from proxy.configurations import Configurations, Reader
 from proxy.core import open_files
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
+from proxy.http.upstream.dial import is_address
 from proxy.replicated import app_of
 from proxy.settings import Settings
 from proxy.supervisor.crew import StartFailed
@@ -65,7 +67,7 @@ def serve(
     SIGTERM stops: new requests are served until balancers have noticed, running ones may end. A second one ends at
     once. SIGHUP reads the file again: all of it is taken, or nothing.
 
-    Exit code 0 if it was told to stop, 1 if it cannot listen, 2 if the configuration has faults.
+    Exit code 0 if it was told to stop, 1 if it cannot start, 2 if the configuration has faults.
     """
     overrides: dict[str, dict[str, Any]] = {}
     if host is not None or port is not None:
@@ -104,7 +106,7 @@ async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
             )
             await signals.stop(app.settle)
     except OSError as error:
-        raise _cannot_listen(error) from None
+        raise _cannot_start(error, settings) from None
 
 
 async def _supervise(settings: Settings, source: Reader, watched: Watched, workers: int) -> None:
@@ -123,7 +125,7 @@ async def _supervise(settings: Settings, source: Reader, watched: Watched, worke
             )
             await signals.stop(supervisor.settle, supervisor.kill)
     except OSError as error:
-        raise _cannot_listen(error) from None
+        raise _cannot_start(error, settings) from None
     except StartFailed as error:
         raise click.ClickException(str(error)) from None
 
@@ -193,6 +195,25 @@ def _for_gateways(settings: Settings, port: int | None) -> str:
     return "" if port is None else f", for gateways on {settings.extproc.host}:{port}"
 
 
-def _cannot_listen(error: OSError) -> click.ClickException:
-    hint = "; --port, --admin-port and --extproc-port take others" if error.errno == errno.EADDRINUSE else ""
-    return click.ClickException(f"cannot listen: {error.strerror or error}{hint}")
+_LISTEN_ADVICE = {
+    errno.EADDRINUSE: "another process listens there; stop it, or choose other ports with --port, --admin-port and"
+    " --extproc-port",
+    errno.EACCES: "this user may not listen there; choose a port of 1024 or more with --port",
+    errno.EPERM: "this user may not listen there; choose a port of 1024 or more with --port",
+    errno.EADDRNOTAVAIL: "this machine has no such address; choose another one with --host, or in admin.host and"
+    " extproc.host",
+}
+
+
+def _cannot_start(error: OSError, settings: Settings) -> click.ClickException:
+    """Say in one line what failed and what to do."""
+    said = error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        hosts = {"listen.host": settings.listen.host, "admin.host": settings.admin.host}
+        if settings.extproc.port is not None:
+            hosts["extproc.host"] = settings.extproc.host
+        names = ", ".join(f"{key} {host!r}" for key, host in hosts.items() if host and not is_address(host))
+        return click.ClickException(f"cannot listen: {said}; correct {names or 'the hosts of the ports'}")
+    if error.errno in _LISTEN_ADVICE:
+        return click.ClickException(f"cannot listen: {said}; {_LISTEN_ADVICE[error.errno]}")
+    return click.ClickException(f"cannot start: {error}")

@@ -66,7 +66,8 @@ def server_context(settings: ServerTls, protocols: Sequence[str] = ("http/1.1",)
         followed = Followed((settings.cert, settings.key, settings.client_ca), make)
     except (OSError, ValueError) as error:
         names = ", ".join(file for file in (settings.cert, settings.key, settings.client_ca) if file)
-        raise OSError(f"the TLS files {names} cannot be used: {error}") from error
+        wanted = "each must be a readable PEM file, the key that of the certificate"
+        raise OSError(f"the TLS files {names} cannot be used: {error}; {wanted}") from error
 
     def present(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         connection.context = followed.context()

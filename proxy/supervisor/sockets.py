@@ -40,6 +40,9 @@ def _bind(family: int, address: tuple[object, ...], shared: bool = False) -> soc
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"error while attempting to bind on address {address}: {error.strerror}") from error
     except BaseException:
         sock.close()
         raise

@@ -34,6 +34,7 @@ from proxy.fleet.mirror import News, Origin
 from proxy.http.admin import admin_application
 from proxy.http.admin_server import AdminServer
 from proxy.http.listening import BACKLOG
+from proxy.http.tls import server_context
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.breaker import Breakers
 from proxy.replicas import bodies
@@ -58,6 +59,13 @@ from proxy.telemetry.log_levels import LogLevels
 log = logging.getLogger(__name__)
 
 _KINDS = {News.POD: Kind.POD, News.METRICS: Kind.METRICS, News.ROLL: Kind.ROLL}
+
+
+def _check_tls(settings: Settings) -> None:
+    """Raise OSError if the TLS files of a port that workers serve cannot be used: each worker would end with it."""
+    for tls in (settings.listen.tls, settings.extproc.tls):
+        if tls is not None:
+            server_context(tls)
 
 
 class Supervisor:
@@ -146,6 +154,7 @@ class Supervisor:
     async def __aenter__(self) -> Supervisor:
         settings = self._settings
         async with AsyncExitStack() as stack:
+            _check_tls(settings)
             self._directory = directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvlane-"))
             sockets = self._bound(stack, settings.listen.host, settings.listen.port)
             self.port: int = sockets[0][0].getsockname()[1]

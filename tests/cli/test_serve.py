@@ -103,6 +103,30 @@ def test_a_port_that_is_taken_is_said_and_not_served(pods: list[str]) -> None:
                 assert "Traceback" not in process.errors
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ({"host": "no-such-host.invalid"}, "Error: cannot listen: "),
+        ({"host": "192.0.2.1"}, "this machine has no such address; choose another one with --host"),
+        ({"host": "127.0.0.1", "tls": {"cert": "none.pem", "key": "none.pem"}}, "cannot start: the TLS files none.pem"),
+        ({"host": "127.0.0.1", "tls": {"cert": "bad.pem", "key": "bad.pem"}}, "cannot start: the TLS files bad.pem"),
+    ],
+)
+def test_what_prevents_a_start_is_said_in_one_line(
+    tmp_path: Path, listen: dict[str, object], said: str, workers: str
+) -> None:
+    (tmp_path / "bad.pem").write_text("no PEM")
+    settings = {"listen": {"port": 0, "maxConnections": 10, **listen}, "admin": {"port": 0}}
+    pods = {"static": [{"url": "http://127.0.0.1:9"}]}
+    (tmp_path / "kvlane.yaml").write_text(json.dumps({**settings, "pods": pods}))
+    with kvlane("serve", "-c", "kvlane.yaml", "--workers", workers, cwd=tmp_path) as process:
+        assert process.ended() == 1
+        assert said in process.errors
+        assert str(listen["host"]) in process.errors or "tls" in listen
+        assert len(process.errors.splitlines()) == 1
+
+
 def test_a_port_that_is_taken_is_said_by_sim_too(pods: list[str]) -> None:
     with kvlane("sim", "--port", pods[0].rpartition(":")[2]) as process:
         assert process.ended() == 1

@@ -186,4 +186,4 @@ async def test_a_port_that_is_taken_is_said_and_nothing_starts(config: Path) -> 
         rewrite(config, listen={"host": "127.0.0.1", "port": other.getsockname()[1]})
         async with serving(config) as served:
             assert await asyncio.wait_for(served.process.wait(), PATIENCE) == 1
-    assert served.says("cannot listen: Address already in use")
+    assert served.says("Address already in use; another process listens there")
