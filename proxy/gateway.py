@@ -22,6 +22,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.openai.asked_usage import asking
 from proxy.openai.parse import Parsed
 from proxy.openai.paths import response_id
+from proxy.openai.weight import SMALL
 from proxy.parsing.reader import (
     BodyParser,
     is_large_form,
@@ -78,7 +79,9 @@ class Gateway:
             request, pool = request_of(call, parsed, "", self.request_timeout), self.pools.holding(pinned)
             await self._place(pool, request, parsed, relay, produces=False)
             return
-        if is_large_form(call):
+        if len(call.body) <= SMALL and call.upload is None:
+            parsed = parsed_at_once(call)
+        elif is_large_form(call):
             parsed = await parsed_form(call)
         elif is_parsed_at_once(call):
             parsed = parsed_at_once(call)

@@ -53,9 +53,11 @@ class Budget:
 
     def take_now(self, size: int, held: int = 0) -> bool:
         """Return whether `size` bytes were taken; False, and nothing taken, if they have to be waited for."""
-        if size and (((self._waiting or self._growing) and not held) or not self._fits(size, held)):
+        used = self.used + size
+        waits = self._waiting or self._growing
+        if size and (waits or used > self._limit) and ((waits and not held) or not self._fits(size, held)):
             return False
-        self.used += size
+        self.used = used
         return True
 
     def take_within(self, size: int) -> bool:
@@ -86,6 +88,10 @@ class Budget:
 
     def give(self, size: int) -> None:
         self.used -= size
+        if self._waiting or self._growing:
+            self._wake()
+
+    def _wake(self) -> None:
         for turn, (wanted, held) in list(self._growing.items()):
             if not turn.done() and self._fits(wanted, held):
                 self._end_growing(turn)

@@ -57,7 +57,7 @@ class Parsed(NamedTuple):
 
 def parse(path: str, body: bytes, content_type: str = "application/json") -> Parsed:
     """Raises BadRequest for what no engine could understand; what an engine may judge is left to it."""
-    if multipart.is_multipart(content_type):
+    if content_type != "application/json" and multipart.is_multipart(content_type):
         return Parsed(multipart.model_of(body, content_type), body)
     try:
         fields = orjson.loads(body)
@@ -86,7 +86,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
                 read is _chat and len(fields["messages"]) < ASKED,
             ),
             stream if type(stream) is bool else _flag(stream),
-            limit if type(limit) is int and limit > 0 else _whole_number(limit),
+            0 if limit is None else limit if type(limit) is int and limit > 0 else _whole_number(limit),
             None if stored is None else _text(stored, "previous_response_id"),
         )
     )

@@ -9,7 +9,7 @@ from proxy.openai import multipart
 LARGE = 256 * 1024
 """Bytes. A body takes 4 us per KiB as one text, and no thread can help, for the parser holds the interpreter."""
 
-_SMALL = 16 * 1024
+SMALL = 16 * 1024
 """Bytes that are read in 4 ms whatever is in them."""
 
 _MOST = 8_000
@@ -27,7 +27,7 @@ def is_light(body: bytes, content_type: str = "") -> bool:
     """Return whether a body can be read on the event loop: in at most 5 ms, whatever is in it. Text with many commas or
     brackets may be taken for values; it is only read elsewhere then."""
     size = len(body)
-    if size <= _SMALL:
+    if size <= SMALL:
         return True
     if size >= LARGE:
         return False

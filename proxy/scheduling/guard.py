@@ -110,7 +110,8 @@ class GuardedPicker(Picker):
     ) -> Sequence[Endpoint]:
         try:
             ordered = tuple(self._inner.order(run, request, endpoints, scores))
-            if ordered and _are_distinct(ordered, endpoints):
+            distinct = set(ordered)
+            if 0 < len(ordered) == len(distinct) and distinct.issubset(endpoints):
                 return ordered
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
             self._failed(error)

@@ -57,5 +57,5 @@ async def test_a_name_is_looked_up_and_again_after_a_time() -> None:
 
 
 async def test_a_name_that_nobody_knows_is_a_pod_without_a_connection() -> None:
-    with pytest.raises(ConnectFailed, match="looked up"):
+    with pytest.raises(ConnectFailed, match="no such name"):
         await Addresses(ManualClock(), Names().look_up).of(Endpoint("a", "http://nowhere:8000"))
