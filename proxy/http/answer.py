@@ -11,7 +11,7 @@ from proxy.core.exchange import COMPLETE, Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
-from proxy.http.head import BODYLESS, AnswerHead, header_line
+from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line
 from proxy.http.meter import TAIL
 from proxy.http.refusal import is_open, refusal
 from proxy.http.send_progress import reset
@@ -114,7 +114,7 @@ class Answer:
                 call.closing = True
             if head.events:
                 self._framing = self._of_events(self._framing)
-        self._undecided = self._events or head.declines
+        self._undecided = self._events or head.declines or head.status == NOT_FOUND
 
     def received(self, raw: bytes) -> None:
         """Any read but the last. From the second on, those of whole chunks go to `_pass_chunks`, without all this."""

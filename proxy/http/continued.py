@@ -11,7 +11,7 @@ from proxy.core.request import InferenceRequest, changed
 from proxy.http.answer import LOST, Answer, Rim
 from proxy.http.call import HttpCall
 from proxy.http.framing import LAST_CHUNK, Bodies, Framing, Marks, UntilClose, chunk, unchunked
-from proxy.http.head import AnswerHead
+from proxy.http.head import NOT_FOUND, AnswerHead
 from proxy.http.refusal import refusal
 from proxy.http.rewritten import RewrittenAnswer, is_rewritten
 from proxy.http.send_progress import reset
@@ -233,7 +233,7 @@ class RestOfAnswer(_Continued):
             self._framing, self._story.pending = self._story.pending, None
 
     def begin(self, head: AnswerHead) -> None:
-        if head.declines:
+        if head.declines or head.status == NOT_FOUND:
             raise refusal(head, b"") or Declined(head.status)
         if not head.events or head.status != 200:
             raise Garbled(f"the rest of an answer cannot be read: {head.status}")

@@ -29,7 +29,7 @@ REMEMBERED = 2 * 1024
 BODYLESS = (204, 304)
 """Statuses of answers that end with their head, whatever it says."""
 
-TOO_MANY_REQUESTS = 429
+TOO_MANY_REQUESTS, NOT_FOUND = 429, 404
 
 _NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
 
@@ -68,8 +68,9 @@ def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
 class AnswerHead:
     """The head of a pod's answer. `start` is what passes of it: the status line and the end-to-end fields as they came,
     in lines; the rest is read. `sized`: the body is as long as the head says; `events`: it is an uncompressed event
-    stream; `declines`: the status is that of a pod that cannot or does not want to; `simple`: sized, and does not;
-    `final`: not an informational head that another one follows; `keeps`: the connection stays open.
+    stream; `declines`: the status is that of a pod that cannot or does not want to; `simple`: sized, and the status
+    alone says that it is for the client; `final`: not an informational head that another one follows; `keeps`: the
+    connection stays open.
     """
 
     status: int
@@ -135,7 +136,7 @@ def read_answer_head(head: bytes) -> AnswerHead:
     sized = has_length and code != 101
     keeps = b"close" not in listed and (version != b"HTTP/1.0" or b"keep-alive" in listed)
     declines = code == TOO_MANY_REQUESTS or code >= 500
-    simple = sized and not declines
+    simple = sized and not declines and code != NOT_FOUND
     events = events and not compressed
     return AnswerHead(code, start, final, simple, sized, declines, chunked, events, upgrade, keeps)
 

@@ -1,4 +1,4 @@
-"""Whether a pod answers a request, or declines: by its status, or by the first event of a stream."""
+"""Whether a pod answers a request, or declines: by its status, its error, or the first event of a stream."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from proxy.core.errors import Declined
-from proxy.http.head import AnswerHead
+from proxy.http.head import NOT_FOUND, AnswerHead
 from proxy.openai import first_event
+from proxy.openai.missing_model import says_that_model_is_missing
 
 _RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*(?:(\d{1,6})|([a-z]{3,9},[^\r\n]{1,60}?))[ \t]*\r\n", re.IGNORECASE)
 _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
@@ -16,12 +17,15 @@ _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 
 def is_open(head: AnswerHead, beginning: bytes) -> bool:
     """Whether it takes more of the body to know; the reason for a status may be anywhere in it."""
-    return len(beginning) <= first_event.LONGEST and (head.declines or not first_event.is_whole(beginning))
+    waits_for_end = head.declines or head.status == NOT_FOUND
+    return len(beginning) <= first_event.LONGEST and (waits_for_end or not first_event.is_whole(beginning))
 
 
 def refusal(head: AnswerHead, beginning: bytes) -> Declined | None:
-    """None if it answers, or finds fault with the request."""
-    return declined_with(head, beginning) if head.declines else first_event.declined(beginning)
+    """None if it answers, or finds fault with the request. A 404 is one only for a model that the pod does not have."""
+    if head.declines or (head.status == NOT_FOUND and says_that_model_is_missing(beginning)):
+        return declined_with(head, beginning)
+    return None if head.status == NOT_FOUND else first_event.declined(beginning)
 
 
 def declined_with(head: AnswerHead, beginning: bytes) -> Declined:

@@ -15,6 +15,8 @@ from proxy.reliability.settings import BreakerSettings
 OPEN, PROBED = "failed requests", "failed requests, and is being tried"
 UNREACHABLE, RESTING, LEAVING = "takes no connections", "asked for a rest", "is shutting down"
 
+NOT_FOUND = 404
+
 UNREACHABLE_SECONDS = 1.0
 """A pod that takes no connection is left alone for so long; whether it is back, its scrapes find out too."""
 
@@ -248,7 +250,9 @@ class Breakers:
 
 
 def _is_failure(exchange: Exchange, error: BaseException | None) -> bool:
-    """Of the pod. Faults of ours and clients that leave are none."""
+    """Of the pod. Faults of ours and clients that leave are none; nor is a pod that does not have the model."""
+    if isinstance(error, Declined) and error.status == NOT_FOUND:
+        return False
     if error is not None:
         return isinstance(error, UpstreamFailed | BadGateway)
     failed = exchange.ending is Ending.UPSTREAM_FAILED or exchange.ending is Ending.TIMED_OUT

@@ -19,6 +19,8 @@ from proxy.core.errors import (
     GatewayTimeout,
     OutOfFiles,
     PassedOver,
+    RequestError,
+    UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
 )
@@ -31,6 +33,7 @@ from proxy.reliability.settings import Retries
 
 log = logging.getLogger(__name__)
 
+NOT_FOUND = 404
 TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
 
@@ -111,10 +114,11 @@ class Failover:
         journey = exchange.journey or Journey()
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(exchange.request):
             return True
-        wanted = status == TOO_MANY_REQUESTS or status in self._statuses
+        wanted = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
         if not wanted or journey.counted + 1 >= self._settings.attempts or not self._budget.has_one:
             return False
-        return bool(self._left(exchange, [*journey.tried, exchange.endpoint]))
+        left = self._left(exchange, [*journey.tried, exchange.endpoint])
+        return bool(left) if status != NOT_FOUND else any(_lists_model(endpoint, exchange) for endpoint in left)
 
     async def following(self, exchange: Exchange, error: UpstreamFailed, spares: bool = False) -> Exchange:
         """The leg after one that failed with `error`, when it is time for it. Raises RequestError if there is none.
@@ -211,6 +215,8 @@ class Failover:
             left = self._left(exchange, journey.tried)
         if not left:
             raise _gave_up(exchange, error)
+        if _is_without_model(error):
+            left = [endpoint for endpoint in left if _lists_model(endpoint, exchange)] or left
         left = self._narrow(exchange.request, left)
         casualties = exchange.request.state.read(CASUALTIES)
         if casualties is not None and casualties.deaths:
@@ -242,6 +248,14 @@ def _has_fallbacks(request: InferenceRequest) -> bool:
     return request.naming is not None and bool(request.naming.fallbacks)
 
 
+def _lists_model(endpoint: Endpoint, exchange: Exchange) -> bool:
+    return exchange.request.model in (endpoint.models or ())
+
+
+def _is_without_model(error: UpstreamFailed) -> bool:
+    return isinstance(error, Declined) and error.status == NOT_FOUND
+
+
 def _cause(error: UpstreamFailed) -> str:
     """Of no answer. One that does not begin in time is what a gateway before the pod would answer 504 to."""
     if isinstance(error, UpstreamTimedOut):
@@ -254,7 +268,11 @@ def _has_begun(exchange: Exchange, error: UpstreamFailed) -> bool:
     return exchange.continued or isinstance(error, CutShort)
 
 
-def _gave_up(exchange: Exchange, error: UpstreamFailed) -> BadGateway | GatewayTimeout:
+def _gave_up(exchange: Exchange, error: UpstreamFailed) -> RequestError:
+    if _is_without_model(error) and not _has_begun(exchange, error):
+        unknown = UnknownModel(exchange.request.model)
+        unknown.__cause__ = error
+        return unknown
     if isinstance(error, UpstreamTimedOut):
         late = GatewayTimeout(f"No pod answered in time; tried {exchange.attempt + 1}.")
         late.__cause__ = error

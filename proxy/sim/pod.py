@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
@@ -66,6 +66,12 @@ class SimPod:
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+    def serve_models(self, model: str | None = None, lora_adapters: Sequence[str] = ()) -> None:
+        """Serve other models from now on, as an engine that loads adapters at run time, or that is replaced in place.
+        The configuration of the pod must not be that of others."""
+        object.__setattr__(self.config, "model", model or self.config.model)
+        object.__setattr__(self.config, "lora_adapters", tuple(lora_adapters))
 
     def _where(self) -> tuple[str, int]:
         return self.host, self.port

@@ -183,6 +183,24 @@ def test_answers_of_some_statuses_are_not_for_the_client(status: int, taken: boo
     assert world.failover.takes(world.first(), status) is taken
 
 
+def test_a_404_is_for_the_client_unless_another_ready_pod_lists_the_model() -> None:
+    world = World("abc")
+    assert not world.failover.takes(world.first(), 404)
+    update(world.pods[2], models=frozenset({"m"}))
+    assert world.failover.takes(world.first(), 404)
+    assert not World("abc", attempts=1).failover.takes(world.first(), 404)
+    stored = Exchange(world.first().request, Decision(world.pods[0]), world.pods[0], 0, world.clock.now())
+    assert not world.failover.takes(stored, 404)
+    update(world.pods[2], state=EndpointState.EJECTED)
+    assert not world.failover.takes(world.first(), 404)
+
+
+async def test_a_pod_that_lists_the_model_is_asked_after_a_404() -> None:
+    world = World("abc")
+    update(world.pods[2], models=frozenset({"m"}))
+    assert await world.journey(Declined(404), Declined(404)) == "acb"
+
+
 def test_the_last_answer_there_can_be_is_for_the_client() -> None:
     assert not World("a").failover.takes(World("a").first(), 503)
     assert not World(attempts=1).failover.takes(World().first(), 503)
