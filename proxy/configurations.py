@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from proxy.cautions import cautions
 from proxy.core.errors import ConfigError, Conflict, Problem
-from proxy.core.params import FromEnvironment
+from proxy.core.params import FromEnvironment, join
 from proxy.core.ports import Clock
 from proxy.differences import changed
-from proxy.settings import Settings, from_mapping, from_text, load
+from proxy.settings import ANOTHER_FILE, Settings, from_mapping, from_text, load
 from proxy.telemetry.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class Reader:
         """Raises ConfigError."""
         if "${" in text and not expands:
             raise ConfigError([Problem(str(BODY), UNEXPANDED)])
-        return from_text(text, BODY if self.file is None else self.file.parent / BODY, self.environ, self.overrides)
+        path = BODY if self.file is None else self.file.parent / BODY
+        return from_text(text, path, self.environ, self.overrides, reads_files=expands)
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,13 @@ class Configurations:
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
         """A configuration in YAML or JSON; says what it changes. Unless it `expands` variables of the environment, it
-        must have none. Raises ConfigError."""
-        return await self._change(lambda: self._with_known_actuators(self._reader.of(text, expands)), "admin", dry_run)
+        must have none, and name no file that is not in effect. Raises ConfigError."""
+
+        def read() -> Settings:
+            wanted = self._with_known_actuators(self._reader.of(text, expands))
+            return wanted if expands else self._with_known_files(wanted)
+
+        return await self._change(read, "admin", dry_run)
 
     async def roll_back(self) -> dict[str, Any]:
         """To the one before, which then is the one to go back to. Raises Conflict if there is none, ConfigError if it
@@ -168,6 +174,14 @@ class Configurations:
             raise ConfigError(problems)
         return wanted
 
+    def _with_known_files(self, wanted: Settings) -> Settings:
+        """Raises ConfigError."""
+        known = dict(_files(self._now.settings.source))
+        problems = [Problem(at, ANOTHER_FILE) for at, file in _files(wanted.source) if known.get(at) != file]
+        if problems:
+            raise ConfigError(problems)
+        return wanted
+
     def _follow(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:
         self._count("applied" if differences else "unchanged")
         if not differences:
@@ -197,6 +211,20 @@ class Configurations:
 
 def _digest(source: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(source, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _files(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the value of each setting that names a file."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _files(item, join(path, str(key)))
+    elif isinstance(value, str) and _FILE.search(path) and not value.startswith(("http://", "https://")):
+        yield path, value
+
+
+_FILE = re.compile(
+    r"(?:^|\.)(?:apiKeysFile|tokenFile|caFile|jwks|(?:pods|record)\.file|tls\.(?:ca|cert|key|clientCa))$"
+)
 
 
 def _with_cautions(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ DERIVED = ("scheduling", "pools", "engines", "given", "source")
 
 EVERYWHERE = {"0.0.0.0", "::"}
 """Hosts that are all addresses of the machine."""
+
+ANOTHER_FILE = (
+    "the admin port accepts a file that is not in effect only where it asks for a key: set admin.apiKey,"
+    " or name the file in the configuration file"
+)
+"""Why a configuration may not name a file: an error message, or a service that gets a token, could show its content."""
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
@@ -101,15 +108,21 @@ def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping
 
 
 def from_text(
-    text: str, path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None
+    text: str,
+    path: Path,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    reads_files: bool = True,
 ) -> Settings:
-    """As `load`, from what stands in the file, or would. Raises ConfigError."""
+    """As `load`, from what stands in the file, or would. Unless it `reads_files`, a section in another file is a fault.
+    Raises ConfigError."""
     data = yaml_source.read(text, str(path), environ)
     if not isinstance(data, Mapping):
         raise ConfigError([Problem(str(path), "must hold a mapping")])
     if data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS):
         data = {"scheduling": data}
-    return from_mapping(_with_scheduling_files(data, path, environ), overrides)
+    read = partial(_read, environ=environ) if reads_files else _refused
+    return from_mapping(_with_scheduling_files(data, path, read), overrides)
 
 
 def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
@@ -144,24 +157,28 @@ def _read(path: Path, environ: Mapping[str, str]) -> Any:
     return yaml_source.read(yaml_source.text_of(path), str(path), environ)
 
 
-def _with_scheduling_files(data: Mapping[str, Any], path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
+def _refused(path: Path) -> Any:
+    raise ConfigError([Problem(str(path), ANOTHER_FILE)])
+
+
+def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:
     """That of the top level, and those of the pools."""
     pools = data.get("pools")
     if isinstance(pools, Mapping):
         named = {
-            name: _with_scheduling_file(pool, path, environ, f"pools.{name}.scheduling") for name, pool in pools.items()
+            name: _with_scheduling_file(pool, path, read, f"pools.{name}.scheduling") for name, pool in pools.items()
         }
         data = {**data, "pools": named}
-    return _with_scheduling_file(data, path, environ, "scheduling")  # type: ignore[no-any-return]
+    return _with_scheduling_file(data, path, read, "scheduling")  # type: ignore[no-any-return]
 
 
-def _with_scheduling_file(data: Any, path: Path, environ: Mapping[str, str], where: str) -> Any:
+def _with_scheduling_file(data: Any, path: Path, read: Callable[[Path], Any], where: str) -> Any:
     section = data.get("scheduling") if isinstance(data, Mapping) else None
     if not isinstance(section, Mapping) or "file" not in section:
         return data
     if len(section) > 1:
         raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
-    return {**data, "scheduling": _read(path.parent / str(section["file"]), environ)}
+    return {**data, "scheduling": read(path.parent / str(section["file"]))}
 
 
 def _merged(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

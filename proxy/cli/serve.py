@@ -19,11 +19,12 @@ import click
 import uvloop
 
 from proxy.cautions import NO_PODS
-from proxy.cli.configuration import config_option, pod_option, reader, settings_of
+from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
 from proxy.cli.watch import digest, watch
 from proxy.collector import Collector, resident
 from proxy.configurations import Configurations, Reader
 from proxy.core import open_files
+from proxy.core.errors import ConfigError
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
 from proxy.http.upstream.dial import is_address
@@ -107,6 +108,8 @@ async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
             await signals.stop(app.settle)
     except OSError as error:
         raise _cannot_start(error, settings) from None
+    except ConfigError as error:  # of a file that the configuration names
+        raise Misconfigured(error) from None
 
 
 async def _supervise(settings: Settings, source: Reader, watched: Watched, workers: int) -> None:
@@ -126,6 +129,8 @@ async def _supervise(settings: Settings, source: Reader, watched: Watched, worke
             await signals.stop(supervisor.settle, supervisor.kill)
     except OSError as error:
         raise _cannot_start(error, settings) from None
+    except ConfigError as error:  # of a file that the configuration names
+        raise Misconfigured(error) from None
     except StartFailed as error:
         raise click.ClickException(str(error)) from None
 
@@ -161,6 +166,7 @@ class _Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.again.set)
+        self.on_halt(lambda: log.warning("ignored SIGUSR1: it pauses autoscaling, and no pool has a scaling policy"))
 
     async def stop(self, settle: Callable[[], Awaitable[None]], cut: Callable[[], None] = lambda: None) -> None:
         """Returns when it is time to stop; `cut` is called before the process is ended. Somebody at a terminal has no

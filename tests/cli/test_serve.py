@@ -172,3 +172,33 @@ def test_a_file_with_faults_is_not_served(tmp_path: Path) -> None:
             "  pods.static[0]: unknown field 'ulr'; did you mean 'url'?",
             "  pods.static[0].url: is required",
         ]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_file_that_the_configuration_names_and_that_cannot_be_read_prevents_the_start(
+    tmp_path: Path, workers: str
+) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text(
+        "listen: {port: 0, maxConnections: 10}\nadmin: {port: 0}\npods: {static: [{url: http://127.0.0.1:9}]}\n"
+        "security: {apiKeysFile: /nowhere/keys.yaml}\n"
+    )
+    with kvlane("serve", "-c", str(file), "--workers", workers) as process:
+        assert process.ended() == 2
+        assert process.errors.splitlines() == [
+            "Error: the configuration has a fault:",
+            "  /nowhere/keys.yaml: cannot be read: No such file or directory",
+        ]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_signal_to_pause_autoscaling_ends_no_process_without_scaling_policies(pods: list[str], workers: str) -> None:
+    data = free_port()
+    ports = ["--host", "127.0.0.1", "--port", str(data), "--admin-port", "0", "--pod", pods[0]]
+    with kvlane("serve", *ports, "--workers", workers) as process:
+        until_answered(f"http://127.0.0.1:{data}/health", process)
+        process.signal(signal.SIGUSR1)
+        until_answered(f"http://127.0.0.1:{data}/health", process)
+        process.signal(signal.SIGINT)
+        assert process.ended() == 0
+    assert "ignored SIGUSR1" in process.errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -361,6 +362,42 @@ async def test_variables_are_filled_in_for_those_with_a_key_only() -> None:
         assert response.status == 400
         assert "admin.apiKey" in answer["error"]["message"]
         await s.operate("POST", "/admin/config", body(s, admin={"port": 0, "apiKey": "new"}))
+        headers = {"authorization": "Bearer new"}
+        async with s.http.post(s.admin + "/admin/config", json=wanted, headers=headers) as answered:
+            assert answered.status == 200
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"scheduling": {"file": "FILE"}},
+        {"pools": {"small": {"scheduling": {"file": "FILE"}, "pods": {"static": []}}}},
+        {"security": {"apiKeysFile": "FILE"}},
+        {"security": {"jwt": {"jwks": "FILE", "issuer": "i", "audience": ["a"]}}},
+        {"pods": {"file": "FILE"}},
+        {"admin": {"port": 0, "tls": {"cert": "FILE"}}},
+    ],
+    ids=lambda sections: next(iter(sections)),
+)
+async def test_an_admin_port_without_a_key_reads_no_file_that_is_not_in_effect(
+    sections: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("root:hash: of a password\n")
+    named = json.loads(json.dumps(sections).replace("FILE", str(tmp_path / "secret")))
+    async with stack(1) as s:
+        for query in ("", "?dry_run=1"):
+            response, answer = await s.operate("POST", f"/admin/config{query}", body(s, **named))
+            assert response.status == 400
+            assert "admin.apiKey" in answer["error"]["message"]
+            assert "password" not in str(answer)
+        assert (await s.operate("GET", "/admin/config"))[1]["version"]["number"] == 1
+
+
+async def test_a_holder_of_the_key_of_the_admin_port_may_name_a_file(tmp_path: Path) -> None:
+    (tmp_path / "scheduling.json").write_text(json.dumps(weighted(1)))
+    async with stack(1) as s:
+        await s.operate("POST", "/admin/config", body(s, admin={"port": 0, "apiKey": "new"}))
+        wanted = body(s, scheduling={"file": str(tmp_path / "scheduling.json")})
         headers = {"authorization": "Bearer new"}
         async with s.http.post(s.admin + "/admin/config", json=wanted, headers=headers) as answered:
             assert answered.status == 200
