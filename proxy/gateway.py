@@ -89,12 +89,12 @@ class Gateway:
             parsed = await self.parser.parse_apart(*question(call))
         model = self.fleet.only_model() if parsed.model is None else parsed.model
         request = request_of(call, parsed, model, self.request_timeout)
-        if self.failover.poison.suspects:
-            self.failover.poison.check(request)
         if self.resolver is not None:
             request = self.resolver.resolve(request, call.identity)
         if self.ask_for_usage:
             request = asking(request)
+        if self.failover.poison.suspects:
+            self.failover.poison.check(request)  # as it is sent: what has no prompt is known by its body
         if request.naming is None or self.names is None or parsed.previous_response_id:
             await self.pools.send(request, parsed, relay)
         else:

@@ -22,7 +22,7 @@ MOST = 1000
 
 
 class Poison:
-    """Knows a request by its model and its prompt: a client that tries again changes neither."""
+    """Identifies a request by the model that its client names and by its prompt: neither changes in a further try."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -62,8 +62,9 @@ class Poison:
 
 
 def _fingerprint(request: InferenceRequest) -> bytes:
-    """What names no prompt is known by its body."""
-    digest = xxhash.xxh3_128(request.model.encode("utf-8", "surrogatepass"))
+    """A request without a prompt is identified by its body."""
+    model = request.model if request.naming is None else request.naming.asked
+    digest = xxhash.xxh3_128(model.encode("utf-8", "surrogatepass"))
     for part in request.prompt.parts or (request.body,):
         digest.update(b"\0")
         digest.update(part)

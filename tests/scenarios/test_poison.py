@@ -116,6 +116,34 @@ async def test_two_pods_at_most_die_of_a_request_that_is_sent_on_used_connection
     assert any("quarantined for 60 s: 2 pods crashed" in record.getMessage() for record in caplog.records)
 
 
+MODELS = {"models": {"aliases": {"gpt": "m"}, "rewrites": [{"model": "any", "targets": [{"model": "m"}, {"model": "n"}]}]}}
+
+
+@pytest.mark.parametrize("name", ["gpt", "any"])
+async def test_a_quarantined_request_that_names_an_alias_or_a_rewritten_model_is_refused_when_it_comes_again(
+    name: str,
+) -> None:
+    pods = [Mortal() for _ in range(6)]
+    async with fleet(pods, MODELS) as (_, http):
+        for _ in range(4):
+            status, headers, _ = await post(http, "poison", model=name)
+            assert (status, headers["x-kvlane-reason"]) == (503, "suspected-poison")
+            assert dead(pods) == 2
+        assert (await post(http, "hello", model=name))[0] == 200
+
+
+async def test_a_quarantined_form_that_names_an_alias_is_refused_when_it_comes_again() -> None:
+    pods = [Mortal() for _ in range(6)]
+    async with fleet(pods, MODELS) as (_, http):
+        for _ in range(3):
+            form = {"model": "gpt", "file": "poison"}
+            kind = {"content-type": "multipart/form-data; boundary=x"}
+            parts = (f'--x\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{form[key]}\r\n' for key in form)
+            async with http.post("/v1/audio/transcriptions", data="".join(parts) + "--x--", headers=kind) as response:
+                assert (response.status, response.headers["x-kvlane-reason"]) == (503, "suspected-poison")
+            assert dead(pods) == 2
+
+
 async def test_two_pods_at_most_die_of_a_request_that_two_pods_have_at_the_same_time() -> None:
     pods = [Mortal(0.2) for _ in range(6)]
     hedged = {"reliability": {**PATIENT["reliability"], "hedging": {"after": "50ms", "budgetPercent": 100}}}
