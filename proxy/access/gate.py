@@ -17,7 +17,7 @@ from proxy.core.errors import RateLimited
 from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.ports import Clock
-from proxy.core.request import InferenceRequest
+from proxy.core.request import InferenceRequest, is_out_of_its_own_time
 
 NOTHING = Usage(0, 0)
 
@@ -224,7 +224,7 @@ class Stay:
         if not reserved:
             return
         now, corrections = gate.clock.now(), []
-        usage = NOTHING if self.exchange is None else _usage(self.exchange)
+        usage = NOTHING if self.exchange is None else _usage(self.exchange, now)
         for meter, wanted in zip(self.meters, reserved, strict=True):
             if self.exchange is None:
                 corrections.append(meter.undo(wanted, now))
@@ -238,12 +238,14 @@ class Stay:
             on_spent(_who(meter), meter.running, spent)
 
 
-def _usage(exchange: Exchange) -> Usage | None:
+def _usage(exchange: Exchange, now: float) -> Usage | None:
     """What is to be paid. Where the pod does not tell, a chunk of a stream is a token; of other answers nobody knows.
-    Whoever leaves before his answer comes has had the prompt computed."""
+    A client that leaves, or whose own time limit passes, before the answer comes has had the prompt computed."""
     request = exchange.request
     if exchange.status is None:
-        return Usage(request.prompt.tokens, 0) if exchange.ending is Ending.CLIENT_GONE else NOTHING
+        is_late = exchange.ending is Ending.TIMED_OUT and is_out_of_its_own_time(request, now)
+        left = is_late or exchange.ending is Ending.CLIENT_GONE
+        return Usage(request.prompt.tokens, 0) if left else NOTHING
     if exchange.status >= 400:
         return NOTHING
     if exchange.usage is None and request.stream:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.core.endpoint import GONE, Endpoint, update
-from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed
+from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed, UpstreamTimedOut
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
+from proxy.core.request import is_out_of_its_own_time
 from proxy.reliability.settings import BreakerSettings
 
 OPEN, PROBED = "failed requests", "failed requests, and is being tried"
@@ -137,7 +138,7 @@ class Breakers:
             return
         if isinstance(error, ConnectFailed):
             self._leave_alone(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
-        elif _is_failure(exchange, error):
+        elif _is_failure(exchange, error, self._clock.now()):
             if isinstance(error, Declined):
                 self._heed(endpoint, error)
             if not (isinstance(error, Declined) and error.status == 429):
@@ -249,8 +250,12 @@ class Breakers:
             self._fleet.trust(endpoint, why)
 
 
-def _is_failure(exchange: Exchange, error: BaseException | None) -> bool:
-    """Of the pod. Faults of ours and clients that leave are none; nor is a pod that does not have the model."""
+def _is_failure(exchange: Exchange, error: BaseException | None, now: float) -> bool:
+    """Of the pod. Faults of ours, clients that leave and time limits that clients set are none; nor is a pod that does
+    not have the model."""
+    is_late = exchange.ending is Ending.TIMED_OUT or isinstance(error, UpstreamTimedOut)
+    if is_late and is_out_of_its_own_time(exchange.request, now):
+        return False
     if isinstance(error, Declined) and error.status == NOT_FOUND:
         return False
     if error is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.core.errors import BadRequest
+from proxy.core.request import TIME_LIMIT
 
-HEADER = "x-request-timeout-ms"
+HEADER = TIME_LIMIT
 
 
 def time_limit(headers: Mapping[str, str], most: float) -> float:

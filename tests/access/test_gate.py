@@ -16,7 +16,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
 from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import IDENTITY, Identity
-from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.request import TIME_LIMIT, InferenceRequest, Prompt, changed
 
 POD = Endpoint("a")
 
@@ -226,6 +226,25 @@ async def test_who_leaves_before_the_answer_pays_for_the_prompt() -> None:
     with pytest.raises(RateLimited):
         await world.ask(tokens=30, max_tokens=30)
     await world.ask(tokens=25, max_tokens=25)
+
+
+async def test_the_prompt_of_a_request_that_ends_by_the_time_limit_of_its_client_is_paid() -> None:
+    world = World(tokens_per_minute=100)
+    headers = {TIME_LIMIT: "100"}
+    request = changed(world.request(tokens=50, max_tokens=50), headers=headers, deadline=world.clock.now())
+    async with world.gate.admit(request):
+        world.send(request, status=None).ending = Ending.TIMED_OUT
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=30, max_tokens=30)
+    await world.ask(tokens=25, max_tokens=25)
+
+
+async def test_a_request_that_the_pod_does_not_answer_in_time_costs_no_tokens() -> None:
+    world = World(tokens_per_minute=100)
+    request = changed(world.request(tokens=50, max_tokens=50), deadline=world.clock.now())
+    async with world.gate.admit(request):
+        world.send(request, status=None).ending = Ending.TIMED_OUT
+    await world.ask(tokens=50, max_tokens=50)
 
 
 async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None:

@@ -21,6 +21,7 @@ from proxy.core.errors import (
 from proxy.core.exchange import Ending, Exchange
 from proxy.core.request import InferenceRequest
 from proxy.reliability.breaker import LEAVING, OPEN, PROBED, RESTING, UNREACHABLE, Breakers
+from proxy.reliability.deadline import HEADER
 from proxy.reliability.settings import BreakerSettings
 
 FAILED = UpstreamFailed("nonsense")
@@ -132,6 +133,29 @@ def test_what_the_client_did_wrong_does_not_count(status: int) -> None:
     world.end(world.begin(), ending=Ending.EVICTED)
     world.end(world.begin(), RequestError("a fault of ours"))
     assert world.state == "closed"
+
+
+@pytest.mark.parametrize("error", [UpstreamTimedOut("not answered within 0.1 s"), None], ids=["unanswered", "cut"])
+@pytest.mark.parametrize(("limit", "state"), [({HEADER: "100"}, "closed"), ({}, "open")], ids=["client", "operator"])
+def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
+    limit: dict[str, str], state: str, error: UpstreamTimedOut | None
+) -> None:
+    world = World(failures=1)
+    request = InferenceRequest("r", "/", "m", headers=limit, deadline=world.clock.now() + 0.1)
+    exchange = Exchange(request, Decision(world.pod), world.pod, 0, world.clock.now())
+    world.clock.advance(0.1)
+    exchange.status, exchange.ending = None if error else 200, Ending.TIMED_OUT
+    world.breakers.ended(exchange, error)
+    assert world.state == state
+
+
+def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed() -> None:
+    world = World(failures=1)
+    request = InferenceRequest("r", "/", "m", headers={HEADER: "100000"}, deadline=world.clock.now() + 100)
+    exchange = Exchange(request, Decision(world.pod), world.pod, 0, world.clock.now())
+    exchange.ending = Ending.TIMED_OUT
+    world.breakers.ended(exchange, UpstreamTimedOut("no first byte within 30 s"))
+    assert world.state == "open"
 
 
 @pytest.mark.parametrize("error", [FAILED, Declined(503), UpstreamTimedOut("no byte"), BadGateway("during the upload")])

@@ -116,7 +116,8 @@ async def test_two_pods_at_most_die_of_a_request_that_is_sent_on_used_connection
     assert any("quarantined for 60 s: 2 pods crashed" in record.getMessage() for record in caplog.records)
 
 
-MODELS = {"models": {"aliases": {"gpt": "m"}, "rewrites": [{"model": "any", "targets": [{"model": "m"}, {"model": "n"}]}]}}
+REWRITE = {"model": "any", "targets": [{"model": "m"}, {"model": "n"}]}
+MODELS = {"models": {"aliases": {"gpt": "m"}, "rewrites": [REWRITE]}}
 
 
 @pytest.mark.parametrize("name", ["gpt", "any"])
