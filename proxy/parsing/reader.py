@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import pickle
@@ -15,6 +14,7 @@ from types import TracebackType
 
 from proxy.core.errors import BodyTooLarge
 from proxy.core.ports import Call
+from proxy.core.processes import kill
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.openai.multipart import STEP, Form, is_multipart
@@ -202,13 +202,9 @@ class BodyParser:
 
 
 async def _end(worker: _Worker) -> None:
-    """Kill the process, if there is one, and wait for it. Interrupted, it can be called again."""
-    process = worker.process
-    if process is not None:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop is about to notice
-                process.kill()
-        await process.wait()
+    """Kill the process, if there is one. Interrupted, it can be called again."""
+    if worker.process is not None:
+        await kill(worker.process)
         worker.process = None
 
 

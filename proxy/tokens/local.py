@@ -9,10 +9,10 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Tokens
+from proxy.core.processes import kill
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tasks import Tasks
 from proxy.core.tokens import LocalModel
@@ -94,10 +94,7 @@ class LocalTokens(Tokens):
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):  # it has ended, and the loop is about to hear of it
-                    process.kill()
-            await process.wait()
+            await kill(process)
 
 
 async def _start(settings: LocalModel) -> Process:
