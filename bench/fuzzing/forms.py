@@ -1,7 +1,8 @@
 """Forms at the data port: which model a key is checked against, and which model the engine then reads.
 
 The engine's side is the parser that vLLM uses: Starlette with python-multipart. Where it is not installed, forms are
-only looked at for crashes and hangs."""
+only looked at for crashes and hangs. python-multipart 0.0.20 reads headers with Python's `email` package, and 0.0.34
+itself: each finds what the other does not."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from proxy.core.errors import BodyTimeout, BodyTooLarge, NoHttp, Saturated
@@ -172,7 +172,7 @@ class BodyReader:
             size > self._collected
             or "expect" in fields
             or "upgrade" in fields
-            or _is_multipart(fields)
+            or multipart.is_multipart(fields.get("content-type", ""))
             or not self.budget.take_now(size)
         ):
             return False
@@ -226,7 +226,8 @@ class BodyReader:
         model; with the file first it has to be read whole."""
         if call.speaks_11 and call.headers.get("expect", "").lower() == "100-continue" and not payload.is_eof():
             call.transport.write(CONTINUE)
-        streamed, keep = _is_multipart(call.headers), int(self._max_body)
+        streamed = multipart.is_multipart(call.headers.get("content-type", ""))
+        keep = int(self._max_body)
         if streamed and declared is None:
             keep = self._settings.kept_upload
         elif streamed and declared is not None and self._keeps(declared):
@@ -324,10 +325,6 @@ def too_many_bodies() -> Saturated:
 
 def no_memory() -> Saturated:
     return Saturated("Too much of other requests is held in memory; try again shortly.")
-
-
-def _is_multipart(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").lower().startswith("multipart/")
 
 
 def too_large(limit: int) -> BodyTooLarge:

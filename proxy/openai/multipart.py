@@ -15,6 +15,9 @@ MOST_PARTS = 256
 LONGEST_HEAD = 8 * 1024
 """Bytes of the header block of a part."""
 
+MOST_LINES = 16
+"""Lines of the header block of a part. Clients send up to four, and engines take eight."""
+
 LONGEST_MODEL = 8 * 1024
 """Bytes of the value of the model field."""
 
@@ -22,14 +25,16 @@ STEP = 256 * 1024
 """Bytes that are searched at once: in 0.1 ms."""
 
 _CONTENT_TYPE = re.compile(
-    rb'(?i)multipart/form-data((?:[ \t]*;[ \t]*[a-z0-9-]+=(?:"[!#-\[\]-~]*"|[!#-+\--:=?-\[\]-~]+))+)[ \t]*;?'
+    rb'(?i)multipart/form-data((?:[ \t]*;[ \t]*[a-z0-9-]+=(?:"[!#-:<-\[\]-~]*"|[!#-+\--:=?-\[\]-~]+))+)[ \t]*;?'
 )
 _PARAMETER = re.compile(rb';[ \t]*([A-Za-z0-9-]+)=(?:"([^"]*)"|([^;" \t]+))')
 _BOUNDARY = re.compile(rb"[!#-:<-\[\]-~]{1,200}")
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
-_DISPOSITION = re.compile(rb'(?i)form-data((?:[ \t]*;[ \t]*[a-z-]+\*?=(?:"(?:[^"\\]|\\.)*"|[^\s";\\,=<>]+))+)[ \t]*;?')
-_OPTION = re.compile(rb';[ \t]*([A-Za-z-]+\*?)=("(?:[^"\\]|\\.)*"|[^\s";\\]+)')
+_DISPOSITION = re.compile(rb'(?i)form-data((?:[ \t]*;[ \t]*[a-z-]+\*?=(?:"[^"]*"|[!#-+\--:?-\[\]-~]+)){1,8})[ \t]*;?')
+_OPTION = re.compile(rb';[ \t]*([A-Za-z-]+\*?)=("[^"]*"|[^\s";\\]+)')
 _UNCODED = (b"7bit", b"8bit", b"binary")
+_CHARSET = re.compile(rb'(?i)[^;]*;[ \t]*charset="?(?:(utf-8)|us-ascii|iso-8859-1)"?')
+"""Of text that has the same bytes in UTF-8: where it is not UTF-8 itself, if all of it is ASCII."""
 
 
 class Form:
@@ -45,6 +50,8 @@ class Form:
         self._offset = 0
         """Where the buffer begins in the form."""
         self._read_on = self._start
+        self._encoding = ""
+        """Of the value of the model field."""
         self._parts = 0
         self._ended = False
         self.model: str | None = None
@@ -69,7 +76,7 @@ class Form:
     # Each of these reads one thing, and returns False if it needs more bytes, or if nothing follows.
 
     def _start(self) -> bool:
-        while self._buffer[self._at : self._at + 1] in (b"\r", b"\n"):
+        while self._offset + self._at < len(b"\r\n") and self._buffer[self._at : self._at + 1] in (b"\r", b"\n"):
             self._at += 1
         first = self._delimiter[2:]
         if not first.startswith(self._buffer[self._at : self._at + len(first)]):
@@ -98,13 +105,16 @@ class Form:
             if len(self._buffer) - self._at > LONGEST_HEAD:
                 raise BadRequest(f"The header of a part of the form is longer than {LONGEST_HEAD} bytes.")
             return False
-        head = self._buffer[self._at : end]
-        if self._delimiter[2:] in head:
-            raise _unreadable("a boundary stands in the header of a part")
+        head, first = self._buffer[self._at : end], self._delimiter[2:]
+        if len(self._buffer) < end + 4 + len(first):
+            return False
+        if first in head or self._buffer.startswith(first, end + 4):
+            raise _unreadable("a boundary stands in the header of a part, or right behind it")
         self._read_on = self._data
-        if _is_model(head):
+        if encoding := _encoding_of_model(head):
             if self.place is not None:
                 raise BadRequest("The form has more than one 'model' field; send one.", param="model")
+            self._encoding = encoding
             self._read_on = self._value
         self._at = end + 4
         return True
@@ -124,9 +134,9 @@ class Form:
                 raise BadRequest(f"'model' is longer than {LONGEST_MODEL} bytes.", param="model")
             return False
         try:
-            self.model = self._buffer[self._at : end].decode() or None
+            self.model = self._buffer[self._at : end].decode(self._encoding) or None
         except UnicodeDecodeError:
-            raise BadRequest("'model' is not UTF-8.", param="model") from None
+            raise BadRequest(f"'model' is not {self._encoding}.", param="model") from None
         self.place = self._offset + self._at, self._offset + end
         self._at = end
         self._read_on = self._data
@@ -174,36 +184,46 @@ def _boundary(content_type: str) -> bytes:
     return boundaries[0]
 
 
-def _is_model(head: bytes) -> bool:
-    """Whether it is the header of the model field."""
+def _encoding_of_model(head: bytes) -> str:
+    """Return how the value is encoded of which this is the header; empty if it is not the model field."""
     disposition: bytes | None = None
-    coded = False
-    for line in head.split(b"\r\n"):
+    encoding = "UTF-8"
+    lines = head.split(b"\r\n")
+    if len(lines) > MOST_LINES:
+        raise BadRequest(f"The header of a part of the form has more than {MOST_LINES} lines.")
+    for line in lines:
         if not _FIELD.fullmatch(line):
             raise _unreadable("the header of a part has a malformed line")
         name, _, value = line.partition(b":")
-        name = name.lower()
+        name, value = name.lower(), value.strip(b" \t")
         if name == b"content-disposition":
             if disposition is not None:
                 raise _unreadable("a part has two Content-Disposition headers")
-            disposition = value.strip(b" \t")
-        elif name == b"content-transfer-encoding":
-            coded = value.strip(b" \t").lower() not in _UNCODED
-        elif name == b"content-type" and b"charset" in (kind := value.lower()):
-            coded = coded or b"utf-8" not in kind
+            disposition = value
+        elif name == b"content-transfer-encoding" and value.lower() not in _UNCODED:
+            encoding = ""
+        elif name == b"content-type" and b"charset" in value.lower():
+            charset = _CHARSET.fullmatch(value)
+            if charset is None:
+                encoding = ""
+            elif charset[1] is None and encoding:
+                encoding = "ASCII"
     options = _options(disposition)
     if options[b"name"] != b"model":
-        return False
+        return ""
     if b"filename" in options or b"filename*" in options:
         raise BadRequest("'model' must be a field of the form, not a file.", param="model")
-    if coded:
+    if not encoding:
         raise BadRequest("'model' must be sent as plain UTF-8.", param="model")
-    return True
+    return encoding
 
 
 def _options(disposition: bytes | None) -> dict[bytes, bytes]:
-    found = None if disposition is None else _DISPOSITION.fullmatch(disposition)
-    if found is None or b'\\\\"' in found[1]:
+    """Return the parameters. Of their values only that of the name is sure to be as it was sent."""
+    found = None
+    if disposition is not None and b'\\\\"' not in disposition:
+        found = _DISPOSITION.fullmatch(disposition.replace(b'\\"', b"\\\\"))  # each quote left ends a value
+    if found is None:
         raise _unreadable("a part has no plain Content-Disposition: form-data; name=…")
     options: dict[bytes, bytes] = {}
     for name, value in _OPTION.findall(found[1]):

@@ -20,7 +20,6 @@ _DIGITS = 400
 
 _BRACKET = 4
 _FEW = 32
-_FORM_PART = 8
 
 
 def is_light(body: bytes, content_type: str = "") -> bool:
@@ -32,7 +31,7 @@ def is_light(body: bytes, content_type: str = "") -> bool:
     if size >= LARGE:
         return False
     if multipart.is_multipart(content_type):
-        return _FORM_PART * body.count(b"--") <= _MOST
+        return True  # at worst 3 ms
     return _count(body, b",") + _BRACKET * (_count(body, b"[") + _count(body, b"{")) <= _MOST
 
 

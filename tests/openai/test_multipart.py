@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.fuzzing.inputs import CORPUS
 from proxy.core.errors import BadRequest
-from proxy.openai.multipart import LONGEST_HEAD, MOST_PARTS, STEP, Form, model_of
+from proxy.openai.multipart import LONGEST_HEAD, MOST_LINES, MOST_PARTS, STEP, Form, model_of
 
+RECORDED = CORPUS / "multipart"
 KIND = "multipart/form-data; boundary=B"
 FILE = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
 END = b"--B--\r\n"
@@ -30,6 +32,11 @@ MODEL = part(b'name="model"')
         b"\r\n" + MODEL + FILE + END,
         part(b"name=model") + FILE + END,
         part(b'name="model"', b"a", b"Content-Type: text/plain; charset=UTF-8") + END,
+        part(b'name="model"', b"a", b"Content-Type: text/plain; charset=ISO-8859-1", b"Content-Transfer-Encoding: 8bit")
+        + END,
+        part(b"name=model", b"a", b'Content-Type: text/plain; charset="utf-8"', b"Content-Length: 1") + END,
+        part(b"name=file; filename=a.wav; filename*=utf-8''a.wav") + MODEL + END,
+        part(b'name="file"; filename="a;b.wav"') + MODEL + END,
         part(b'name="file"; filename="\\"; name=\\"model.wav"') + MODEL + END,
         part(b'name="file"; filename="caf.wav"; filename*=UTF-8\'\'caf%C3%A9.wav') + MODEL + END,
         part(b'name="file"; filename="C:\\a.wav"') + MODEL + END,
@@ -38,6 +45,13 @@ MODEL = part(b'name="model"')
 )
 def test_forms_that_clients_send_are_read(form: bytes) -> None:
     assert model_of(form, KIND) == "a"
+
+
+@pytest.mark.parametrize("client", sorted(path.name for path in RECORDED.glob("client-*")))
+def test_forms_are_read_as_clients_send_them(client: str) -> None:
+    """With a file whose name has quotes, a semicolon and an accent, where the client allows it."""
+    kind, _, form = (RECORDED / client).read_bytes().partition(b"\n")
+    assert model_of(form, kind.decode()) == "a"
 
 
 def test_an_empty_model_field_names_no_model() -> None:
@@ -61,7 +75,14 @@ def test_spaces_belong_to_the_name_of_the_model() -> None:
         part(b'name="model"; filename="a"') + END,
         part(b"name=<model>") + END,
         part(b'name="model"', b"YQ==", b"content-transfer-encoding: base64") + END,
+        part(b'name="model"', b"YQ==", b"content-transfer-encoding: base64", b"content-transfer-encoding: 7bit") + END,
         part(b'name="model"', b"a", b"content-type: text/plain; charset=utf-16") + END,
+        part(b'name="model"', b"a", b"content-type: text/plain; charset=utf-16; x=utf-8") + END,
+        part(b'name="model"', b"\xc3\xa9", b"content-type: text/plain; charset=iso-8859-1") + END,
+        MODEL + part(b"name=model\xa0", b"secret") + END,
+        MODEL + part(b"name=\x85model", b"secret") + END,
+        MODEL + part(b"name=\x1cmodel", b"secret") + END,
+        part(b'name="x"', b"--B\r\n" + MODEL[5:-2]) + END,
         part(b'name="x"', b"a", b'content-disposition: form-data; name="model"') + END,
         part(b'name="x"', b"a", b" folded: line") + END,
         part(b'name="x"', b"a", b'x: y\ncontent-disposition: form-data; name="model"') + END,
@@ -74,7 +95,11 @@ def test_spaces_belong_to_the_name_of_the_model() -> None:
         b"",
         b'{"model":"a"}',
         part(b'name="x"', b"a", b"x: " + b"y" * LONGEST_HEAD) + END,
+        part(b'name="x"', b"a", *[b"a:"] * MOST_LINES) + END,
+        part(b'name="x"; a=1; b=1; c=1; d=1; e=1; f=1; g=1; h=1') + END,
         part(b'name="x"') * (MOST_PARTS + 1) + END,
+        b"\r\n" * 100 + MODEL + END,
+        b"\n\n\n" + MODEL + END,
     ],
 )
 def test_forms_that_parsers_read_in_different_ways_are_refused(form: bytes) -> None:
@@ -91,6 +116,7 @@ def test_forms_that_parsers_read_in_different_ways_are_refused(form: bytes) -> N
         "multipart/form-data; boundary=B; charset=utf-16",
         "multipart/form-data; boundary=B, application/json",
         'multipart/form-data; x=";boundary=A"y; boundary=B',
+        'multipart/form-data; x=";boundary=A;"; boundary=B',
         "multipart/mixed; boundary=B",
     ],
 )
