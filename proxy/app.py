@@ -44,6 +44,7 @@ from proxy.differences import servable
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
+from proxy.fleet.model_reads import ModelReads
 from proxy.fleet.slow_start import SlowStart
 from proxy.http.admin import admin_application
 from proxy.http.admin_decisions import Explained
@@ -110,6 +111,7 @@ class App:
             self._gates,
             self._warming,
             self._senses,
+            self._make_model_reads(),
             clock,
             rng,
         )
@@ -292,6 +294,9 @@ class App:
 
     def _share(self) -> None:
         """Tells nobody."""
+
+    def _make_model_reads(self) -> ModelReads:
+        return self._asking
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """Begins to; what it returns waits until as much is known as requests need."""

@@ -11,7 +11,16 @@ from typing import Any
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import GONE, Endpoint
-from proxy.core.errors import NO_POD, ConnectFailed, NoEndpoints, RequestError, UnknownModel, UpstreamFailed
+from proxy.core.errors import (
+    NO_POD,
+    ConnectFailed,
+    Declined,
+    NoEndpoints,
+    RequestError,
+    ShuttingDown,
+    UnknownModel,
+    UpstreamFailed,
+)
 from proxy.core.exchange import COMPLETE, UPSTREAM_FAILED, Ending, Exchange
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.request import InferenceRequest
@@ -19,6 +28,8 @@ from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.handover import steer
 from proxy.fleet.ledger import Ledger
+from proxy.fleet.model_reads import LONGEST_WAIT, ModelReads
+from proxy.models.resolver import anew
 from proxy.openai.asked_usage import asking
 from proxy.openai.parse import Parsed
 from proxy.openai.paths import response_id
@@ -39,6 +50,8 @@ from proxy.reliability.hedging import Hedging
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.observer import Observer
 
+NOT_FOUND = 404
+
 
 @dataclass(slots=True)
 class Gateway:
@@ -57,6 +70,8 @@ class Gateway:
     hedging: Hedging | None = None
     resolver: Resolver | None = None
     names: Names | None = None
+    model_reads: ModelReads | None = None
+    """None where the models of pods are not read for a request."""
     expose_endpoint: bool = True
     ask_for_usage: bool = False
     stopping: bool = False
@@ -95,10 +110,20 @@ class Gateway:
             request = asking(request)
         if self.failover.poison.suspects:
             self.failover.poison.check(request)  # as it is sent: what has no prompt is known by its body
-        if request.naming is None or self.names is None or parsed.previous_response_id:
-            await self.pools.send(request, parsed, relay)
+        try:
+            if request.naming is None or self.names is None or parsed.previous_response_id:
+                await self.pools.send(request, parsed, relay)
+            else:
+                await self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
+            return
+        except (UnknownModel, NoEndpoints) as error:
+            stored = parsed.previous_response_id
+            if stored or isinstance(error, ShuttingDown) or not await self._appears(request):
+                raise
+        if request.naming is None or self.names is None:
+            await self.pools.send(anew(request), parsed, relay)
         else:
-            await self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
+            await self.names.try_each(anew(request), lambda one: self.pools.send(one, parsed, relay))
 
     def health(self) -> bool:
         """Whether new requests are wanted."""
@@ -108,6 +133,22 @@ class Gateway:
         """The cards of /v1/models of all live pods, one per id."""
         cards = self.fleet.models()
         return cards if self.names is None else self.names.listed(cards)
+
+    async def _appears(self, request: InferenceRequest) -> bool:
+        """Return whether a ready pod serves the model once the models of the ready pods have been read again.
+
+        Since they were read, an adapter may have been loaded, or a model changed. Nothing is read for a model that is
+        listed by a pod that is not ready."""
+        fleet, model, reads = self.fleet, request.model, self.model_reads
+        if reads is None or not fleet.ready or fleet.is_listed(model) or fleet.serving(model):
+            return False
+        now = self.clock.now()
+        end, over = min(now + LONGEST_WAIT, request.deadline), reads.next_round()
+        while not over.done() and now < end and not fleet.serving(model):
+            done = (over, fleet.models_change())
+            await asyncio.wait(done, timeout=end - now, return_when=asyncio.FIRST_COMPLETED)
+            now = self.clock.now()
+        return bool(fleet.serving(model))
 
     async def _place(
         self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay, produces: bool = True, by: Way = None
@@ -199,6 +240,9 @@ class Leg:
         is_gone = endpoint.state is GONE
         if exchange.status != 200 or exchange.ending is not COMPLETE or endpoint.is_watched:
             gateway.breakers.ended(exchange, error)
+            status = error.status if isinstance(error, Declined) else exchange.status
+            if status == NOT_FOUND and exchange.request.model and gateway.model_reads is not None:
+                gateway.model_reads.read_soon(endpoint)
             if exchange.ending is UPSTREAM_FAILED and not isinstance(error, ConnectFailed):
                 gateway.failover.poison.broke_off(exchange)
         if exchange.response_id and not is_gone:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
+from proxy.core.tasks import Tasks
 from proxy.fleet.datastore import Fleet
+from proxy.fleet.model_reads import ModelRounds
 from proxy.fleet.runner import FleetRunner
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.trust import Trust
@@ -47,17 +49,27 @@ class Asking:
         self._failed = failed
         self._asked: dict[str, Asked] = {}
         self._checks = AsyncExitStack()
+        self._tasks = Tasks()
+        self._rounds = ModelRounds(self._read_models, clock, self._tasks)
 
     async def begin(self, stack: AsyncExitStack, settings: Settings) -> None:
         self._begun = await stack.enter_async_context(AsyncExitStack())
         for name, pool in settings.all_pools.items():
             await self._begin(name, pool)
+        await stack.enter_async_context(self._tasks)
         await stack.enter_async_context(self._checks)
         await self._begin_checks(settings.reliability.health)
 
     async def first_contact(self) -> None:
         """Returns when as much is known of the pods as requests need."""
         await asyncio.gather(*(asked.runner.first_contact(FIRST_CONTACT) for asked in self._asked.values()))
+
+    def next_round(self) -> asyncio.Future[None]:
+        """See ModelReads, here and below."""
+        return self._rounds.next()
+
+    def read_soon(self, endpoint: Endpoint) -> None:
+        self._read_models_of(endpoint)
 
     async def change(self, before: Settings, settings: Settings) -> None:
         """Pods may go from one pool to another: all pools let go of theirs before any takes them."""
@@ -93,6 +105,14 @@ class Asking:
         await stack.enter_async_context(
             HealthChecks(settings, fleet.watch, fleet, asker, self._random, self._failed, self._shortest)
         )
+
+    def _read_models(self) -> list[asyncio.Future[None]]:
+        reads = map(self._read_models_of, self._fleet.ready)
+        return [read for read in reads if read is not None]
+
+    def _read_models_of(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
+        asked = self._asked.get(endpoint.pool)
+        return asked.runner.read_models(endpoint) if asked else None
 
     def _shortest(self, endpoint: Endpoint) -> float:
         asked = self._asked.get(endpoint.pool)

@@ -25,6 +25,7 @@ from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
+from proxy.fleet.model_reads import ModelReads
 from proxy.fleet.pool_pods import pods_of
 from proxy.gateway import Gateway
 from proxy.handoff.hand_off import HandOffs
@@ -59,6 +60,7 @@ class DataPath:
     gates: Gates
     warming: Warming
     senses: OwnSenses
+    model_reads: ModelReads
     clock: Clock
     random: Random
     observer: Observer = field(init=False)
@@ -141,6 +143,7 @@ class DataPath:
             ask_for_usage=settings.telemetry.ask_for_usage,
             resolver=self.gates.admission(self.doors.door, names),
             names=names,
+            model_reads=self.model_reads,
             parser=parser,
         )
 

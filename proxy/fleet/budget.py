@@ -61,8 +61,12 @@ class PodBudget:
     @property
     def interval(self) -> float:
         """Seconds between two rounds."""
-        budget = self._budget
-        return max(budget.shortest, budget.pods * self.cost / budget.max_core)
+        return max(self._budget.shortest, self.affordable)
+
+    @property
+    def affordable(self) -> float:
+        """Seconds between two rounds that the pod's part of the CPU allows, whatever the configured interval is."""
+        return self._budget.pods * self.cost / self._budget.max_core
 
     def charge(self, seconds: float) -> None:
         """Add a round that took `seconds` in the steps of its coroutine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,7 @@ class Fleet:
         self._heirs = Heirs(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: Serving | None = None
+        self._models_changed: asyncio.Future[None] | None = None
         self.wakes = False
         """Whether pods that sleep are woken when they are needed: set by whoever knows."""
         self.draining: Sequence[Endpoint] = ()
@@ -128,6 +130,15 @@ class Fleet:
     def knows(self, model: str) -> bool:
         """See NamedModels, here and below."""
         return self._models.knows(model)
+
+    def is_listed(self, model: str) -> bool:
+        return self._models.is_listed(model)
+
+    def models_change(self) -> asyncio.Future[None]:
+        """Return what is done when a pod lists other models than before; all who wait share it."""
+        if self._models_changed is None:
+            self._models_changed = asyncio.get_running_loop().create_future()
+        return self._models_changed
 
     def only_model(self) -> str:
         return self._models.only(self.wakes)
@@ -340,6 +351,9 @@ class Fleet:
     def _name_models(self, member: Member) -> None:
         if self._models.learn(member):
             self._serving = None
+            if self._models_changed is not None:
+                self._models_changed.set_result(None)
+                self._models_changed = None
 
     def _set_draining(self, member: Member, draining: bool) -> None:
         member.draining = draining

@@ -33,6 +33,10 @@ class NamedModels:
         """False if no pod ever named the model, though they have spoken, and each that is there names its models."""
         return not self._known or model in self._known or any(m.takes_any for m in self._members.values())
 
+    def is_listed(self, model: str) -> bool:
+        """Return whether a pod in any state lists the model."""
+        return any(model in (member.endpoint.models or ()) for member in self._members.values())
+
     def only(self, wakes: bool) -> str:
         """What a request gets that names no model: the one there is, LoRA adapters and further names of it aside; empty
         if pods name none. Raises BadRequest if there are several."""

@@ -14,6 +14,7 @@ from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, PodBudget, metered
 from proxy.fleet.dcgm import Gpus
 from proxy.fleet.dialects import Engines
+from proxy.fleet.model_reads import ROUND_EVERY
 from proxy.fleet.scrape import Card, Fetcher, ScrapeError, parse_in_steps, parse_models
 from proxy.fleet.settings import RefreshSettings
 
@@ -78,6 +79,11 @@ class Refresher:
         self._missed = 0
         self._last: Metrics | None = None
         self._models_due = clock.now()
+        self._models_wanted: asyncio.Future[None] | None = None
+        """Done after the read that `read_models` has asked for and that has not begun."""
+        self._may_read_from = clock.now()
+        self._wake = asyncio.Event()
+        """Set while `_models_wanted` is there."""
         self._bad_models = ""
         """Why its last list of models was ignored."""
         self._gpus = Gpus(endpoint, fetcher, clock)
@@ -89,15 +95,27 @@ class Refresher:
         self._settings = settings
         self._engines = engines
 
+    def read_models(self) -> asyncio.Future[None]:
+        """Scrape the pod and read its models now, but no more often than every ROUND_EVERY seconds or, in a large
+        fleet, than the CPU budget allows. The future is done after a read that begins after this call."""
+        if self._models_wanted is None:
+            self._models_wanted = asyncio.get_running_loop().create_future()
+            self._wake.set()
+        return self._models_wanted
+
     async def run(self, delay: float = 0.0) -> None:
         """Begins after `delay` seconds."""
-        await asyncio.sleep(delay)
-        with self._budget:
-            while True:
-                began = self._clock.now()
-                await metered(self._round(), self._clock, self._budget.charge)
-                self.tried.set()
-                await asyncio.sleep(self._pause(self._clock.now() - began))
+        try:
+            await asyncio.sleep(delay)
+            with self._budget:
+                while True:
+                    began = self._clock.now()
+                    await metered(self._round(), self._clock, self._budget.charge)
+                    self.tried.set()
+                    await self._rest(self._pause(self._clock.now() - began))
+        finally:
+            _finish(self._models_wanted)
+            self._models_wanted = None
 
     @property
     def interval(self) -> float:
@@ -109,10 +127,36 @@ class Refresher:
         interval = self._budget.interval
         return max(interval - elapsed, interval / 2) * (1 - _JITTER + 2 * _JITTER * self._rng.random())
 
+    async def _rest(self, seconds: float) -> None:
+        """Sleep until the next round: less if somebody wants to know the pod's models."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+                await asyncio.sleep(self._may_read_from - self._clock.now())
+        except TimeoutError:
+            pass
+
+    def _begin_wanted_read(self) -> asyncio.Future[None] | None:
+        """Return what is to be done after this round, if the models are to be read in it."""
+        now, wanted = self._clock.now(), self._models_wanted
+        if wanted is None or now < self._may_read_from:
+            return None
+        self._wake.clear()
+        self._models_wanted, self._may_read_from = None, now + max(ROUND_EVERY, self._budget.affordable)
+        return wanted
+
     async def _round(self) -> None:
+        wanted = self._begin_wanted_read()
+        try:
+            await self._ask(wanted is not None)
+        finally:
+            _finish(wanted)
+
+    async def _ask(self, wants_models: bool) -> None:
         try:
             answered = await self._scrape()
-            if (answered or not self._reached) and self._clock.now() >= self._models_due:
+            is_due = (answered or not self._reached) and self._clock.now() >= self._models_due
+            if is_due or wants_models:
                 answered = await self._list_models() or answered
             if answered or (not self._reached and await self._is_healthy()):
                 self._on_answer()
@@ -214,6 +258,11 @@ class Refresher:
             self._reached, self._refused, self._last = False, True, None
             log.warning("pod %s refuses connections", self._endpoint.name)
             self._sink.refused(self._endpoint)
+
+
+def _finish(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
 
 
 def _is_younger(metrics: Metrics, last: Metrics) -> bool:

@@ -99,6 +99,11 @@ class FleetRunner:
         found = self._loops.get(endpoint)
         return found[0].interval if found else 0.0
 
+    def read_models(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
+        """Have the endpoint's models read, see Refresher; None if this runner does not scrape it."""
+        found = self._loops.get(endpoint)
+        return found[0].read_models() if found else None
+
     async def first_contact(self, timeout: float) -> bool:
         """Waits until discovery has looked once and every pod there is by then has been tried once, whatever came of
         it. False if that takes longer than `timeout` seconds."""

@@ -56,6 +56,25 @@ def reloaded(body: bytes) -> tuple[int, bool]:
     raise Garbled("a reload needs a number and a result")
 
 
+def number(body: bytes) -> int:
+    match _json(body):
+        case int(found):
+            return found
+    raise Garbled("a round of reads needs a number")
+
+
+def numbers(body: bytes) -> dict[int, int]:
+    """Return numbers by worker."""
+    found = {}
+    for entry in _list(body):
+        match entry:
+            case [int(worker), int(number)]:
+                found[worker] = number
+            case _:
+                raise Garbled("the end of a round needs a worker and a number")
+    return found
+
+
 def hosts(body: bytes) -> tuple[int, int, bool]:
     """Return the number of hosts, the rank of this one, and whether the others can be reached."""
     match _json(body):

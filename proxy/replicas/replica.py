@@ -135,6 +135,14 @@ class Replica:
         """Whether this process serves with the settings of this number."""
         self._link.send(HUB, record(Kind.RELOADED, orjson.dumps((number, is_good))))
 
+    def read_round(self, number: int) -> None:
+        """Have the hub read the models of all pods."""
+        self._link.send(HUB, record(Kind.READ_ROUND, orjson.dumps(number)))
+
+    def read_pod(self, name: str) -> None:
+        """Have the hub read the models of one pod."""
+        self._link.send(HUB, record(Kind.READ_POD, name.encode()))
+
     def added(self, endpoint: Endpoint) -> None:
         """To the pods of this process, as `removed` from them."""
         self.roster.added(endpoint)

@@ -43,6 +43,8 @@ class Kind(IntEnum):
     """How much each room is to say in the log."""
     HOSTS = 9
     """Between how many hosts caps are divided, which of them this one is, and whether it hears of the others."""
+    MODELS_READ = 10
+    """Up to which number, by worker, the rounds of READ_ROUND are over. What they found has been told before."""
 
     # a worker says
     RESET = 16
@@ -72,6 +74,12 @@ class Kind(IntEnum):
 
     ALIVE = 44
     """My event loop turns. Sent once a second."""
+
+    READ_ROUND = 45
+    """Read the models of all pods: a number that comes back when that is done."""
+
+    READ_POD = 46
+    """Read the models of this pod."""
 
     # both say
     DOUBTS = 32

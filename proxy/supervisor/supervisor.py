@@ -49,6 +49,7 @@ from proxy.supervisor.child import Child
 from proxy.supervisor.crew import Crew
 from proxy.supervisor.explained import WorkersDecisions
 from proxy.supervisor.host_exposition import HostExposition
+from proxy.supervisor.model_reads import RoundsForWorkers
 from proxy.supervisor.senses import WorkersSenses
 from proxy.supervisor.sockets import bound
 from proxy.telemetry import loop_lag
@@ -147,6 +148,10 @@ class Supervisor:
         """Where gateways ask; None if they may not."""
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._asking = Asking(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
+        self._model_rounds = RoundsForWorkers(
+            self._asking,
+            lambda numbers: self._hub.tell(Kind.MODELS_READ, orjson.dumps(list(numbers.items()))),
+        )
         self._doors = Doors(settings.security, self._clock)
         """Of the admin port; each worker has its own for the data port."""
         self._stack = AsyncExitStack()
@@ -334,6 +339,10 @@ class Supervisor:
             self._others.drains.take(body)
         elif kind is Kind.RELOADED:
             self._crew.reloaded(worker, *bodies.reloaded(body))
+        elif kind is Kind.READ_ROUND:
+            self._model_rounds.ask(worker, bodies.number(body))
+        elif kind is Kind.READ_POD and (endpoint := self.fleet.get(bodies.pod(body))):
+            self._asking.read_soon(endpoint)
         elif kind is Kind.ALIVE and child is not None:
             child.alive_at = self._clock.now()
         elif kind is Kind.READY and child is not None:

@@ -23,10 +23,12 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.http.admin import LARGEST_BODY, in_json
 from proxy.http.admin_decisions import DecisionRoutes
+from proxy.replicas import bodies
 from proxy.replicas.wire import Kind
 from proxy.settings import Settings, from_mapping
 from proxy.sharing import SharingApp
 from proxy.supervisor.log_lock import LockedWriter
+from proxy.supervisor.model_reads import WorkerModelReads
 from proxy.supervisor.setup import Setup
 from proxy.telemetry import logs, standard_error
 
@@ -80,6 +82,12 @@ class Worker(SharingApp):
         )
         fleet.watch(self._replica.added, self._replica.removed)
         return fleet
+
+    def _make_model_reads(self) -> WorkerModelReads:
+        self._model_reads = WorkerModelReads(
+            lambda number: self._replica.read_round(number), lambda name: self._replica.read_pod(name)
+        )
+        return self._model_reads
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         return partial(self._join, stack)
@@ -135,6 +143,8 @@ class Worker(SharingApp):
     def _told(self, kind: Kind, record: bytes) -> None:
         if kind in _NEWS:
             self.fleet.told(_NEWS[kind], record)
+        elif kind is Kind.MODELS_READ:
+            self._model_reads.over(bodies.numbers(record).get(self._setup.worker, 0))
         elif kind is Kind.STOPPING:
             self._path.turn_away()
         elif kind is Kind.LEVELS:

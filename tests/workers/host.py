@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,8 @@ def configured(sim: SimFleet, **sections: Mapping[str, Any]) -> Settings:
         "telemetry": {"accessLog": False, "logLevel": "error"},
         "reliability": UNHURRIED,
     }
-    return from_mapping({**given, **sections})
+    pods = {**given["pods"], **sections.pop("pods", {})}
+    return from_mapping({**given, **sections, "pods": pods})
 
 
 def question(text: str, tokens: int = 4, stream: bool = False) -> dict[str, Any]:
@@ -129,7 +130,16 @@ def ready_pods(number: int, pool: str = "default") -> str:
 
 
 @asynccontextmanager
-async def host(workers: int, pods: int = 2, config: SimConfig | None = None, **sections: Any) -> AsyncIterator[Host]:
+async def host(
+    workers: int,
+    pods: int = 2,
+    config: SimConfig | Sequence[SimConfig] | None = None,
+    refresh: Any = None,
+    **sections: Any,
+) -> AsyncIterator[Host]:
+    """`refresh` is the section of this name of the pods."""
+    if refresh is not None:
+        sections["pods"] = {"refresh": refresh}
     async with (
         SimFleet(pods, config or SimConfig(time_scale=20)) as sim,
         Supervisor(configured(sim, **sections), workers) as supervisor,
