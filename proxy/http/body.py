@@ -253,7 +253,9 @@ class BodyReader:
                 pieces = [b"".join((*pieces, *small))]
                 small.clear()
                 form = multipart.Form(call.headers["content-type"])
-                form.feed(pieces[0])
+                for start in range(0, size, multipart.STEP):
+                    form.feed(pieces[0][start : start + multipart.STEP])
+                    await asyncio.sleep(0)  # others are served between two steps
                 if form.model is not None:
                     call.upload = Upload(payload, size, form, self._settings)
                     break

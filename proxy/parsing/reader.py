@@ -171,7 +171,8 @@ class BodyParser:
     def _assign(self) -> None:
         for worker in self._workers:
             if not worker.is_busy:
-                waiting = next((each for each in self._waiting if each.size <= worker.limit), None)
+                fitting = (each for each in self._waiting if each.size <= worker.limit and not each.turn.cancelled())
+                waiting = next(fitting, None)
                 if waiting is not None:
                     self._waiting.remove(waiting)
                     worker.is_busy = True

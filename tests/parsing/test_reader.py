@@ -147,6 +147,22 @@ async def test_a_body_whose_client_leaves_while_it_waits_is_not_parsed(parser: B
     assert parser.given == given + 2
 
 
+async def test_a_process_that_becomes_free_as_the_client_that_waits_for_it_leaves_takes_the_next_body(
+    parser: BodyParser,
+) -> None:
+    for worker in parser._workers:
+        worker.is_busy = True
+    leaving, next_one = (asyncio.create_task(parser.parse_apart(CHAT, chat(), "")) for _ in range(2))
+    await until(lambda: parser.waiting == 2)
+    leaving.cancel()
+    parser._release(parser._workers[0])
+
+    assert await next_one == parse(CHAT, chat())
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert not parser._workers[0].is_busy
+    assert parser.waiting == 0
+
+
 async def test_a_large_body_whose_client_leaves_while_it_is_parsed_gives_way_to_the_next_one(
     parser: BodyParser,
 ) -> None:
