@@ -31,6 +31,11 @@ BUFFERS = 8
 """One part in so many of `listen.retainedBodies` is for what connections buffer before a request is served: heads that
 are not whole and pipelined requests. Bodies have the rest, so neither can take the place of the other."""
 
+SMALL_BODIES = 1024
+"""Small bodies that fit into the part of the budget that is theirs alone; it is as large as that of the buffers. By
+default a body of up to 64 KiB is small: a few clients that declare large bodies and hardly send them take all the rest,
+and cannot keep others from asking."""
+
 UNCOUNTED = 4 * 1024
 """Bytes that each connection may buffer without counting against the budget: most heads are smaller."""
 
@@ -41,10 +46,17 @@ class Budget:
     """Bytes that the process may hold. Takers that hold nothing yet queue; takers that hold a part already go first.
 
     A taker that is alone gets what it wants, also beyond the limit. Takers that hold a part and wait for more could
-    wait for each other: where all of the budget is theirs, the last of them is refused."""
+    wait for each other: where all of the budget is theirs, the last of them is refused.
 
-    def __init__(self, limit: int) -> None:
+    Small takers, of up to a `SMALL_BODIES`th of `for_small` bytes, wait for no others as long as there is room. Others
+    leave `for_small` bytes to them."""
+
+    def __init__(self, limit: int, for_small: int = 0) -> None:
         self._limit = limit
+        self._for_small = for_small
+        self._for_all = limit - for_small
+        self._small = for_small // SMALL_BODIES
+        self._small_waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._growing: dict[asyncio.Future[None], tuple[int, int]] = {}
         """The wanted and the held bytes of takers that hold a part, in the order in which they began to wait."""
@@ -55,8 +67,10 @@ class Budget:
         """Return whether `size` bytes were taken; False, and nothing taken, if they have to be waited for."""
         used = self.used + size
         waits = self._waiting or self._growing
-        if size and (waits or used > self._limit) and ((waits and not held) or not self._fits(size, held)):
-            return False
+        if size and (waits or used > self._for_all):
+            must_queue = not held and (self._small_waiting if size <= self._small else waits)
+            if must_queue or not self._fits(size, held):
+                return False
         self.used = used
         return True
 
@@ -74,7 +88,7 @@ class Budget:
             self._held_by_growing += held
             self._refuse_if_stuck()
         else:
-            self._waiting.append((size, turn))
+            (self._small_waiting if size <= self._small else self._waiting).append((size, turn))
         try:
             await turn
         except asyncio.CancelledError:
@@ -88,34 +102,41 @@ class Budget:
 
     def give(self, size: int) -> None:
         self.used -= size
-        if self._waiting or self._growing:
+        if self._waiting or self._growing or self._small_waiting:
             self._wake()
 
     def _wake(self) -> None:
+        self._wake_first(self._small_waiting)
         for turn, (wanted, held) in list(self._growing.items()):
             if not turn.done() and self._fits(wanted, held):
                 self._end_growing(turn)
                 self.used += wanted
                 turn.set_result(None)
-        while self._waiting and not self._growing:
-            wanted, turn = self._waiting[0]
+        if not self._growing:
+            self._wake_first(self._waiting)
+        self._refuse_if_stuck()
+
+    def _wake_first(self, queue: deque[tuple[int, asyncio.Future[None]]]) -> None:
+        while queue:
+            wanted, turn = queue[0]
             if not turn.done():
                 if not self._fits(wanted):
                     return
                 self.used += wanted
                 turn.set_result(None)
-            self._waiting.popleft()
-        self._refuse_if_stuck()
+            queue.popleft()
 
     def _fits(self, size: int, held: int = 0) -> bool:
-        return self.used <= held or self.used + size <= self._limit
+        """What small takers may have alone does not keep a large one from being alone."""
+        limit = self._limit if size + held <= self._small else self._for_all
+        return self.used - held <= self._for_small or self.used + size <= limit
 
     def _end_growing(self, turn: asyncio.Future[None]) -> None:
         self._held_by_growing -= self._growing.pop(turn)[1]
 
     def _refuse_if_stuck(self) -> None:
         """Refuse the last taker that holds a part if nothing can become free but what such takers hold."""
-        if self._growing and self._held_by_growing >= self.used:
+        if self._growing and self._held_by_growing >= self.used - self._for_small:
             turn = next(reversed(self._growing))
             self._end_growing(turn)
             if not turn.done():
@@ -161,7 +182,7 @@ class BodyReader:
         self._max_body = settings.max_body
         self._collected = min(COLLECTED, self._max_body)
         buffers = settings.retained_bodies // BUFFERS
-        self.budget = Budget(settings.retained_bodies - buffers)
+        self.budget = Budget(settings.retained_bodies - buffers, buffers if buffers >= SMALL_BODIES else 0)
         self.buffers = Budget(buffers)
 
     def collects(self, call: HttpCall, size: int) -> bool:

@@ -15,6 +15,7 @@ from tests.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plai
 from tests.ports import free_port
 from tests.waiting import PATIENCE, until
 
+MIB = 1024 * 1024
 SPEECH = "/v1/audio/transcriptions"
 FORM = "content-type: multipart/form-data; boundary=XX"
 STREAMED = Size(64 * 1024)
@@ -193,7 +194,7 @@ async def test_chunked_bodies_that_each_hold_a_part_of_the_budget_do_not_wait_fo
     piece = chunk(b"x" * 2_400_000)
     async with (
         Pod(answering(plain())) as pod,
-        rig(pod, retained_bodies=Size(6_000_000)) as port,
+        rig(pod, retained_bodies=Size(7_000_000)) as port,
         port.client() as first,
         port.client() as second,
     ):
@@ -232,6 +233,64 @@ async def test_a_request_without_a_body_does_not_queue_behind_large_ones() -> No
             await port.ask(b"GET /v1/responses/resp_1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         ).status == 200
         assert port.server.budget._waiting
+
+
+async def test_clients_that_declare_large_bodies_and_do_not_send_them_hold_up_no_small_ones() -> None:
+    async with (
+        Pod(answering(plain())) as pod,
+        rig(pod, retained_bodies=Size(16 * MIB)) as port,
+        port.client() as first,
+        port.client() as second,
+        port.client() as queued,
+    ):
+        for client in (first, second, queued):
+            client.send(head(CHAT, f"content-length: {6 * MIB}") + b"{")
+        await until(lambda: bool(port.server.budget._waiting))
+        assert (await port.ask(post())).status == 200
+        chunked = head(CHAT, "transfer-encoding: chunked", "connection: close") + chunk(b'{"mess') + chunk(b'ages":[]}')
+        assert (await port.ask(chunked + b"0\r\n\r\n")).status == 200
+        assert port.server.budget.used == 12 * MIB
+        assert port.server.budget._waiting
+
+
+async def test_small_bodies_have_a_part_of_the_budget_and_wait_for_no_large_ones() -> None:
+    budget = Budget(14_000_000, for_small=2_000_000)
+    await budget.take(10_000_000)
+    large = asyncio.ensure_future(budget.take(4_000_000))
+    await asyncio.sleep(0)
+    for _ in range(2000):
+        assert budget.take_now(1900)
+    budget.used += 199_000
+    small = [asyncio.ensure_future(budget.take(1900)) for _ in range(2)]
+    await asyncio.sleep(0)
+    budget.give(1900)
+    await asyncio.wait_for(small[0], PATIENCE)
+    assert not small[1].done()
+    assert not large.done()
+    budget.give(1900)
+    await asyncio.wait_for(small[1], PATIENCE)
+    budget.give(10_000_000)
+    await asyncio.wait_for(large, PATIENCE)
+
+
+async def test_small_bodies_do_not_keep_a_body_from_all_of_the_budget_that_needs_it() -> None:
+    budget = Budget(14_000_000, for_small=2_000_000)
+    assert budget.take_now(1900)
+    await asyncio.wait_for(budget.take(20_000_000), PATIENCE)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(budget.take(5_000_000), 0.01)
+
+
+async def test_bodies_that_wait_for_each_other_are_refused_while_small_ones_come_and_go() -> None:
+    budget = Budget(14_000_000, for_small=2_000_000)
+    assert budget.take_now(1900)
+    for _ in range(2):
+        await budget.take(6_000_000 - 1900)
+    growing = [asyncio.ensure_future(budget.take(3_000_000, 6_000_000 - 1900)) for _ in range(2)]
+    with pytest.raises(Saturated):
+        await asyncio.wait_for(growing[1], PATIENCE)
+    budget.give(6_000_000 - 1900)
+    await asyncio.wait_for(growing[0], PATIENCE)
 
 
 async def test_a_body_that_waits_for_the_budget_is_not_read_and_what_came_of_it_counts() -> None:
