@@ -20,6 +20,7 @@ from proxy.disagg.bodies import SPLIT_PATHS, fields_of, for_prefill, why_whole, 
 from proxy.disagg.connector import Split
 from proxy.handoff.shared import Shared
 from proxy.handoff.stages import Stages
+from proxy.openai.weight import has_many_values
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,10 @@ class HandOffs(Shared):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise NoEndpoints(f"These pods serve no request alone, and this one was not split: {decision.why}.")
             return decision, None
-        fields = fields_of(request.body)
-        why = "not-json" if fields is None else why_whole(request.path, fields, self.connector.begins_answer)
+        fields, why = None, "many-values"
+        if not has_many_values(request.body):
+            fields = fields_of(request.body)
+            why = "not-json" if fields is None else why_whole(request.path, fields, self.connector.begins_answer)
         if fields is None or why:
             self.counted(why).add()
             if self.connector.needs_pair and request.path in SPLIT_PATHS:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from proxy.openai.prompts import MEDIA_KINDS, has_media, media_digest
+from proxy.openai.weight import has_many_values
 
 NONE: frozenset[str] = frozenset()
 
@@ -15,8 +16,9 @@ _CONVERSATIONS = ("messages", "input")
 
 
 def media_in(body: bytes) -> frozenset[str]:
-    """A digest of each, the same for the same medium; bodies without any are not parsed."""
-    if not has_media(body):
+    """A digest of each, the same for the same medium; bodies without any are not parsed, nor are those of very many
+    values."""
+    if not has_media(body) or has_many_values(body):
         return NONE
     try:
         fields = orjson.loads(body)

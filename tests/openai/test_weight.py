@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from proxy.openai.parse import parse
-from proxy.openai.weight import LARGE, bounded_int, is_light
+from proxy.openai.weight import LARGE, MOST_VALUES, bounded_int, has_many_values, is_light
 
 SIZE = LARGE - 1024
 
@@ -55,3 +55,15 @@ def test_conversations_are_read_on_the_event_loop(body: bytes) -> None:
 def test_integers_that_no_engine_takes_are_not_converted() -> None:
     assert (bounded_int("17"), bounded_int("1" * 4000)) == (17, math.inf)
     assert parse("/v1/chat/completions", b'{"messages":[],"a":[NaN,%b]}' % (b"1" * 5000)).model is None
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"1,", b"{},", b'"a",', b'"a\\"b",', b'"\\\\",', b'{"a":[1,2]},'])
+def test_a_body_of_very_many_values_is_told_from_one_with_fewer(unit: bytes) -> None:
+    assert has_many_values(b'{"prompt":[' + unit * (MOST_VALUES + 1) + b"0]}")
+    assert not has_many_values(b'{"prompt":[' + unit * (MOST_VALUES // 7) + b"0]}" + b" " * 2 * MOST_VALUES)
+
+
+@pytest.mark.parametrize("text", [b"a, b, [c] {d}. ", b'\\", {[', b"\\\\,", b"base64"])
+def test_signs_in_text_are_no_values(text: bytes) -> None:
+    assert not has_many_values(b'{"messages":[{"role":"user","content":"' + text * (MOST_VALUES // 2) + b'"}]}')
+    assert not has_many_values(b'{"prompt":[' + b"1234," * (MOST_VALUES // 2) + b'0],"user":"' + text * 100_000 + b'"}')

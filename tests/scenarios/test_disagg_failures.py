@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.openai.weight import MOST_VALUES
 from proxy.sim import Fault, Kind, SimPod, TransferTiming
 from proxy.sim.config import ConnectorName, Role
 from tests.scenarios.disagg import (
@@ -249,6 +250,14 @@ async def test_what_cannot_be_split_is_refused_where_no_pod_can_do_all_of_it() -
         assert heard.status == 400
         assert "several-choices" in heard.error
         assert not any(len(pod.requests) for pod in proxy.pods)
+
+
+async def test_a_request_of_very_many_values_is_not_split_because_reading_it_again_holds_up_all_others() -> None:
+    async with disaggregated() as proxy:
+        heard = await ask(proxy, stream=False, metadata=[[]] * (MOST_VALUES + 1))
+        assert (heard.status, heard.text) == (200, await whole_text())
+        assert not any(len(pod.requests) for pod in prefills(proxy))
+        assert await proxy.sample('kvlane_disagg_requests_total{result="many-values"}') == 1
 
 
 @pytest.mark.parametrize(
