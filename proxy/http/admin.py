@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import BodyTooLarge, MethodNotAllowed, NotFound, RequestError
+from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, MethodNotAllowed, NotFound, RequestError
 from proxy.fleet.datastore import Fleet
 from proxy.http.admin_answers import json_answer
 from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
@@ -40,6 +41,9 @@ log = logging.getLogger(__name__)
 
 LARGEST_BODY = 1024 * 1024
 
+BODY_TIMEOUT = 30.0
+"""Seconds from the head of a request to the end of its body."""
+
 
 class Routes(Protocol):
     """Paths of another room."""
@@ -65,12 +69,13 @@ def admin_application(
     dashboard: Routes | None = None,
     explained: Explained | None = None,
     levels: LogLevels | None = None,
+    body_timeout: float = BODY_TIMEOUT,
 ) -> web.Application:
     """`config` gives the effective configuration as plain values, with the origin of each. `session` reaches the pods,
     `breaker` gives the state of a pod's, `replicas` what is to be said of other proxies, `workers` how
     many processes serve and how many there should be, where there are several. `scaled` are the pools with a scaling
     policy. `keys`: see `requiring`. `hosts`: see `serving_hosts`."""
-    checks = [audited, in_json, serving_hosts(hosts, keys), requiring(keys)]
+    checks = [audited, in_json, serving_hosts(hosts, keys), requiring(keys), reading_bodies(body_timeout)]
     app = web.Application(middlewares=checks, client_max_size=LARGEST_BODY)
     probes = _Probes(fleet, exposition, stopping, replicas, workers)
     app.router.add_get(METRICS, probes.metrics)
@@ -152,6 +157,27 @@ async def in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:
         log.exception("admin: %s %s failed", request.method, request.path)
         return _rendered(RequestError("The request failed inside kvlane; its log says why."), request)
+
+
+def reading_bodies(timeout: float) -> Any:
+    """Return a middleware that reads the body of a request before its handler runs. Raise BodyTimeout after `timeout`
+    seconds, and BadRequest if the body is malformed or its client leaves."""
+
+    @web.middleware
+    async def read(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.body_exists:
+            try:
+                async with asyncio.timeout(timeout):
+                    await request.read()
+            except TimeoutError:
+                raise BodyTimeout(f"The request body did not arrive within {timeout:g} s.") from None
+            except web.RequestPayloadError as error:
+                raise BadRequest(f"The request body is malformed: {' '.join(str(error).split())}") from None
+            except ConnectionError:
+                raise BadRequest("The client closed the connection before its request body was complete.") from None
+        return await handler(request)
+
+    return read
 
 
 def _rendered(error: RequestError, request: web.Request) -> web.Response:

@@ -16,7 +16,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Conflict, Problem
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
-from proxy.http.admin import admin_application
+from proxy.http.admin import BODY_TIMEOUT, admin_application
 from proxy.http.admin_autoscale import Scaled
 from proxy.http.admin_keys import Admins
 from proxy.http.settings import Admin
@@ -78,6 +78,7 @@ async def admin_port(
     admins: Admins | None = None,
     scaled: Mapping[str, Scaled] | None = None,
     hosts: Sequence[str] = (),
+    body_timeout: float = BODY_TIMEOUT,
 ) -> AsyncIterator[Port]:
     clock = ManualClock()
     fleet = Fleet(clock)
@@ -93,6 +94,7 @@ async def admin_port(
             hosts=lambda: Admin(hosts=tuple(hosts)).host_names,
             configurations=Fixed(),
             scaled=lambda: scaled or {},
+            body_timeout=body_timeout,
         )
         async with TestClient(TestServer(app)) as client:
             port = Port(client, fleet)

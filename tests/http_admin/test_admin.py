@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
+from http import HTTPStatus
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.http.admin import LARGEST_BODY
 from tests.http_admin.fakes import admin_port
+from tests.waiting import until
 
 KEY = {"authorization": "Bearer sesame"}
 
@@ -154,3 +158,38 @@ async def test_a_page_of_the_admin_port_itself_may() -> None:
         own = {"origin": f"http://127.0.0.1:{port.client.port}", "host": f"127.0.0.1:{port.client.port}"}
         await port.json("POST", "/admin/pods/pod-0/drain", headers=own)
         assert list(port.fleet.ready) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "message"),
+    [
+        (b"content-length: 9\r\n\r\nlistn", 408, "did not arrive within 0.05 s"),
+        (b"content-length: 5\r\ncontent-encoding: gzip\r\n\r\nhello", 400, "malformed"),
+    ],
+    ids=["slow", "not gzip"],
+)
+async def test_a_body_that_does_not_arrive_or_is_malformed_is_the_fault_of_its_client(
+    sent: bytes, status: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with admin_port(body_timeout=0.05) as port:
+        reader, writer = await asyncio.open_connection(port.client.host, port.client.port)
+        writer.write(b"POST /admin/config HTTP/1.1\r\nhost: localhost\r\n" + sent)
+        assert await reader.readline() == b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
+        await reader.readuntil(b"\r\n\r\n")
+        assert message in (await reader.readuntil(b"}}")).decode()
+        writer.close()
+    assert "proxy.http.admin" not in {record.name for record in caplog.records}
+
+
+async def test_a_client_that_leaves_before_the_end_of_its_body_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with admin_port() as port:
+        _, writer = await asyncio.open_connection(port.client.host, port.client.port)
+        writer.write(b"POST /admin/config HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nlistn")
+        await writer.drain()
+        await port.json("GET", "/admin/pods")
+        writer.close()
+        await until(lambda: "POST /admin/config" in caplog.text)
+    assert "Traceback" not in caplog.text

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import aiohttp
 import pytest
 from aiohttp import web
@@ -31,3 +34,39 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_behind() -> N
     async with AdminServer(Admin(port=0), hello()) as first:
         with pytest.raises(OSError, match="in use"):
             await AdminServer(Admin(port=first.port), hello()).__aenter__()
+
+
+async def test_connections_above_the_limit_are_closed_and_find_room_when_others_leave() -> None:
+    async with AdminServer(Admin(port=0), hello(), most_connections=2) as server:
+        connect = partial(asyncio.open_connection, "127.0.0.1", server.port)
+        (reader, writer), (_, idle) = await connect(), await connect()
+        for each in (writer, idle):  # a response says that the port has seen the connection
+            each.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        third, leaving = await connect()
+        assert await third.read() == b""
+        leaving.close()
+        idle.close()
+
+        async def is_served() -> bool:
+            answers, asks = await connect()
+            asks.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            try:
+                return (await answers.read()).endswith(b"hello")
+            except ConnectionError:
+                return False
+            finally:
+                asks.close()
+
+        while not await is_served():
+            await asyncio.sleep(0.01)
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: loc"], ids=["nothing", "a part of a head"])
+async def test_a_connection_without_a_whole_request_is_closed(sent: bytes) -> None:
+    async with AdminServer(Admin(port=0), hello(), idle_timeout=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
