@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from proxy.core.errors import ConfigError, Problem
+from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.params import FromEnvironment, join
 
 LONGEST = 1_000_000
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 def text_of(path: Path) -> str:
-    """Return the content of a file. Raises ConfigError."""
+    """Return the content of a file. Raises ConfigError: Unreadable for an error of the system."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
+        raise Unreadable([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
     except UnicodeDecodeError as error:
         raise ConfigError([Problem(str(path), f"cannot be read: is not UTF-8: {error}")]) from None
     except ValueError as error:  # a NUL in the path

@@ -11,7 +11,7 @@ from typing import Any
 from proxy import yaml_source
 from proxy.access.settings import ApiKey
 from proxy.core import params
-from proxy.core.errors import ConfigError, Problem
+from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
@@ -37,15 +37,19 @@ class KeyFile:
 
     async def watch(self, take: Take) -> None:
         """Until it is cancelled; `take` gets all keys of the file and may raise ConfigError for them."""
+        logged = ""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
                 keys = await asyncio.to_thread(self._file.read_if_changed, self._load)
                 if keys is not None:
+                    logged = ""
                     take(keys)
                     log.info("%s has changed: %d keys", self._path, len(keys))
             except ConfigError as error:
-                log.error("the keys stay as they were: %s", error)
+                if not isinstance(error, Unreadable) or str(error) != logged:
+                    log.error("the keys stay as they were: %s", error)
+                logged = str(error)
 
     def _load(self) -> ApiKeys:
         entries = yaml_source.read(yaml_source.text_of(self._path), str(self._path), self._environ)

@@ -434,6 +434,10 @@ class ConfigError(KvlaneError):
         self.problems = tuple(problems)
 
 
+class Unreadable(ConfigError):
+    """A file that is missing, or cannot be read now; a later attempt may succeed without a change of the file."""
+
+
 def cause(error: Exception) -> str:
     """What went wrong, in the words of the system where it has some: those of libraries repeat the address."""
     if not isinstance(error, OSError) or not error.strerror:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from proxy.core.errors import Unreadable
+
 T = TypeVar("T")
 
 Stamp = tuple[int, ...]
@@ -13,7 +15,8 @@ Stamp = tuple[int, ...]
 
 class WatchedFile:
     """Tells when a file has to be read again. A change counts once two looks in a row have seen the same file, so that
-    nothing is read while somebody is still writing it. A missing file is a state like others."""
+    nothing is read while somebody is still writing it. A file that could not be read is read at each look until it can:
+    a mode that is corrected and descriptors that are free again change nothing of it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
@@ -21,9 +24,14 @@ class WatchedFile:
         self._read: Stamp | None = None
 
     def read(self, load: Callable[[], T]) -> T:
-        """Return what `load` returns, whether or not the file has changed."""
+        """Return what `load` returns, whether or not the file has changed. Raises what `load` raises; after Unreadable
+        the next look reads again."""
         self._seen = self._read = self._stamp()  # before reading: what is written from here on is a change
-        return load()
+        try:
+            return load()
+        except Unreadable:
+            self._read = None
+            raise
 
     def read_if_changed(self, load: Callable[[], T]) -> T | None:
         """Return what `load` returns if the file has changed and settled, or was never read; None otherwise."""

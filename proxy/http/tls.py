@@ -17,7 +17,7 @@ HANDSHAKE_TIMEOUT = 10.0
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[tuple[int, int], ...]
 
 
 class Followed:
@@ -46,7 +46,7 @@ class Followed:
 
     def _look(self) -> Stamp:
         found = map(os.stat, self._files)
-        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)
+        return tuple((stat.st_ctime_ns, stat.st_ino) for stat in found)  # ctime: a mode that is corrected counts, too
 
     def _renew(self) -> None:
         names = ", ".join(self._files)

@@ -20,6 +20,7 @@ from proxy.core.tls import PodTls
 from proxy.http.admin_server import AdminServer
 from proxy.http.hung_up import HungUp
 from proxy.http.settings import Admin, ServerTls
+from proxy.http.tls import Followed
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.trust import Trust
 from tests.http.authority import Authority, client_context, server_context
@@ -292,3 +293,23 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
     for wrong in ({"key": "k"}, {"ca": "c", "insecure_skip_verify": True}):
         with pytest.raises(ValueError):
             PodTls(**wrong)
+
+
+def test_files_that_could_not_be_read_are_read_after_their_mode_is_corrected(tmp_path: Path) -> None:
+    file = tmp_path / "cert.pem"
+    file.write_text("first")
+
+    def make() -> ssl.SSLContext:
+        if not file.stat().st_mode & 0o044:
+            raise PermissionError("cannot be read")
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    followed = Followed([str(file)], make)
+    first = followed.context()
+    new = tmp_path / "new.pem"
+    new.write_text("second")
+    new.chmod(0o600)
+    new.replace(file)
+    assert followed.context() is first
+    file.chmod(0o644)
+    assert followed.context() is not first

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from proxy.core.errors import ConfigError, Problem
+from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.params import Invalid, build, param
 from proxy.core.watched_file import WatchedFile
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
@@ -87,18 +87,24 @@ class FileSource(Source):
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._file = WatchedFile(path)
+        self._logged = ""
+        """Why the file cannot be read, as it was logged."""
 
     async def poll(self) -> Sequence[PodSettings] | None:
-        return await asyncio.to_thread(self._file.read_if_changed, self._load)
-
-    def _load(self) -> Sequence[PodSettings] | None:
         try:
-            text = text_of(self._path)
-        except ConfigError as error:
-            log.warning("%s; its pods stay as they were", error)
+            pods = await asyncio.to_thread(self._file.read_if_changed, self._load)
+        except Unreadable as error:
+            if str(error) != self._logged:
+                self._logged = str(error)
+                log.warning("%s; its pods stay as they were", error)
             return None
-        try:
-            return parse_pods(text)
         except ConfigError as error:
+            self._logged = ""
             log.error("%s is broken; its pods stay as they were:\n%s", self._path, error)
             return None
+        if pods is not None:
+            self._logged = ""
+        return pods
+
+    def _load(self) -> Sequence[PodSettings]:
+        return parse_pods(text_of(self._path))
