@@ -43,10 +43,10 @@ class ModelRounds:
         """Return what is done after the next round that begins."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
-            self._tasks.start(self._run(self._next), "round of model reads")
+            self._tasks.start(self._read_all(self._next), "round of model reads")
         return self._next
 
-    async def _run(self, over: asyncio.Future[None]) -> None:
+    async def _read_all(self, over: asyncio.Future[None]) -> None:
         try:
             await asyncio.sleep(self._not_before - self._clock.now())
             self._next, self._not_before = None, self._clock.now() + ROUND_EVERY
