@@ -21,6 +21,9 @@ _SPIKE = 4.0
 """A round counts at most this many times the round before it. A pause of the whole process during one round must not
 stretch a pod's interval to minutes."""
 
+_FIRST = 0.002
+"""CPU seconds that stand for the round before the first one of the process."""
+
 
 class Budget:
     """The share of one core that all scrapes of a pool may take, divided equally among its pods."""
@@ -71,8 +74,7 @@ class PodBudget:
     def charge(self, seconds: float) -> None:
         """Add a round that took `seconds` in the steps of its coroutine."""
         seconds *= UNSEEN
-        before = self._last or self._budget.last
-        counted = min(seconds, _SPIKE * before) if before else seconds
+        counted = min(seconds, _SPIKE * (self._last or self._budget.last or _FIRST))
         self._rounds += 1
         self.cost += (counted - self.cost) / min(self._rounds, _MEMORY)
         self._last = self._budget.last = seconds

@@ -58,6 +58,18 @@ def test_a_pause_of_the_process_during_one_round_hardly_stretches_an_interval() 
             assert joined.interval < 10 * usual
 
 
+def test_a_pause_of_the_process_during_its_very_first_round_hardly_stretches_an_interval() -> None:
+    budget = Budget(0.25, 0.05)
+    pods = [PodBudget(budget) for _ in range(20)]
+    with ExitStack() as fleet:
+        for pod in pods:
+            fleet.enter_context(pod)
+        pods[0].charge(3.0)
+        assert pods[0].interval < 5.0
+        pods[0].charge(0.001)
+        assert pods[0].interval < 2.5
+
+
 def test_the_cost_follows_what_rounds_cost_lately() -> None:
     pod = PodBudget(Budget(0.25, 0.05))
     for _ in range(100):
