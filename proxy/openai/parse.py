@@ -85,7 +85,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
                 0,
                 read is _chat and len(fields["messages"]) < ASKED,
             ),
-            stream if type(stream) is bool else _flag(stream),
+            stream if type(stream) is bool else stream is not None and _flag(stream),
             0 if limit is None else limit if type(limit) is int and limit > 0 else _whole_number(limit),
             None if stored is None else _text(stored, "previous_response_id"),
         )
