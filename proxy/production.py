@@ -37,20 +37,20 @@ class Production:
     async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         """Never fails: what is missing afterwards, scorers do without."""
         producers, endpoints = next(self._rounds), tuple(endpoints)
-        for at, producer in enumerate(producers[: self._prompt] if self.waits else producers):
+        for producer in producers[: self._prompt] if self.waits else producers:
             try:
                 await producer.produce(request, endpoints)
             except Exception as error:  # noqa: BLE001  # the request goes on without the datum
-                self._failed(at, request, error)
+                self._failed(producers.index(producer), request, error)
         if not self.waits:
             return
         try:
             async with asyncio.timeout(self._deadline):
-                for at, producer in enumerate(producers[self._prompt :], self._prompt):
+                for producer in producers[self._prompt :]:
                     try:
                         await producer.produce(request, endpoints)
                     except Exception as error:  # noqa: BLE001
-                        self._failed(at, request, error)
+                        self._failed(producers.index(producer), request, error)
         except TimeoutError:
             log.warning("request %s: the data producers were not done after %g s", request.id, self._deadline)
 

@@ -48,7 +48,9 @@ class MaxScorePicker(Picker):
                 return self._drawn(endpoints, scores)
             before = recent
             ordered.append(endpoints[at])
-        return ordered[: self.max_num_of_endpoints or None]
+        if self.max_num_of_endpoints:
+            del ordered[self.max_num_of_endpoints :]
+        return ordered
 
     def _drawn(self, endpoints: Sequence[Endpoint], scores: Sequence[float]) -> list[Endpoint]:
         """Where some may be equal."""
