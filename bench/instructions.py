@@ -4,6 +4,9 @@
 `cpu.py`. What is counted does not depend on the machine or on what else it does: two runs differ by 0.3 %, so a change
 of 1 % is one. Time goes as much slower for the proxy as valgrind is, or its timers would weigh too much. The kernel is
 not counted. Needs valgrind and what `cpu.py` needs, and takes two minutes.
+
+With `--still` time hardly passes: no scrape and no timer falls into the measurement, so two runs of one checkout differ
+by 0.5 % also on a busy machine. Use it to compare two checkouts.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ import rig
 from callgrind import Profile, read
 from rig import EVENTS, HERE, PATH, Program, Rig, Running, Site, table
 
-SLOWER = 40.0
-"""Times; so many does valgrind take for what takes one."""
+SLOWER, STILL = 40.0, 4000.0
+"""Times; so many does valgrind take for what takes one. At the second one a run takes milliseconds of the proxy's time.
+"""
 
 rig.READY_SECONDS = 600.0
 
@@ -60,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--connections", type=int, default=16, help="each with one request at a time  [default: 16]")
     parser.add_argument("--top", type=int, default=25, help="functions that are shown  [default: 25]")
     parser.add_argument("--tree", type=Path, default=HERE.parent, help="another checkout of kvlane")
+    parser.add_argument("--still", action="store_true", help="without scrapes and timers")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args()
 
@@ -79,7 +84,7 @@ def _measured(running: Rig, case: cpu.Case, options: argparse.Namespace) -> Path
     request = _request(case.body())
     _load(clients, request, options.requests // 2)
     _control(proxy, "--instr=on")
-    _set(factor, SLOWER)
+    _set(factor, STILL if options.still else SLOWER)
     _load(clients, request, options.requests // 2)
     _control(proxy, "--zero")
     _load(clients, request, options.requests)

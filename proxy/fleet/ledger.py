@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import exp, inf, log, log1p
 
-from proxy.core.endpoint import Endpoint, set_recent, set_tokens, update
+from proxy.core.endpoint import Endpoint
 from proxy.core.exchange import WHOLE, Exchange, Stage
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
@@ -56,8 +56,7 @@ class Ledger:
         if charge := exchange.charge:
             prefill, output = charge
             exchange.charge = (0, output)
-            load = exchange.endpoint.load
-            set_tokens(load, load.tokens - prefill)
+            vars(exchange.endpoint.load)["tokens"] -= prefill
 
     def leave(self, exchange: Exchange) -> None:
         if charge := exchange.charge:
@@ -70,23 +69,23 @@ class Ledger:
         """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would
         win every tie, and get all of the traffic, until it had caught up with a minute of theirs."""
         least = min((peer.load.recent for peer in peers if peer is not endpoint), default=-inf)
-        set_recent(endpoint.load, max(endpoint.load.recent, least))
+        vars(endpoint.load)["recent"] = max(endpoint.load.recent, least)
 
     def elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int = 0) -> None:
         """What the siblings of this process have in flight on the pod, all of it, and the prompt tokens they sent it
         since they last said so."""
         load = endpoint.load
         endpoint.charge(requests - load.remote_requests, tokens - load.remote_tokens)
-        update(load, remote_requests=requests, remote_tokens=tokens)
+        vars(load).update(remote_requests=requests, remote_tokens=tokens)
         if work > 0:
             self._remember(endpoint, work)
 
     def _remember(self, endpoint: Endpoint, work: int) -> None:
         """Instead of shrinking all past work, later work counts for more, by a factor that grows with the time. The sum
         is made of logarithms, which do not overflow; the past never is e^700 times the work of one request."""
-        load = endpoint.load
+        load = vars(endpoint.load)
         added = log(work / endpoint.weight) + self._clock.now() / RECENT_SECONDS
-        set_recent(load, added + log1p(exp(load.recent - added)))
+        load["recent"] = added + log1p(exp(load["recent"] - added))
 
 
 class SharedLedger(Ledger):

@@ -25,6 +25,7 @@ from proxy.core.plugin import (
     Scorer,
     points_of,
 )
+from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
 from proxy.prefix.keys import PREFIX_MATCH
 from proxy.scheduling.reference import reference
@@ -108,6 +109,9 @@ class TestEveryPlugin:
     def test_it_stands_at_an_extension_point_and_its_instances_can_be_made(self, cls: type[Plugin]) -> None:
         assert points_of(cls)
         assert instance(cls).plugin_type == cls.plugin_type
+
+    def test_guards_trust_its_results_because_these_tests_check_them(self, cls: type[Plugin]) -> None:
+        assert is_built_in(instance(cls))
 
     def test_it_can_be_had_twice_with_state_of_its_own(self, cls: type[Plugin]) -> None:
         first, second = instance(cls), instance(cls)

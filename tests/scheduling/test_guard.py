@@ -1,6 +1,7 @@
 """No scorer, filter or picker can abort a cycle."""
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest
 from proxy.core.plugin import Filter, Picker, Scorer
 from proxy.core.plugin_faults import PluginFaults
+from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
+from proxy.plugins.pickers.max_score import MaxScorePicker
 from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
 from tests.scheduling.situations import RUN, counted, pod, request
 
@@ -173,3 +176,21 @@ def test_the_best_score_wins_where_the_picker_fails(picked: Any, expected: list[
     assert [one.endpoint for one in guard.pick(RUN, request(), SCORED)] == expected
     assert list(guard.order(RUN, request(), (A, B, C), (0.1, 0.9, 0.5))) == expected
     assert faults == ([("mine", fault)] * 2 if fault else [])
+
+
+class Broken(random.Random):
+    def random(self) -> float:
+        raise OSError("no randomness")
+
+
+def test_a_built_in_picker_that_fails_is_replaced_too() -> None:
+    faults: list[tuple[str, str]] = []
+    guard = GuardedPicker(MaxScorePicker(Broken()), "mine", counted(faults))
+    assert [one.endpoint for one in guard.pick(RUN, request(), SCORED)] == [B, C, A]
+    assert list(guard.order(RUN, request(), (A, B, C), (0.1, 0.9, 0.5))) == [B, C, A]
+    assert faults == [("mine", "raised")] * 2
+
+
+def test_results_are_trusted_of_plugins_of_kvlane_alone() -> None:
+    assert is_built_in(MaxScorePicker(random.Random()))
+    assert not is_built_in(Picking([]))
