@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bench.fuzzing.inputs import CORPUS
 from proxy.core.errors import BadRequest
-from proxy.openai.multipart import LONGEST_HEAD, MOST_LINES, MOST_PARTS, STEP, Form, model_of
+from proxy.openai.multipart import LONGEST_HEAD, MOST_LINES, MOST_PARTS, STEP, Form, model_of, with_model
 
 RECORDED = CORPUS / "multipart"
 KIND = "multipart/form-data; boundary=B"
@@ -52,6 +52,10 @@ def test_forms_are_read_as_clients_send_them(client: str) -> None:
     """With a file whose name has quotes, a semicolon and an accent, where the client allows it."""
     kind, _, form = (RECORDED / client).read_bytes().partition(b"\n")
     assert model_of(form, kind.decode()) == "a"
+    renamed = with_model(form, kind.decode(), "other")
+    assert renamed is not None
+    assert model_of(renamed, kind.decode()) == "other"
+    assert renamed.replace(b"\r\n\r\nother\r\n", b"\r\n\r\na\r\n") == form
 
 
 def test_an_empty_model_field_names_no_model() -> None:
