@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rig import PATH, free_ports, say, table
 
 from proxy.cli import demo
-from tests.extproc.gateway import envoy, ext_proc
+from tests.helpers.extproc.gateway import envoy, ext_proc
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT, LONG = 2, 66

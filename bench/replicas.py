@@ -58,8 +58,8 @@ from proxy.replay.workload import load_trace
 from proxy.replicas.loads import OwnLoads
 from proxy.replicas.outbox import Outbox
 from proxy.replicas.redis_line import RedisLine
-from tests.replicas.store import Wall, store
-from tests.replicas.test_deployment import Proxy, settings
+from tests.helpers.replicas.store import Wall, store
+from tests.system.replicas.test_deployment import Proxy, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PODS = 4

@@ -53,7 +53,7 @@ from proxy.replicas.series import ReplicaSeries
 from proxy.replicas.settings import ReplicaSettings
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Counter
-from tests.replicas.virtual import VirtualLoop
+from tests.helpers.replicas.virtual import VirtualLoop
 
 FIRST_BYTE, END, THINK = 0.2, 1.0, 0.2
 TRANSIT = 0.0005

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import settings
 
-from tests import patience
+from tests.helpers import patience
 
 # The same examples everywhere, and as long as they take: what Hypothesis does by itself only where CI is set.
 settings.load_profile("ci")

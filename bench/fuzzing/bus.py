@@ -21,7 +21,7 @@ from proxy.replicated import Replicated
 from proxy.settings import from_mapping
 from proxy.supervisor.crew import Crew
 from proxy.supervisor.supervisor import Supervisor
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 POD = "p"
 HOST = b"h" * ID_BYTES

@@ -23,7 +23,7 @@ from proxy.fleet.discovery.file import FileSource
 from proxy.models.cluster import ClusterNames
 from proxy.models.settings import ClusterObjects, ModelSettings
 from proxy.settings import from_mapping
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.validation.script import Answer, Session
-from tests.ports import free_port
+from tests.helpers.ports import free_port
 from tests.vllm import tiny_model
 from tests.vllm.client import Client
 from tests.vllm.fleet import ENVIRON, FLAGS, MODEL, START_UP

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.recording import RECORD, Recorder
-from tests.scenarios.stack import Stack
+from tests.helpers.scenarios.stack import Stack
 
 CLIENTS = "KVLANE_CLIENTS"
 """Names the folder that `make test-clients` installs into; without it only what every machine has is run."""

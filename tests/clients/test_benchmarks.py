@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from proxy.sim import SimConfig
 from tests.clients.running import PROGRAMS, PYTHON, ROOT, door, needs, said
-from tests.scenarios.stack import stack
+from tests.helpers.scenarios.stack import stack
 
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 QUICK = SimConfig(time_scale=5)

@@ -9,8 +9,8 @@ import pytest
 
 from proxy.sim import SimConfig, StepTiming
 from tests.clients.running import NODE, PROGRAMS, PYTHON, door, needs, said
-from tests.scenarios.stack import stack
-from tests.waiting import until
+from tests.helpers.scenarios.stack import stack
+from tests.helpers.waiting import until
 
 SLOW = SimConfig(timing=StepTiming(base=0.02, per_prefill_token=0.0))
 """A stream of 2,000 tokens takes 40 s: who leaves it after the first one is seen to leave."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
+from tests.helpers.ports import free_port
 from tests.vllm.client import Client
 from tests.vllm.program import Program
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.ports import free_port
+from tests.helpers.ports import free_port
 from tests.vllm.client import Answer
 from tests.vllm.fleet import BLOCK, MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until
 from tests.vllm.test_prefix import text

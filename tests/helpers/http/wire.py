@@ -1,0 +1,169 @@
+"""A pod's connection and the answer that it pushes to a client, in memory: what each writes is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import KvlaneError
+from proxy.core.exchange import Exchange
+from proxy.core.request import InferenceRequest, Naming
+from proxy.http.answer import Rim
+from proxy.http.rewritten import kind_of_answer
+from proxy.http.upstream.connection import Connection
+from proxy.http.upstream.pool import UpstreamPool
+from proxy.reliability.settings import Timeouts
+from tests.helpers.http.support import CHAT, Seen, understand
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        assert data, "an empty write"
+        assert not self.aborted
+        self.written += data
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self.write(piece)
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+
+class Caller:
+    """As much of a call as an answer needs."""
+
+    def __init__(self, wire: Wire, speaks_11: bool) -> None:
+        self.transport = wire
+        self.connection = self
+        self.path = CHAT
+        self.method = "POST"
+        self.id_line = b"x-request-id: id-1\r\n"
+        self.speaks_11 = speaks_11
+        self.wants_websocket = False
+        self.upload = None
+        self.answer_lines = b""
+        self.closing = not speaks_11
+        self.answered = 0
+        self.sink: object = None
+        self.writing_paused = False
+        self.story: object = None
+
+    def connection_header(self) -> bytes:
+        return b"connection: close\r\n" if self.closing else b""
+
+
+class Leg:
+    """One answer under way. Made within a running loop."""
+
+    def __init__(
+        self,
+        speaks_11: bool = True,
+        *,
+        path: str = CHAT,
+        asks_usage: bool = False,
+        others: bool = False,
+        asked: str = "m",
+    ) -> None:
+        """`others`: there are pods that can be asked instead; `asked` is what the client calls the model `m`."""
+        self.others = others
+        self.released: list[Connection] = []
+        self.first_bytes: list[Exchange] = []
+        self.pod, self.client = Wire(), Wire()
+        self.connection = Connection(self.released.append, lambda lost: None)
+        self.connection.connection_made(cast(asyncio.Transport, self.pod))
+        self.clock = clock = ManualClock()
+        endpoint = Endpoint("p", "http://p")
+        request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(asked))
+        self.exchange = Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
+        pool = UpstreamPool(1.0, clock)
+        self.given_up = ""
+        """Why the answer is not waited for."""
+        self.asked: list[float] = []
+        """Since when nothing had come, whenever that was asked."""
+        self.rim = Rim(
+            pool, Timeouts(), clock, asyncio.get_running_loop(), self._first_byte, self._takes, self._give_up
+        )
+        caller = cast(Any, Caller(self.client, speaks_11))
+        self.answer = kind_of_answer(self.exchange)(caller, self.exchange, self.rim, self.connection)
+        self.connection.send(self.answer, b"POST", b"")
+
+    def _takes(self, exchange: Exchange, status: int) -> bool:
+        return status >= 500 and self.others
+
+    def _first_byte(self, exchange: Exchange) -> None:
+        assert exchange.status is not None
+        assert exchange.first_byte_at is not None
+        self.first_bytes.append(exchange)
+
+    def _give_up(self, exchange: Exchange, heard_at: float) -> str:
+        self.asked.append(heard_at)
+        return self.given_up
+
+    def read(self, data: bytes) -> None:
+        """From the pod."""
+        if not self.pod.closed:
+            self.connection.data_received(data)
+
+    def end(self, error: Exception | None = None) -> None:
+        """By the pod."""
+        if not self.pod.closed:
+            self.pod.closed = True
+            self.connection.connection_lost(error)
+
+
+class Outcome:
+    def __init__(self, leg: Leg) -> None:
+        self.raw = leg.client.written
+        self.aborted = leg.client.aborted
+        self.exchange = leg.exchange
+        self.open = leg.exchange.ending is None
+        self.error: KvlaneError | None = leg.answer.done.result() if leg.answer.done.done() else None
+        self.reused = bool(leg.released)
+
+    def seen(self) -> Seen:
+        return understand(self.raw)
+
+
+def play(
+    pieces: list[bytes],
+    ending: str,
+    speaks_11: bool = True,
+    *,
+    asks_usage: bool = False,
+    others: bool = False,
+    asked: str = "m",
+) -> Outcome:
+    """`ending`: open (the pod says no more), closed or reset."""
+
+    async def played() -> Outcome:
+        return _play(Leg(speaks_11, asks_usage=asks_usage, others=others, asked=asked), pieces, ending)
+
+    return asyncio.run(played())
+
+
+def _play(leg: Leg, pieces: list[bytes], ending: str) -> Outcome:
+    for piece in pieces:
+        leg.read(piece)
+    if ending != "open":
+        leg.end(None if ending == "closed" else ConnectionResetError())
+    return Outcome(leg)

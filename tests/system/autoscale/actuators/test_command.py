@@ -1,0 +1,66 @@
+"""The actuator that runs a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.autoscale.actuators.command import Command
+from proxy.autoscale.actuators.compose import Compose
+from proxy.autoscale.loop import Outcome
+from tests.helpers.autoscale.actuators.orders import order
+
+RECORD = """
+import json, os, sys
+said = {"argv": sys.argv[2:], "stdin": json.load(sys.stdin) if "stdin" in sys.argv[1] else None}
+said["environment"] = {key: value for key, value in os.environ.items() if key.startswith("AUTOSCALE_")}
+open(sys.argv[1], "w").write(json.dumps(said))
+"""
+
+
+async def test_a_program_is_told_in_three_ways(tmp_path: Path) -> None:
+    file = tmp_path / "stdin.json"
+    argv = [sys.executable, "-c", RECORD, str(file), "{role}={desired}", "{current}", "{victims}", "$HOME; true"]
+    assert await Command(argv, 10.0).scale(order(2, 4, ("d-3", "d-2"))) is Outcome.OK
+    said = json.loads(file.read_text())
+    assert said["argv"] == ["decode=2", "4", "d-3,d-2", "$HOME; true"]
+    assert said["environment"] == {
+        "AUTOSCALE_POOL": "default",
+        "AUTOSCALE_ROLE": "decode",
+        "AUTOSCALE_DESIRED": "2",
+        "AUTOSCALE_CURRENT": "4",
+        "AUTOSCALE_VICTIMS": "d-3,d-2",
+    }
+    assert said["stdin"]["decision_id"] == 7
+    assert said["stdin"]["order"] == {"role": "decode", "current": 4, "desired": 2, "victims": ["d-3", "d-2"]}
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(0, Outcome.OK), (75, Outcome.BUSY), (1, Outcome.ERROR)])
+async def test_the_exit_code_says_what_came_of_it(code: int, outcome: Outcome) -> None:
+    assert await Command([sys.executable, "-c", f"raise SystemExit({code})"], 10.0).scale(order(4)) is outcome
+
+
+async def test_a_program_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "late"
+    program = f"import time; time.sleep(600); open({str(file)!r}, 'w')"  # who is not killed is waited for
+    with pytest.raises(TimeoutError):
+        await Command([sys.executable, "-c", program], 0.1).scale(order(4))
+    assert not file.exists()
+
+
+async def test_a_program_that_there_is_not_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        await Command(["/nowhere/scale"], 1.0).scale(order(4))
+
+
+async def test_compose_is_told_how_many_of_a_service_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "said.json"
+    compose = Compose({"decode": "vllm-d"}, 10.0, "gpu", "/srv", program=(sys.executable, "-c", RECORD, str(file)))
+    assert await compose.scale(order(5)) is Outcome.OK
+    assert json.loads(file.read_text())["argv"] == [
+        *("-p", "gpu", "--project-directory", "/srv", "up", "-d", "--no-recreate", "--no-deps"),
+        *("--scale", "vllm-d=5", "vllm-d"),
+    ]

@@ -1,0 +1,132 @@
+"""How `kvlane serve` ends: balancers hear of it first, streams finish, and who insists is obeyed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPResponse, IncompleteRead
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_answered
+from tests.helpers.ports import free_port
+from tests.helpers.waiting import PATIENCE, wait_until
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+LONG = 600.0
+"""Seconds in which a test asks as balancers do."""
+SETTLE, BRIEF = 1.0, 0.2
+
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+
+
+@dataclass(frozen=True)
+class Serving:
+    process: Kvlane
+    url: str
+    admin: str
+
+    def stream(self, tokens: int) -> HTTPResponse:
+        body = json.dumps({**CHAT, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
+        headers = {"content-type": "application/json"}
+        answer: HTTPResponse = urllib.request.urlopen(
+            urllib.request.Request(self.url + "/v1/chat/completions", body, headers), timeout=PATIENCE
+        )
+        assert answer.readline().startswith(b"data: ")
+        return answer
+
+    def until_health_is(self, status: int) -> None:
+        wait_until(lambda: ask(self.url + "/health")[0] == status)
+
+
+@pytest.fixture(scope="module")
+def pod() -> Iterator[str]:
+    port = free_port()
+    with kvlane("sim", "--port", str(port), "--time-scale", "2") as sim:
+        until_answered(f"http://127.0.0.1:{port}/health", sim)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def serving(pod: str, folder: Path, workers: int, settle: float = BRIEF) -> Iterator[Serving]:
+    data, admin = free_port(), free_port()
+    file = folder / "kvlane.yaml"
+    given = {
+        "listen": {"host": "127.0.0.1", "port": data},
+        "admin": {"port": admin},
+        "pods": {"static": [{"url": pod}]},
+        "reliability": {"drain": {"settle": settle, "grace": 20}},
+    }
+    file.write_text(yaml.safe_dump(given))
+    with kvlane("serve", "-c", str(file), "--workers", str(workers)) as process:
+        it = Serving(process, f"http://127.0.0.1:{data}", f"http://127.0.0.1:{admin}")
+        until_answered(it.admin + "/readyz", process)
+        yield it
+
+
+@WORKERS
+def test_balancers_hear_of_a_sigterm_at_once_and_requests_are_served_until_they_have(
+    pod: str, tmp_path: Path, workers: int
+) -> None:
+    with serving(pod, tmp_path, workers, LONG) as it:
+        until_answered(it.url + "/health", it.process)
+        it.process.signal(signal.SIGTERM)
+        it.until_health_is(503)
+        status, body = ask(it.url + "/health")
+        assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down")
+        assert ask(it.admin + "/readyz")[0] == 503
+        assert [ask(it.url + "/v1/chat/completions", CHAT)[0] for _ in range(20)] == [200] * 20
+        assert it.process.running
+
+
+@WORKERS
+def test_balancers_have_the_time_to_hear_of_it_and_no_more(pod: str, tmp_path: Path, workers: int) -> None:
+    with serving(pod, tmp_path, workers, SETTLE) as it:
+        until_answered(it.url + "/health", it.process)
+        told = time.monotonic()
+        it.process.signal(signal.SIGTERM)
+        it.until_health_is(0)
+        assert time.monotonic() - told > SETTLE * 0.9
+        assert it.process.ended() == 0
+        assert "Traceback" not in it.process.errors
+
+
+@WORKERS
+def test_a_running_stream_is_finished_before_the_end(pod: str, tmp_path: Path, workers: int) -> None:
+    with serving(pod, tmp_path, workers) as it:
+        with it.stream(400) as answer:
+            it.process.signal(signal.SIGTERM)
+            it.until_health_is(0)
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert it.process.ended() == 0
+        assert "Traceback" not in it.process.errors
+
+
+def test_who_interrupts_it_at_a_terminal_does_not_wait_for_balancers(pod: str, tmp_path: Path) -> None:
+    with serving(pod, tmp_path, 1, settle=600.0) as it, it.stream(100_000):
+        it.process.signal(signal.SIGINT)
+        it.until_health_is(0)
+
+
+@WORKERS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_of_a_kind_waits_for_nobody(
+    pod: str, tmp_path: Path, workers: int, number: signal.Signals
+) -> None:
+    other = signal.SIGINT if number is signal.SIGTERM else signal.SIGTERM
+    with serving(pod, tmp_path, workers) as it, it.stream(100_000) as answer:
+        it.process.signal(number)
+        it.until_health_is(0)
+        it.process.signal(other)
+        assert all(answer.readline() for _ in range(20))
+        it.process.signal(number)
+        assert it.process.ended() == -number
+        with pytest.raises((IncompleteRead, ConnectionError)):
+            answer.read()

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from proxy.core.endpoint import Endpoint
+from proxy.dashboard.samples import NAMES
+from proxy.dashboard.series import Series, TextSeries
+from proxy.dashboard.summed import SummedCounts
+from proxy.sim.faults import Fault, Kind
+from tests.helpers.dashboard.browser import ESCAPE, Page, chromium, needs_chromium
+from tests.helpers.dashboard.scene import events
+from tests.helpers.supervisor.host import CHAT, Host, host, question
+from tests.helpers.waiting import until
+
+NEVER_GIVEN_UP = {
+    "drain": {"grace": "10s"},
+    "retries": {"attempts": 2, "budgetPercent": 100},
+    "breaker": {"failures": 1000},
+}
+
+
+@asynccontextmanager
+async def shown(served: Host) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
+    url = f"http://127.0.0.1:{served.supervisor.admin_port}/dashboard/events"
+    async with served.admin_http.get(url) as answer, asyncio.timeout(60):
+        yield events(answer)
+
+
+async def test_the_host_shows_what_all_workers_do() -> None:
+    async with host(workers=2) as served, shown(served) as told:
+        _, first = await anext(told)
+        assert set(first["pods"]) == {"pod-0", "pod-1"}
+        assert first["about"]["workers"] == 2
+        assert first["queues"] is None
+        for number in range(6):
+            await served.chat(f"question {number}")
+        answered = 0.0
+        async for _, change in told:
+            point = change.get("point") or {"good": 0, "seconds": 0}
+            answered += point["good"] * point["seconds"]
+            if round(answered) == 6:
+                break
+
+
+async def test_what_failed_on_a_pod_is_that_of_all_workers_and_of_those_that_are_gone() -> None:
+    async with host(workers=2, reliability=NEVER_GIVEN_UP) as served:
+        served.sim.pods[0].faults.set([Fault(Kind.REJECT, status=500)])
+        for number in range(20):
+            await served.chat(f"question {number}")
+        failed = served.sim.pods[0].faults.met[0]
+        assert failed > 0
+        assert await counted(served) == {"pod-0": (failed, failed), "pod-1": (20, 0)}
+        first, *_ = served.supervisor.pids
+        os.kill(first, signal.SIGTERM)
+        await until(lambda: first not in served.supervisor.pids and served.supervisor.serving == 2)
+        assert await counted(served) == {"pod-0": (failed, failed), "pod-1": (20, 0)}
+
+
+async def counted(served: Host) -> dict[str, tuple[int, int]]:
+    """By the first picture that a viewer gets: legs that were sent to each pod, and those that failed."""
+    async with shown(served) as told:
+        _, first = await anext(told)
+    sent, failed = (first["fields"].index(name) for name in ("sent", "failed"))
+    return {name: (row[sent], row[failed]) for name, row in first["pods"].items()}
+
+
+def test_sums_are_those_of_the_series_that_were_read_last() -> None:
+    read: list[Series] = []
+    counts = SummedCounts(lambda: read[-1] if read else None)
+    pod, other = Endpoint("a", "http://a:8000"), Endpoint("b", "http://b:8000")
+    assert counts.of(pod).attempts == {}
+    line = b'kvlane_attempts_total{ending="%s",endpoint="a"} %d.0\n'
+    read.append(TextSeries([line % (b"complete", 2) + line % (b"timed-out", 1), line % (b"complete", 5)], NAMES))
+    assert counts.of(pod).attempts == {"complete": 7, "timed-out": 1}
+    assert counts.of(other).attempts == {}
+    read.append(TextSeries([line % (b"complete", 9)], NAMES))
+    assert counts.of(pod).attempts == {"complete": 9}
+
+
+BUTTONS = "document.querySelectorAll('#decision-list tbody button')"
+
+
+@needs_chromium
+async def test_decisions_of_all_workers_are_shown_and_a_click_has_the_table_of_the_one_that_decided() -> None:
+    telemetry = {"accessLog": False, "logLevel": "error", "decisions": {}}
+    with chromium() as driver:
+        async with host(workers=2, telemetry=telemetry) as served:
+            page, asked = Page(driver), [f"of-{number}" for number in range(12)]
+            await page.open(f"http://127.0.0.1:{served.supervisor.admin_port}/dashboard")
+            for name in asked:
+                await ask(served, name)
+            await page.ask("document.querySelector('#decisions').scrollIntoView()")
+            await page.until(f"document.querySelectorAll('#decision-list tbody tr').length === {len(asked)}")
+            seen = {await decided(page, number) for number in range(len(asked))}
+            assert seen == set(asked)
+            await page.ask(f"[{BUTTONS}[0].click(), document.querySelector('#dialog').close(), {BUTTONS}[1].click()]")
+            await page.says("#dialog tr.chosen", "chosen")
+            await page.press(ESCAPE)
+            await page.says("#queue-list", "With several workers")
+            assert await page.complaints() == []
+
+
+async def decided(page: Page, row: int) -> str:
+    """The request of that row, as its table says."""
+    await page.ask(f"{BUTTONS}[{row}].click()")
+    await page.says("#dialog tr.chosen", "chosen")
+    request = await page.text("#dialog code")
+    await page.press(ESCAPE)
+    await page.until("!document.querySelector('#dialog').open")
+    return request
+
+
+async def ask(served: Host, name: str) -> None:
+    """Over a connection of its own, so that any worker may get it."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(served.url + CHAT, json=question("Hello!"), headers={"x-request-id": name}) as response,
+    ):
+        assert response.status == 200
+        await response.read()

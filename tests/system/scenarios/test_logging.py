@@ -1,0 +1,68 @@
+"""How much is logged, changed at the admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+
+from proxy.sim import SimConfig, SimFleet
+from proxy.supervisor.supervisor import Supervisor
+from tests.helpers.scenarios.stack import stack
+from tests.helpers.supervisor.host import configured
+from tests.helpers.waiting import PATIENCE, until
+
+ROOM = "proxy.reliability.health"
+
+
+@pytest.fixture(autouse=True)
+def level() -> Iterator[None]:
+    logger = logging.getLogger(ROOM)
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
+async def test_a_level_is_changed_shown_and_taken_back() -> None:
+    async with stack(1) as s:
+        response, answer = await s.operate("POST", "/admin/logging", {ROOM: "debug"})
+        assert (response.status, answer["levels"][ROOM]) == (200, "debug")
+        assert logging.getLogger(ROOM).isEnabledFor(logging.DEBUG)
+        response, answer = await s.operate("POST", "/admin/logging", {ROOM: None})
+        _, shown = await s.operate("GET", "/admin/logging")
+        assert shown == answer
+        assert ROOM not in shown["levels"]
+        assert ROOM in shown["rooms"]
+        response, answer = await s.operate("POST", "/admin/logging", {ROOM: "loud"})
+        assert (response.status, answer["error"]["param"]) == (400, ROOM)
+
+
+async def test_workers_follow_those_that_start_later_too(capfd: pytest.CaptureFixture[str]) -> None:
+    wanted = {"proxy.telemetry.log_levels": "debug"}
+    async with (
+        SimFleet(1, SimConfig(time_scale=20)) as sim,
+        Supervisor(configured(sim), 1) as supervisor,
+        aiohttp.ClientSession(f"http://127.0.0.1:{supervisor.admin_port}") as admin,
+    ):
+        async with admin.post("/admin/logging", json=wanted) as answer:
+            assert answer.status == 200
+        await until_said(capfd, "levels as told")
+        (first,) = supervisor.pids
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: supervisor.pids not in ([], [first]))
+        await until_said(capfd, "levels as told")
+
+
+async def until_said(capfd: pytest.CaptureFixture[str], text: str) -> str:
+    """On standard error, since it was asked last."""
+    said = ""
+    async with asyncio.timeout(PATIENCE):
+        while text not in said:
+            said += capfd.readouterr().err
+            await asyncio.sleep(0.05)
+    return said

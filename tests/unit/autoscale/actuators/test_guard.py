@@ -1,0 +1,259 @@
+"""What holds for all actuators, and how pods are emptied before they go; on a clock that the test moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.autoscale.acting import ActuatorSettings, DrainSettings
+from proxy.autoscale.actuators.guard import CIRCUIT, Guard
+from proxy.autoscale.actuators.order import Hand, Order
+from proxy.autoscale.drains import Drains
+from proxy.autoscale.loop import Outcome
+from proxy.autoscale.orders import Orders
+from proxy.autoscale.victims import Replica
+from proxy.core.clock import ManualClock
+from tests.helpers.autoscale.actuators.orders import decision
+
+
+class Recording(Hand):
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.marks: list[tuple[list[str], bool]] = []
+        self.outcome = Outcome.OK
+        self.breaks = False
+
+    async def scale(self, order: Order) -> Outcome:
+        self.orders.append(order)
+        if self.breaks:
+            raise OSError("no way")
+        return self.outcome
+
+    async def mark(self, pods: Sequence[str], doomed: bool) -> None:
+        self.marks.append((list(pods), doomed))
+
+
+class Pods:
+    """Three of one role, that take requests."""
+
+    def __init__(self) -> None:
+        self.all = {name: Replica(name, "decode", inflight=1 + int(name[-1])) for name in ("d-0", "d-1", "d-2")}
+
+    def replicas(self, role: str) -> Sequence[Replica]:
+        return list(self.all.values())
+
+    def drain(self, name: str) -> None:
+        self.all[name] = replace(self.all[name], draining=True, ready=False)
+
+    def undrain(self, name: str) -> None:
+        self.all[name] = replace(self.all[name], draining=False, ready=True)
+
+    def end_requests(self, name: str) -> None:
+        self.all[name] = replace(self.all[name], inflight=0)
+
+    @property
+    def draining(self) -> list[str]:
+        return [name for name, one in self.all.items() if one.draining]
+
+
+class Rig:
+    def __init__(self, **settings: Any) -> None:
+        self.clock = ManualClock(now=1000.0)
+        self.pods, self.hand = Pods(), Recording()
+        self.drains = Drains(DrainSettings(), self.pods, self.clock)
+        self.guard = Guard(
+            ActuatorSettings(type="exec", command=("scale",), **settings),
+            self.hand,
+            self.drains,
+            Orders(self.clock),
+            self.clock,
+            random.Random(1),
+        )
+
+    async def to(self, desired: int, current: int = 3, **bounds: int) -> Outcome:
+        return await self.guard.apply(decision(desired, current, **bounds), "decode")
+
+    @property
+    def counts(self) -> list[int]:
+        return [order.count for order in self.hand.orders]
+
+
+async def test_steps_up_have_an_interval() -> None:
+    rig = Rig()
+    assert await rig.to(4) is Outcome.OK
+    rig.clock.advance(29.0)
+    assert await rig.to(5, 4) is Outcome.BUSY
+    rig.clock.advance(1.0)
+    assert await rig.to(5, 4) is Outcome.OK
+    assert rig.counts == [4, 5]
+
+
+async def test_a_step_is_no_larger_than_allowed_and_never_out_of_bounds() -> None:
+    rig = Rig(max_step=2)
+    await rig.to(20)
+    assert rig.counts == [5]
+    rig = Rig(max_step=0)
+    await rig.to(20, high=9)
+    assert rig.counts == [9]
+
+
+async def test_the_last_replica_goes_only_if_that_is_said_twice() -> None:
+    assert await Rig().to(0, 1, low=0) is Outcome.REFUSED
+    rig = Rig(allow_zero=True)
+    rig.pods.all = {"d-0": Replica("d-0", "decode")}
+    assert await rig.to(0, 1, low=0) is Outcome.BUSY
+    rig.clock.advance(1.0)
+    assert await rig.to(0, 1, low=0) is Outcome.OK
+
+
+async def test_a_file_is_a_kill_switch(tmp_path: Path) -> None:
+    rig = Rig(kill_file=str(tmp_path / "stop"))
+    (tmp_path / "stop").touch()
+    assert await rig.to(4) is Outcome.REFUSED
+    assert not rig.hand.orders
+    (tmp_path / "stop").unlink()
+    assert await rig.to(4) is Outcome.OK
+
+
+async def test_the_kill_switch_lets_pods_back_in(tmp_path: Path) -> None:
+    rig = Rig(kill_file=str(tmp_path / "stop"))
+    assert await rig.to(2) is Outcome.BUSY
+    (tmp_path / "stop").touch()
+    assert await rig.to(2) is Outcome.REFUSED
+    assert rig.pods.draining == []
+
+
+async def test_a_new_pod_of_an_old_name_drains_anew() -> None:
+    rig = Rig()
+    rig.pods.end_requests("d-0")
+    assert await rig.to(2) is Outcome.BUSY
+    rig.clock.advance(60.0)
+    rig.pods.all["d-0"] = Replica("d-0", "decode")
+    assert await rig.to(2) is Outcome.BUSY
+    assert rig.pods.draining == ["d-0"]
+    rig.clock.advance(1.0)
+    assert await rig.to(2) is Outcome.OK
+
+
+async def test_failures_are_followed_by_longer_and_longer_pauses() -> None:
+    rig = Rig()
+    rig.hand.outcome = Outcome.ERROR
+    waits = []
+    for _ in range(CIRCUIT):
+        assert await rig.to(4) is Outcome.ERROR
+        waited = 0
+        while await rig.to(4) is Outcome.BUSY and waited < 1000:
+            rig.clock.advance(1.0)
+            waited += 1
+        waits.append(waited)
+        rig.guard.roles["decode"].failures = len(waits)
+        rig.guard.roles["decode"].not_before = 0.0
+    assert waits[0] in range(3, 8)
+    assert waits[-1] >= 225
+    assert sorted(waits) == waits
+
+
+async def test_an_actuator_that_breaks_counts_as_a_failure() -> None:
+    rig = Rig()
+    rig.hand.breaks = True
+    with pytest.raises(OSError, match="no way"):
+        await rig.to(4)
+    rig.hand.breaks = False
+    assert await rig.to(4) is Outcome.BUSY
+
+
+async def test_pods_are_empty_before_they_go() -> None:
+    rig = Rig()
+    assert await rig.to(2) is Outcome.BUSY
+    assert rig.pods.draining == ["d-0"]
+    assert rig.hand.marks == [(["d-0"], True)]
+    rig.clock.advance(60.0)
+    assert await rig.to(2) is Outcome.BUSY
+    rig.pods.end_requests("d-0")
+    assert await rig.to(2) is Outcome.OK
+    (order,) = rig.hand.orders
+    assert (order.count, order.victims) == (2, ("d-0",))
+
+
+async def test_a_pod_that_has_just_been_told_may_still_be_sent_a_request() -> None:
+    rig = Rig()
+    rig.pods.end_requests("d-0")
+    assert await rig.to(2) is Outcome.BUSY
+    rig.clock.advance(1.0)
+    assert await rig.to(2) is Outcome.OK
+
+
+async def test_a_request_without_end_does_not_keep_a_pod_for_ever() -> None:
+    rig = Rig()
+    assert await rig.to(2) is Outcome.BUSY
+    rig.clock.advance(899.0)
+    assert await rig.to(2) is Outcome.BUSY
+    rig.clock.advance(1.0)
+    assert await rig.to(2) is Outcome.OK
+
+
+async def test_demand_that_returns_lets_pods_back_in() -> None:
+    rig = Rig()
+    await rig.to(1)
+    assert rig.pods.draining == ["d-0", "d-1"]
+    await rig.to(2)
+    assert rig.pods.draining == ["d-0"]
+    assert await rig.to(4) is Outcome.OK
+    assert rig.pods.draining == []
+    assert rig.hand.marks == [(["d-0", "d-1"], True), (["d-1"], False), (["d-0"], False)]
+
+
+async def test_a_pod_whose_end_was_ordered_is_not_let_back_in() -> None:
+    rig = Rig()
+    rig.pods.end_requests("d-0")
+    await rig.to(2)
+    rig.clock.advance(1.0)
+    assert await rig.to(2) is Outcome.OK
+    await rig.guard.cancel("decode")
+    assert rig.pods.draining == ["d-0"]
+    rig.drains.spare("decode")
+    await rig.guard.cancel("decode")
+    assert rig.pods.draining == []
+
+
+async def test_an_order_that_fails_leaves_its_victims_to_be_let_back() -> None:
+    rig = Rig()
+    rig.pods.end_requests("d-0")
+    await rig.to(2)
+    rig.clock.advance(1.0)
+    rig.hand.outcome = Outcome.REFUSED
+    assert await rig.to(2) is Outcome.REFUSED
+    await rig.guard.cancel("decode")
+    assert rig.pods.draining == []
+
+
+async def test_what_drains_can_be_seen() -> None:
+    rig = Rig()
+    await rig.to(2)
+    (seen,) = rig.drains.described("decode")
+    assert (seen["name"], seen["inflight"], seen["state"]) == ("d-0", 1, "draining")
+    rig.pods.end_requests("d-0")
+    rig.clock.advance(1.0)
+    (seen,) = rig.drains.described("decode")
+    assert seen["state"] == "drain_ready"
+    del rig.pods.all["d-0"]
+    rig.drains.forget_gone("decode")
+    assert rig.drains.names("decode") == []
+
+
+def test_an_order_is_over_when_it_can_be_seen_or_has_had_its_time() -> None:
+    clock = ManualClock(now=0.0)
+    orders = Orders(clock, 600.0)
+    assert orders.current("decode", 3) == 3
+    orders.put("decode", 5)
+    assert orders.current("decode", 4) == 5
+    assert orders.current("decode", 5) == 5
+    assert orders.current("decode", 4) == 4
+    orders.put("decode", 8)
+    clock.advance(600.0)
+    assert orders.current("decode", 4) == 4

@@ -1,0 +1,372 @@
+"""The loop of one pool, on a clock that moves when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from proxy.autoscale.decision import Decision
+from proxy.autoscale.loop import Loop, Outcome
+from proxy.autoscale.observed import Observed, Sample
+from proxy.core.clock import ManualClock
+from proxy.core.errors import BadRequest
+from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool
+
+
+class Cluster:
+    """Two roles that do at once what they are told, and can be made unobservable."""
+
+    def __init__(self, clock: ManualClock, prefill: int = 3, decode: int = 7) -> None:
+        self._clock = clock
+        self.replicas = {"prefill": prefill, "decode": decode}
+        self.metrics: dict[str, dict[str, Any]] = {"prefill": {BACKLOG: 4.5}, "decode": {KV_SUM: 5.6}}
+        self.signals: dict[str, dict[str, float]] = {"prefill": {}, "decode": {}}
+        self.measured_at: float | None = None
+        self.breaks = False
+        self.hangs = False
+
+    async def observe(self) -> Mapping[str, Observed]:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.breaks:
+            raise OSError("nobody answers")
+        at = self._clock.now() if self.measured_at is None else self.measured_at
+        return {
+            role: Observed(
+                count,
+                count,
+                metrics={name: Sample(value, at) for name, value in self.metrics[role].items()},
+                signals={name: Sample(value, at) for name, value in self.signals[role].items()},
+            )
+            for role, count in self.replicas.items()
+        }
+
+    async def apply(self, decision: Decision, role: str) -> Outcome:
+        self.replicas[role] = decision.desired[role]
+        return Outcome.OK
+
+
+class Stuck:
+    """An actuator that never gets there."""
+
+    def __init__(self, outcome: Outcome | None = None) -> None:
+        self._outcome = outcome
+        self.asked: list[tuple[int, str]] = []
+
+    async def apply(self, decision: Decision, role: str) -> Outcome:
+        self.asked.append((decision.id, role))
+        if self._outcome is None:
+            raise OSError("no way to get there")
+        return self._outcome
+
+
+class Rig:
+    def __init__(self, mode: str = "active", actuator: Any = None, **changed: Any) -> None:
+        self.clock = ManualClock(now=1000.0)
+        self.cluster = Cluster(self.clock)
+        acting = actuator or self.cluster
+        self.loop = Loop(
+            "default",
+            pool(mode=mode, **changed),
+            self.cluster,
+            self.clock,
+            {"prefill": acting, "decode": acting},
+            patience=0.02,
+        )
+
+    async def step(self, seconds: float = 15.0) -> Decision:
+        decision = await self.loop.step()
+        self.clock.advance(seconds)
+        return decision
+
+
+async def test_what_is_recommended_is_done() -> None:
+    rig = Rig()
+    rig.cluster.metrics["decode"][KV_SUM] = 8.0
+    decision = await rig.step()
+    assert sum(decision.desired.values()) == 13
+    assert rig.cluster.replicas == dict(decision.desired)
+    assert set(rig.loop.outcomes.values()) == {Outcome.OK}
+    rig.cluster.metrics["prefill"][BACKLOG] = 1.5 * rig.cluster.replicas["prefill"]
+    rig.cluster.metrics["decode"][KV_SUM] = 0.8 * rig.cluster.replicas["decode"]
+    await rig.step()
+    assert rig.loop.outcomes == {}
+
+
+async def test_a_dry_run_does_everything_but_the_last_step() -> None:
+    rig = Rig(mode="dry_run")
+    rig.cluster.metrics["decode"][KV_SUM] = 8.0
+    decision = await rig.step()
+    assert sum(decision.desired.values()) == 13
+    assert rig.cluster.replicas == {"prefill": 3, "decode": 7}
+    assert set(rig.loop.outcomes.values()) == {Outcome.DRY_RUN}
+
+
+async def test_what_grows_goes_first() -> None:
+    stuck = Stuck(Outcome.BUSY)
+    rig = Rig(actuator=stuck, gate=False)
+    rig.cluster.signals = {"prefill": {"queue_depth": 32.0, "ttft": 2.0}, "decode": {"queue_depth": 0.0}}
+    decision = await rig.step()
+    assert decision.desired["prefill"] > 3
+    assert decision.desired["decode"] < 7
+    assert stuck.asked == [(1, "prefill"), (1, "decode")]
+
+
+async def test_an_actuator_that_hangs_does_not_hold_up_the_loop() -> None:
+    class Hanging:
+        async def apply(self, decision: Decision, role: str) -> Outcome:
+            await asyncio.Event().wait()
+            return Outcome.OK
+
+    rig = Rig(actuator=Hanging())
+    rig.cluster.metrics["decode"][KV_SUM] = 8.0
+    await rig.step()
+    assert set(rig.loop.outcomes.values()) == {Outcome.ERROR}
+
+
+async def test_an_actuator_that_fails_is_asked_again_and_takes_nothing_with_it() -> None:
+    broken = Stuck()
+    rig = Rig(actuator=broken)
+    rig.cluster.metrics["decode"][KV_SUM] = 8.0
+    for _ in range(2):
+        await rig.step()
+    assert set(rig.loop.outcomes.values()) == {Outcome.ERROR}
+    assert {number for number, _ in broken.asked} == {1, 2}
+
+
+class TestBlind:
+    @pytest.mark.parametrize("how", ["source", "hanging", "stale", "missing", "not-a-number"])
+    async def test_the_last_values_are_held_and_said_not_to_be_valid(self, how: str) -> None:
+        rig = Rig(mode="dry_run")
+        rig.cluster.metrics["decode"][KV_SUM] = 8.0
+        seen = await rig.step()
+        blind(rig.cluster, how, rig.clock)
+        held = await rig.step()
+        assert (seen.valid, held.valid) == (True, False)
+        assert dict(held.desired) == dict(seen.desired)
+        assert held.recommendation is None
+
+    async def test_nobody_acts(self) -> None:
+        stuck = Stuck(Outcome.OK)
+        rig = Rig(actuator=stuck)
+        rig.cluster.metrics["decode"][KV_SUM] = 8.0
+        await rig.step()
+        before = len(stuck.asked)
+        blind(rig.cluster, "stale", rig.clock)
+        await rig.step()
+        assert len(stuck.asked) == before
+        assert before
+
+    async def test_from_the_start_it_is_what_runs_and_never_zero(self) -> None:
+        rig = Rig()
+        blind(rig.cluster, "missing", rig.clock)
+        decision = await rig.step()
+        assert dict(decision.desired) == {"prefill": 3, "decode": 7}
+        rig = Rig()
+        rig.cluster.breaks = True
+        said = (await rig.step()).as_dict()
+        assert said["roles"]["decode"]["desired"] is None
+
+    async def test_it_goes_on_when_something_is_seen_again(self) -> None:
+        rig = Rig()
+        rig.cluster.breaks = True
+        assert not (await rig.step()).valid
+        rig.cluster.breaks = False
+        assert (await rig.step()).valid
+
+
+def blind(cluster: Cluster, how: str, clock: ManualClock) -> None:
+    if how == "source":
+        cluster.breaks = True
+    elif how == "hanging":
+        cluster.hangs = True
+    elif how == "stale":
+        cluster.measured_at = clock.now() - 46.0
+    elif how == "missing":
+        cluster.metrics = {"prefill": {}, "decode": {}}
+    else:
+        cluster.metrics = {"prefill": {BACKLOG: float("nan")}, "decode": {KV_SUM: -1.0}}
+
+
+async def test_what_is_no_number_is_null_in_json() -> None:
+    rig = Rig(mode="dry_run")
+    rig.cluster.metrics["prefill"] = {BACKLOG: [1.5, float("nan"), 1.5]}
+    rig.cluster.metrics["decode"] = {KV_SUM: float("inf")}
+    said = json.loads(json.dumps((await rig.step()).as_dict(), allow_nan=False))
+    assert said["roles"]["prefill"]["metrics"] == {BACKLOG: [1.5, None, 1.5]}
+    assert said["roles"]["decode"]["metrics"] == {KV_SUM: None}
+
+
+async def test_a_signal_that_is_missing_is_said_so_and_the_others_still_count() -> None:
+    rig = Rig(mode="dry_run")
+    rig.cluster.signals = {"prefill": {"ttft": 2.0}, "decode": {"queue_depth": 1.0}}
+    decision = await rig.step()
+    assert decision.missing["prefill"] == ("queue_depth",)
+    assert decision.as_dict()["roles"]["prefill"]["pressure"] == 1.0
+
+
+def test_what_is_too_old_is_missing_each_by_its_own_age() -> None:
+    old, young = 10.0, 11.0
+    observed = Observed(
+        3,
+        2,
+        metrics={"old": Sample(1.0, old), "young": Sample([1, None], young)},
+        signals={"ttft": Sample(2.0, old), "queue_depth": Sample(1.0, young)},
+    )
+    seen = observed.fresh(56.0, 45.0)
+    assert (seen.current, seen.ready) == (3, 2)
+    assert seen.metrics == {"old": None, "young": [1.0, None]}
+    assert seen.signals == {"queue_depth": 1.0}
+
+
+class TestOperators:
+    async def test_a_pause_holds_everything_and_a_resume_ends_it(self) -> None:
+        rig = Rig()
+        await rig.step()
+        rig.loop.controls.pause()
+        rig.cluster.metrics["decode"][KV_SUM] = 16.0
+        paused = await rig.step()
+        assert (paused.mode, dict(paused.desired)) == ("paused", {"prefill": 3, "decode": 7})
+        assert paused.recommendation is not None
+        assert paused.recommendation.raw == 23
+        assert rig.cluster.replicas == {"prefill": 3, "decode": 7}
+        rig.loop.controls.resume()
+        await rig.step()
+        assert sum(rig.cluster.replicas.values()) == 23
+
+    async def test_a_policy_can_be_paused_from_the_start(self) -> None:
+        rig = Rig(mode="paused")
+        rig.cluster.metrics["decode"][KV_SUM] = 16.0
+        assert dict((await rig.step()).desired) == {"prefill": 3, "decode": 7}
+
+    async def test_an_override_holds_until_its_time_is_over(self) -> None:
+        rig = Rig()
+        rig.loop.controls.override({"decode": 12}, ttl=20.0)
+        ordered = await rig.step()
+        assert (ordered.desired["decode"], set(ordered.overridden)) == (12, {"decode"})
+        assert rig.cluster.replicas["decode"] == 12
+        await rig.step()
+        after = await rig.step()
+        assert not after.overridden
+        assert sum(after.desired.values()) == 10
+
+    async def test_an_override_is_done_even_while_nothing_can_be_seen(self) -> None:
+        rig = Rig()
+        blind(rig.cluster, "missing", rig.clock)
+        rig.loop.controls.override({"decode": 12}, ttl=20.0)
+        assert not (await rig.step()).valid
+        assert rig.cluster.replicas == {"prefill": 3, "decode": 12}
+
+    async def test_what_was_held_is_not_what_was_ordered_for_a_while(self) -> None:
+        rig = Rig(mode="dry_run")
+        await rig.step()
+        rig.loop.controls.override({"decode": 12}, ttl=20.0)
+        await rig.step()
+        blind(rig.cluster, "missing", rig.clock)
+        rig.clock.advance(60.0)
+        assert (await rig.step()).desired["decode"] == 7
+
+    @pytest.mark.parametrize(
+        ("roles", "ttl", "param"),
+        [({"decode": 41}, 60.0, "roles.decode"), ({"encode": 1}, 60.0, "roles.encode"), ({"decode": 2}, 0.0, "ttl")],
+    )
+    async def test_an_override_that_cannot_be_is_refused_whole(
+        self, roles: dict[str, int], ttl: float, param: str
+    ) -> None:
+        rig = Rig()
+        with pytest.raises(BadRequest) as refused:
+            rig.loop.controls.override({"prefill": 2, **roles}, ttl)
+        assert refused.value.param == param
+        assert rig.loop.controls.overrides() == {}
+
+    async def test_an_acknowledgement_is_kept_and_a_wrong_one_refused(self) -> None:
+        rig = Rig(mode="dry_run")
+        with pytest.raises(BadRequest):
+            rig.loop.acknowledge(1, {"decode": 7})
+        await rig.step()
+        rig.loop.acknowledge(1, {"decode": 7})
+        assert rig.loop.controls.acknowledged is not None
+        assert rig.loop.controls.acknowledged.roles == {"decode": 7}
+        with pytest.raises(BadRequest):
+            rig.loop.acknowledge(1, {"encode": 7})
+
+
+class TestDecisions:
+    async def test_they_count_up_and_the_oldest_go(self) -> None:
+        rig = Rig(history=3)
+        for _ in range(5):
+            await rig.step()
+        assert [decision.id for decision in rig.loop.history] == [3, 4, 5]
+        assert rig.loop.latest is rig.loop.history[-1]
+
+    async def test_as_json_they_have_what_they_were_made_of(self) -> None:
+        rig = Rig(mode="dry_run")
+        rig.cluster.signals = {"prefill": {"queue_depth": 21.0, "ttft": 1.9}, "decode": {"queue_depth": 0.0}}
+        said = json.loads(json.dumps((await rig.step()).as_dict()))
+        assert (said["pool"], said["decision_id"], said["valid"], said["mode"]) == ("default", 1, True, "dry_run")
+        assert said["ts"] == rig.clock.wall() - 15.0
+        assert said["total"] == {"current": 10, "raw": 10, "corrected": 10, "min": 2, "max": 60}
+        assert said["coordination"]["applied"] == "preferred"
+        prefill, decode = said["roles"]["prefill"], said["roles"]["decode"]
+        assert (prefill["current"], prefill["ready"], prefill["min"], prefill["max"]) == (3, 3, 1, 20)
+        assert prefill["signals"] == {"queue_depth": 21.0, "ttft": 1.9}
+        assert prefill["metrics"] == {BACKLOG: 4.5}
+        assert decode["missing"] == ["kv_cache_utilization"]
+        assert prefill["share"]["baseline"] == pytest.approx(0.3)
+
+
+async def test_it_turns_at_its_interval() -> None:
+    rig = Rig()
+    waited: list[float] = []
+
+    class Enough(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise Enough
+
+    loop = Loop("default", pool(), rig.cluster, rig.clock, sleep=sleep)
+    with pytest.raises(Enough):
+        await loop.run(15.0)
+    assert waited == [15.0] * 3
+    assert len(loop.history) == 3
+
+
+async def test_another_policy_keeps_windows_and_history() -> None:
+    """Else every reload would scale down at once, or wait anew."""
+    rig = Rig(behavior={"scaleDown": {"select": "none", "stabilization": "60s"}, "panic": {"hold": "0s"}})
+    await rig.step(40.0)
+    rig.cluster.metrics = {"prefill": {BACKLOG: 0.1}, "decode": {KV_SUM: 0.1}}
+    changed = pool(mode="active", behavior={"scaleDown": {"select": "none", "stabilization": "50s"}})
+    rig.loop.change(changed, {"prefill": rig.cluster, "decode": rig.cluster})
+    assert sum((await rig.step(5.0)).desired.values()) == 10, "ten were recommended 40 s ago"
+    assert sum((await rig.step(10.0)).desired.values()) == 10
+    decision = await rig.step()
+    assert sum(decision.desired.values()) == 2
+    assert [one.id for one in rig.loop.history] == [1, 2, 3, 4]
+
+
+async def test_an_order_that_new_bounds_do_not_allow_is_void() -> None:
+    rig = Rig()
+    rig.loop.controls.override({"decode": 20, "prefill": 5}, 600.0)
+    roles = [
+        {"name": "prefill", "min": 1, "max": 20, "metrics": [{"name": BACKLOG, "kind": "total", "target": 1.5}]},
+        {"name": "decode", "min": 1, "max": 10, "metrics": [{"name": KV_SUM, "kind": "total", "target": 0.8}]},
+    ]
+    rig.loop.change(pool(mode="active", roles=roles), {})
+    assert rig.loop.controls.overrides() == {"prefill": 5}
+
+
+async def test_nothing_more_is_said_of_a_role_that_is_gone() -> None:
+    rig = Rig()
+    await rig.step()
+    roles = [{"name": "prefill", "min": 1, "max": 20, "metrics": [{"name": BACKLOG, "kind": "total", "target": 1.5}]}]
+    rig.loop.change(pool(mode="active", roles=roles), {})
+    rig.cluster.breaks = True
+    assert set((await rig.step()).desired) == {"prefill"}

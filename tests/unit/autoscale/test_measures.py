@@ -1,0 +1,128 @@
+"""What is read off pods, and off what the proxy knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.autoscale.measures import KNOWN, Known, Measured
+from proxy.autoscale.recent import WINDOW, Recent
+from proxy.autoscale.roles import pods_of_role
+from proxy.autoscale.taken import Taken
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from tests.helpers.autoscale.pools import pool
+
+NOW = 1000.0
+
+
+def pod(name: str = "a", *, age: float = 0.0, requests: int = 0, tokens: int = 0, **metrics: float) -> Endpoint:
+    known = {"attributes": {"steps": 4.0}, **metrics}
+    found = Endpoint(name, metrics=Metrics(freshness=Freshness.FRESH, scraped_at=NOW - age, **known))  # type: ignore[arg-type]
+    found.charge(requests, tokens)
+    return found
+
+
+def measured(*pods: Endpoint, known: Known = Known(), rate: float | None = None) -> Measured:  # noqa: B008
+    return Measured(pods, known, NOW, 45.0, rate)
+
+
+def test_each_pod_has_its_part_of_those_that_wait_in_the_proxy() -> None:
+    seen = measured(pod(waiting=3), pod(waiting=1), known=Known(queued=4))
+    assert seen.value("queue_depth") == [5.0, 3.0]
+    assert seen.mean("queue_depth") == 4.0
+
+
+def test_without_a_ready_pod_what_waits_is_all_that_is_known() -> None:
+    seen = measured(known=Known(queued=4))
+    assert seen.value("queue_depth") == 4.0
+    assert seen.value("kv_cache_utilization") is None
+    assert seen.mean("queue_depth") == 4.0
+
+
+def test_what_was_said_too_long_ago_is_not_known() -> None:
+    seen = measured(pod(kv_usage=0.5), pod(kv_usage=0.9, age=46.0))
+    assert seen.value("kv_cache_utilization") == [0.5, None]
+    assert seen.mean("kv_cache_utilization") == 0.5
+    assert measured(pod(age=46.0)).value("kv_cache_utilization") is None
+
+
+def test_what_the_proxy_sent_is_known_at_once() -> None:
+    seen = measured(pod(requests=2, tokens=300, age=1e6), pod(requests=1, tokens=100, age=1e6))
+    assert seen.value("requests_in_flight") == [2.0, 1.0]
+    assert seen.value("uncached_tokens") == 400.0
+
+
+def test_the_backlog_is_predicted_or_reckoned() -> None:
+    pods = (pod(tokens=3000), pod(tokens=1000))
+    assert measured(*pods).value("prefill_backlog_seconds") is None
+    assert measured(*pods, known=Known(backlog=2.5)).value("prefill_backlog_seconds") == 2.5
+    assert measured(*pods, known=Known(backlog=2.5), rate=8000.0).value("prefill_backlog_seconds") == 0.5
+
+
+def test_the_prefill_load_is_what_comes_and_what_waits() -> None:
+    pods = (pod(tokens=30_000), pod(tokens=18_000))
+    assert measured(*pods, known=Known(taken=12_000.0), rate=8000.0).value("prefill_load") == 1.5 + 0.1
+    assert measured(*pods, known=Known(taken=12_000.0)).value("prefill_load") is None
+    assert measured(*pods, rate=8000.0).value("prefill_load") is None
+
+
+def test_who_waits_for_a_kv_cache_asks_for_as_much_as_who_has_it() -> None:
+    seen = measured(pod(kv_usage=0.9, running=10, waiting=4), pod(kv_usage=0.5), known=Known(queued=2))
+    assert seen.value("kv_cache_demand_sum") == [pytest.approx(0.9 * 1.5), 0.5 * 2]
+
+
+def test_tokens_are_taken_up_as_the_counters_of_pods_say() -> None:
+    taken, one, other = Taken(), pod(prefix_queries=1000.0, prefix_hits=400.0), pod()
+    assert taken.look(0.0, [one, other]) is None
+    one.publish(replace(one.metrics, prefix_queries=4000.0, prefix_hits=1400.0), 0)
+    assert taken.look(10.0, [one, other]) == 200.0
+    other.publish(replace(other.metrics, prefix_queries=9000.0), 0)
+    assert taken.look(20.0, [one, other]) == 100.0
+    one.publish(replace(one.metrics, prefix_queries=100.0, prefix_hits=0.0), 0)
+    assert taken.look(WINDOW + 10.0, [one]) == 0.0
+    one.publish(replace(one.metrics, prefix_queries=400.0), 0)
+    assert taken.look(WINDOW + 20.0, [one]) == 300.0 / WINDOW
+
+
+def test_pods_that_count_nothing_are_no_reading() -> None:
+    taken = Taken()
+    assert [taken.look(now, [pod()]) for now in (0.0, 10.0)] == [None, None]
+
+
+def test_any_other_name_is_that_of_an_attribute() -> None:
+    assert measured(pod()).value("steps") == [4.0]
+    assert measured(pod()).value("nothing") is None
+
+
+@pytest.mark.parametrize("source", KNOWN)
+def test_all_that_is_named_is_measured(source: str) -> None:
+    seen = measured(pod(), known=Known(backlog=1.0, ttft=0.5, taken=10.0), rate=100.0)
+    assert seen.value(source) is not None
+    assert seen.mean(source) is not None
+
+
+def test_a_pod_has_the_role_of_its_labels() -> None:
+    pods = [Endpoint("a", role="prefill"), Endpoint("b", role="decode"), Endpoint("c")]
+    both = pool()
+    assert [one.name for one in pods_of_role(both, "prefill", pods)] == ["a"]
+    metrics = [{"name": "queue_depth", "kind": "avg", "target": 1}]
+    alone = pool(roles=[{"name": "vllm", "min": 1, "max": 2, "metrics": metrics}])
+    assert pods_of_role(alone, "vllm", pods) == pods
+    labelled = {"name": "x", "min": 1, "max": 2, "metrics": metrics, "selector": {"llm-d.ai/role": "decode"}}
+    assert [one.name for one in pods_of_role(pool(roles=[labelled]), "x", pods)] == ["b"]
+
+
+def test_a_percentile_forgets_what_was_long_ago() -> None:
+    recent = Recent()
+    assert recent.look(0.0, [(1.0, 100.0), (2.0, 100.0)]) is None
+    assert recent.look(10.0, [(1.0, 100.0), (2.0, 110.0)]) == pytest.approx(1.9)
+    assert recent.look(20.0, [(1.0, 120.0), (2.0, 130.0)]) == pytest.approx(1.7, abs=0.2)
+    assert recent.look(20.0 + WINDOW, [(1.0, 120.0), (2.0, 130.0)]) is None
+
+
+def test_a_histogram_that_begins_anew_is_no_reading() -> None:
+    recent = Recent()
+    recent.look(0.0, [(1.0, 100.0)])
+    assert recent.look(10.0, [(1.0, 5.0)]) is None
+    assert recent.look(20.0, [(1.0, 15.0)]) == pytest.approx(0.9)

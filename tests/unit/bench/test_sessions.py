@@ -1,0 +1,68 @@
+"""Sessions stay with their pods, and nobody's sessions overload one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from bench.placement.generators import generate
+from bench.placement.scenario import Scenario
+from proxy.core.clock import ManualClock
+from proxy.replay.kvlane import Kvlane
+from proxy.replay.pods import VirtualPod
+from proxy.replay.simulation import Gauges, Outcome, Simulation
+from proxy.replay.workload import Workload
+from proxy.settings import Settings, from_mapping, load
+
+PODS = Scenario(pods=4).configs()
+EXAMPLE = load(Path(__file__).parents[3] / "config" / "sessions.yaml", {})
+STICKY: dict[str, Any] = {
+    "plugins": [
+        {"type": "session-affinity-filter", "parameters": {"strategy": "session_id"}},
+        {"type": "running-requests-size-scorer"},
+    ],
+    "schedulingProfiles": [
+        {
+            "name": "default",
+            "plugins": [{"pluginRef": "session-affinity-filter"}, {"pluginRef": "running-requests-size-scorer"}],
+        }
+    ],
+}
+
+
+def run(settings: Settings, workload: Workload) -> tuple[list[Outcome], Gauges]:
+    clock, pods = ManualClock(), [VirtualPod(index, config) for index, config in enumerate(PODS)]
+    policy = Kvlane(settings, pods, clock, Random(1), says_cached=True)
+    simulation = Simulation(workload.jobs, pods, policy, clock, Random(1))
+    return simulation.run(), simulation.gauges
+
+
+def one_client_in_two(workload: Workload) -> Workload:
+    """Half of the requests call themselves one session: what a client with a key per user, or per service, does."""
+    jobs = [replace(job, session="all of it") if at % 2 else job for at, job in enumerate(workload.jobs)]
+    return replace(workload, jobs=tuple(jobs))
+
+
+@pytest.mark.parametrize("rate", [20.0, 30.0])
+def test_one_busy_session_overloads_no_pod(rate: float) -> None:
+    workload = one_client_in_two(generate("conversations", 1500, rate, Random(1)))
+    _, balanced = run(EXAMPLE, workload)
+    _, sticky = run(from_mapping({"scheduling": STICKY}), workload)
+    assert sticky.imbalance > 3.0
+    assert balanced.imbalance < 1.7
+
+
+def test_a_session_of_its_own_stays_where_its_cache_is() -> None:
+    workload = generate("conversations", 1500, 30.0, Random(2))
+    outcomes, gauges = run(EXAMPLE, workload)
+    pods: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        pods.setdefault(outcome.job.session, []).append(outcome.pod)
+    turns = [(one, other) for visited in pods.values() for one, other in pairwise(visited)]
+    assert sum(one != other for one, other in turns) < 0.02 * len(turns)
+    assert gauges.imbalance < 1.5

@@ -1,0 +1,19 @@
+"""docs/metrics.md is what the catalogue says."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner
+
+from proxy.cli import main
+from tests.helpers.cli.kvlane import ROOT
+
+
+def test_the_page_is_what_the_catalogue_says() -> None:
+    written = CliRunner().invoke(main, ["metrics", "--markdown"]).output
+    assert (ROOT / "docs" / "metrics.md").read_text() == written, "run: kvlane metrics --markdown > docs/metrics.md"
+
+
+def test_every_series_has_its_name_its_labels_and_its_meaning() -> None:
+    lines = CliRunner().invoke(main, ["metrics"]).output.splitlines()
+    assert any(line.startswith("kvlane_requests_total{model,path,outcome,status}  Requests") for line in lines)
+    assert all(line.startswith("kvlane_") and len(line.split("  ", 1)[1]) > 10 for line in lines)

@@ -1,0 +1,173 @@
+"""`kvlane replay` and `kvlane tune`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from proxy.cli import main
+from proxy.replay.record import Record
+from proxy.settings import load
+from tests.helpers.replay.traffic import conversations, fleet, head, record, request, written
+from tests.unit.replay.test_tune import BAD
+
+RANDOM = "scheduling: {plugins: [{type: random-picker}]}"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def lines_of(found: Record) -> list[dict[str, Any]]:
+    """As a proxy writes it down, of prompts whose pieces are 64 tokens long."""
+    return [
+        request(
+            job.arrival,
+            chain=["".join(f"{node:08d}" for node in job.nodes)],
+            estimated_tokens=64 * len(job.nodes),
+            prompt_tokens=64 * len(job.nodes),
+            output_tokens=job.output_tokens,
+            cached_tokens=seen.cached_tokens,
+            pod=seen.pod,
+            ttft=seen.ttft,
+            duration=seen.duration,
+        )
+        for job, seen in zip(found.workload.jobs, found.seen, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = record(conversations(200, 8.0), fleet())
+    sizes = [{"pod": pod, "block_size": 16, "blocks": 8_000} for pod in found.pods]
+    return written(tmp_path_factory.mktemp("record") / "record.jsonl", [head(), *sizes, *lines_of(found)])
+
+
+def test_configurations_stand_side_by_side(recorded: Path, tmp_path: Path) -> None:
+    for name in ("ours", "chance"):
+        (tmp_path / f"{name}.yaml").write_text(RANDOM if name == "chance" else "{}")
+    result = run("replay", recorded, "-c", tmp_path / "ours.yaml", "-c", tmp_path / "chance.yaml")
+    assert result.exit_code == 0, result.output
+    about, *table = result.stdout.splitlines()
+    assert about.startswith("record: 200 requests")
+    (heads,) = [line for line in table if "chance" in line]
+    assert heads.split() == ["recorded", "repeated", "ours", "chance"]
+    assert any(line.startswith("TTFT p90, s") and len(line.split()) == 7 for line in table)
+    assert any("median error" in line for line in table)
+
+
+def test_all_figures_can_be_had_as_json(recorded: Path) -> None:
+    result = run("replay", recorded, "--json", "--pods", "6", "--load", "2", "--seeds", "2")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["requests"], said["pods"], said["load"]) == (200, 6, 2.0)
+    assert list(said["figures"]) == ["default"]
+    assert said["figures"]["default"]["ttft_mean"] > 0
+    assert said["fit"]["first_tokens"] >= 20
+
+
+def test_a_trace_is_replayed_before_pods_that_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": at * 100, "input_length": 700, "output_length": 5, "hash_ids": [1, at + 2]} for at in range(40)
+    ]
+    trace = written(tmp_path / "trace.jsonl", rows)
+    result = run("replay", trace, "--hardware", "h100-llama-3.1-8b", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["hardware"], said["fit"], said["pods"]) == ("h100-llama-3.1-8b", None, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--fit", "--hardware", "generic-8b"), "exclude each other"),
+        (("--ttft", "soon"), "'soon' is not a duration"),
+        (("-c", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("--kv-tokens", "16"), "larger than a pod's KV cache"),
+        (("--hardware", "abacus"), "is not one of"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_ends_with_2(recorded: Path, arguments: tuple[str, ...], reason: str) -> None:
+    result = run("replay", recorded, *arguments)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_a_bad_line_is_named_and_ends_with_2(tmp_path: Path) -> None:
+    bad = written(tmp_path / "bad.jsonl", [head(), request(), request(duration=None)])
+    for command in ("replay", "tune"):
+        result = run(command, bad)
+        assert result.exit_code == 2
+        assert f"{bad}, line 3: duration is missing" in result.stderr
+
+
+def test_a_record_that_says_too_little_of_its_pods_asks_for_their_name(tmp_path: Path) -> None:
+    few = written(tmp_path / "few.jsonl", [head(), request()])
+    result = run("replay", few)
+    assert (result.exit_code, "--hardware" in result.stderr) == (2, True)
+    assert run("replay", few, "--hardware", "generic-8b").exit_code == 0
+
+
+def test_tuning_writes_a_patch_that_loads(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"scheduling": BAD}))
+    patch = tmp_path / "patch.yaml"
+    result = run(
+        "tune",
+        recorded,
+        "-c",
+        tmp_path / "bad.yaml",
+        "--trials",
+        "3",
+        "-o",
+        patch,
+        "--pods",
+        "3",
+        "--hardware",
+        "generic-8b",
+    )
+    assert result.exit_code == 0, result.output
+    assert "instead of" in result.stdout
+    assert "95 of 100" in patch.read_text()
+    assert load(patch, {}).scheduling.given
+    assert "weight of prefix-cache-scorer" in patch.read_text()
+
+
+def test_a_pool_is_replayed_and_tuned_by_itself(recorded: Path, tmp_path: Path) -> None:
+    lines = [orjson.loads(line) for line in recorded.read_bytes().splitlines()]
+    both = written(tmp_path / "both.jsonl", [{**line, "pool": "large"} if "t" in line else line for line in lines])
+    config, patch = tmp_path / "kvlane.yaml", tmp_path / "patch.yaml"
+    config.write_text(yaml.safe_dump({"pools": {"large": {"scheduling": BAD}}}))
+    about = (both, "-c", config, "--pods", "3", "--hardware", "generic-8b")
+    assert "no request" in run("replay", *about).stderr
+    assert run("replay", *about, "--pool", "large").stdout.startswith("both: 200 requests")
+    assert "there is no pool 'huge'" in run("tune", *about, "--pool", "huge").stderr
+    result = run("tune", *about, "--pool", "large", "--trials", "3", "-o", patch)
+    assert result.exit_code == 0, result.output
+    assert load(patch, {}).pools["large"].scheduling.given
+
+
+def test_tuning_says_when_nothing_is_better_and_ends_with_1(recorded: Path, tmp_path: Path) -> None:
+    patch = tmp_path / "patch.yaml"
+    result = run("tune", recorded, "--trials", "1", "--pods", "1", "--load", "0.2", "-o", patch)
+    assert result.exit_code == 1, result.output
+    assert "No change is significant" in result.stderr
+    assert not patch.exists()
+
+
+def test_too_few_requests_are_said_to_be(tmp_path: Path) -> None:
+    few = written(tmp_path / "few.jsonl", [head(), *[request(float(at)) for at in range(30)]])
+    result = run("tune", few, "--hardware", "generic-8b")
+    assert (result.exit_code, "too few to tune on" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["replay", "tune"])
+def test_help_shows_how_it_is_used(command: str) -> None:
+    text = run(command, "--help").stdout
+    assert f"kvlane {command} /var/log/kvlane/record.jsonl" in text
+    assert "Exit code" in text

@@ -1,0 +1,98 @@
+"""When a file counts as changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.watch import digest, watch
+from tests.helpers.waiting import PATIENCE, until
+
+TICK = 0.02
+
+
+@asynccontextmanager
+async def watched(file: Path) -> AsyncIterator[list[str]]:
+    """What was in it at each change."""
+    seen: list[str] = []
+
+    async def changed() -> None:
+        seen.append(await asyncio.to_thread(file.read_text))
+
+    task = asyncio.create_task(watch(file, digest(file), changed, TICK))
+    await asyncio.sleep(2 * TICK)
+    yield seen
+    task.cancel()
+
+
+async def test_a_change_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("one")
+    async with watched(file) as seen:
+        file.write_text("two")
+        await until(lambda: seen == ["two"])
+        await asyncio.sleep(5 * TICK)
+        assert seen == ["two"]
+
+
+async def test_the_same_text_again_is_no_change(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("one")
+    async with watched(file) as seen:
+        file.write_text("one")
+        await asyncio.sleep(5 * TICK)
+        assert seen == []
+
+
+async def test_a_file_that_is_gone_for_a_while_has_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("one")
+    async with watched(file) as seen:
+        file.unlink()
+        await asyncio.sleep(5 * TICK)
+        file.write_text("one")
+        await asyncio.sleep(5 * TICK)
+        assert seen == []
+        file.write_text("two")
+        await until(lambda: seen == ["two"])
+
+
+async def test_what_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("")
+    async with watched(file) as seen:
+        for line in range(40):
+            with file.open("a") as stream:
+                stream.write(f"line {line}\n")
+            await asyncio.sleep(TICK / 2)
+        await until(lambda: bool(seen))
+        assert seen[-1].endswith("line 39\n")
+        assert len(seen) < 20
+
+
+@pytest.mark.parametrize("text", ["scheduling: {file: picker.yaml}", "pools: {a: {scheduling: {file: picker.yaml}}}"])
+async def test_the_file_of_a_scheduling_section_counts_too(tmp_path: Path, text: str) -> None:
+    file, other = tmp_path / "kvlane.yaml", tmp_path / "picker.yaml"
+    file.write_text(text)
+    other.write_text("plugins: []")
+    async with watched(file) as seen:
+        other.write_text("plugins: [{type: queue-scorer}]")
+        await until(lambda: len(seen) == 1)
+
+
+async def test_what_changed_after_it_was_read_and_before_anybody_watched_is_a_change(tmp_path: Path) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("one")
+    known, told = digest(file), asyncio.Event()
+    file.write_text("two")
+
+    async def changed() -> None:
+        told.set()
+
+    task = asyncio.create_task(watch(file, known, changed, TICK))
+    await asyncio.wait_for(told.wait(), PATIENCE)
+    task.cancel()

@@ -1,0 +1,121 @@
+"""Pods that answer and are in doubt."""
+
+from __future__ import annotations
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import EndpointState
+from proxy.fleet.datastore import Fleet
+from tests.unit.fleet.test_datastore import Calls, pod, state
+
+
+def names(calls: Calls) -> str:
+    return "".join(endpoint.name for endpoint in calls.fleet.ready)
+
+
+def test_who_is_in_doubt_gets_no_requests_until_nothing_speaks_against_it() -> None:
+    calls = Calls()
+    a, *_ = (calls.ready(name) for name in "abc")
+    calls.fleet.doubt(a, "slow")
+    calls.fleet.doubt(a, "ill")
+    assert (names(calls), calls.fleet.doubts(a)) == ("bc", ["ill", "slow"])
+    calls.fleet.trust(a, "slow")
+    assert names(calls) == "bc"
+    calls.fleet.trust(a, "ill")
+    assert (names(calls), calls.fleet.doubts(a)) == ("abc", [])
+
+
+def test_doubts_about_more_than_half_of_the_pods_are_ignored() -> None:
+    calls = Calls()
+    pods = [calls.ready(name) for name in "abcd"]
+    for endpoint in pods[:2]:
+        calls.fleet.doubt(endpoint, "ill")
+    assert names(calls) == "cd"
+    calls.fleet.doubt(pods[2], "ill")
+    assert (names(calls), calls.fleet.panics) == ("abcd", True)
+    calls.fleet.trust(pods[0], "ill")
+    assert (names(calls), calls.fleet.panics) == ("ad", False)
+
+
+def test_pods_that_come_and_go_change_what_a_majority_is() -> None:
+    calls = Calls()
+    a, b = calls.ready("a"), calls.ready("b")
+    calls.fleet.doubt(a, "ill")
+    assert names(calls) == "b"
+    calls.fleet.refused(b)
+    assert names(calls) == "a", "the only one that answers"
+    calls.fleet.reached(b)
+    assert names(calls) == "b"
+    calls.fleet.drain("b")
+    assert names(calls) == "a"
+    calls.fleet.undrain("b")
+    calls.fleet.remove("b")
+    assert names(calls) == "a"
+
+
+def test_doubts_make_no_pod_ready_that_is_not() -> None:
+    calls = Calls()
+    a, b = calls.ready("a"), calls.ready("b")
+    calls.fleet.doubt(a, "ill")
+    calls.fleet.refused(a)
+    calls.fleet.trust(a, "ill")
+    assert state(a) is EndpointState.EJECTED
+    calls.fleet.drain("b")
+    calls.fleet.doubt(b, "ill")
+    assert state(b) is EndpointState.DRAINING
+
+
+def test_of_a_pod_that_is_gone_nothing_is_taken() -> None:
+    calls = Calls()
+    a = calls.ready("a")
+    calls.fleet.remove("a")
+    calls.fleet.doubt(a, "ill")
+    calls.fleet.trust(a, "ill")
+    assert calls.fleet.doubts(a) == ()
+
+
+def test_doubts_of_siblings_count_until_they_take_them_back_or_vanish() -> None:
+    calls = Calls()
+    a, *_ = (calls.ready(name) for name in "abc")
+    calls.fleet.doubted_by(1, {"a": ["ill"], "gone": ["ill"]})
+    calls.fleet.doubted_by(2, {"a": ["ill", "slow"]})
+    assert (names(calls), calls.fleet.doubts(a), calls.fleet.own_doubts()) == ("bc", ["ill", "slow"], {})
+    calls.fleet.doubted_by(1, {})
+    assert calls.fleet.doubts(a) == ["ill", "slow"]
+    calls.fleet.doubted_by(2, {"a": ["slow"]})
+    assert calls.fleet.doubts(a) == ["slow"]
+    calls.fleet.doubted_by(2, {})
+    assert names(calls) == "abc"
+
+
+def test_what_one_doubts_itself_is_not_taken_back_by_a_sibling() -> None:
+    calls = Calls()
+    a, *_ = (calls.ready(name) for name in "abc")
+    calls.fleet.doubt(a, "ill")
+    calls.fleet.doubted_by(1, {"a": ["ill"]})
+    calls.fleet.doubted_by(1, {})
+    assert (calls.fleet.doubts(a), calls.fleet.own_doubts()) == (["ill"], {"a": ["ill"]})
+    calls.fleet.trust(a, "ill")
+    assert (names(calls), calls.fleet.own_doubts()) == ("abc", {})
+
+
+def test_what_was_sent_to_a_pod_that_refuses_or_was_restarted_since_is_lost() -> None:
+    calls = Calls()
+    a = calls.ready("a")
+    calls.clock.advance(5.0)
+    assert calls.fleet.lost_at(a, 1.0) is None
+    calls.fleet.refused(a)
+    calls.clock.advance(2.0)
+    assert calls.fleet.lost_at(a, 1.0) == 5.0
+    calls.fleet.restarted(a)
+    calls.fleet.reached(a)
+    assert (calls.fleet.lost_at(a, 1.0), calls.fleet.lost_at(a, 7.0)) == (7.0, None)
+
+
+def test_every_change_of_state_is_told() -> None:
+    seen: list[str] = []
+    fleet = Fleet(ManualClock(), on_moved=lambda endpoint: seen.append(endpoint.state.value))
+    a = fleet.add(pod("a"))
+    fleet.reached(a)
+    fleet.refused(a)
+    fleet.drain("a")
+    assert seen == ["ready", "ejected", "draining"]

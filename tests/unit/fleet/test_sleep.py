@@ -1,0 +1,110 @@
+"""Pods that sleep are asked for nothing, whatever else is the matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.fleet.dialects import DIALECTS
+from proxy.fleet.mirror import Mirror, News, Origin
+from proxy.fleet.scrape import parse
+from tests.unit.fleet.test_datastore import Calls, state
+
+
+def sleep(calls: Calls, endpoint: Endpoint, level: int = 1) -> None:
+    endpoint.publish(replace(endpoint.metrics, sleep_level=level), 0)
+    calls.fleet.refreshed(endpoint)
+
+
+def test_a_pod_that_sleeps_is_no_candidate_until_it_wakes_up_without_its_caches() -> None:
+    calls = Calls()
+    one, other = calls.ready("a", "m"), calls.ready("b", "m")
+    sleep(calls, one)
+    assert list(calls.fleet.serving("m")) == [other]
+    assert state(one) is EndpointState.EJECTED
+    assert calls.fleet.doubts(one) == ["asleep"]
+    assert calls.fleet.knows("m")
+    calls.heard.clear()
+    sleep(calls, one, 0)
+    assert list(calls.fleet.serving("m")) == [one, other]
+    assert calls.heard == [("restarted", "a")]
+    assert calls.fleet.doubts(one) == []
+
+
+def test_a_pod_that_slept_before_it_was_first_asked_is_none_either() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a", "m")
+    calls.fleet.refused(endpoint)
+    sleep(calls, endpoint, 2)
+    calls.fleet.reached(endpoint)
+    assert calls.fleet.serving("m") == ()
+
+
+def test_no_panic_wakes_anybody() -> None:
+    calls = Calls()
+    one, other = calls.ready("a", "m"), calls.ready("b", "m")
+    sleep(calls, one)
+    calls.fleet.doubt(one, "breaker")
+    calls.fleet.doubt(other, "breaker")
+    assert calls.fleet.panics
+    assert list(calls.fleet.serving("m")) == [other]
+
+
+def test_who_sleeps_and_drains_drains() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a", "m")
+    sleep(calls, endpoint)
+    calls.fleet.drain("a")
+    assert state(endpoint) is EndpointState.DRAINING
+    sleep(calls, endpoint, 0)
+    assert state(endpoint) is EndpointState.DRAINING
+
+
+def test_models_of_sleepers_are_there_where_they_are_woken() -> None:
+    calls = Calls()
+    endpoint = calls.ready("a", "m")
+    sleep(calls, endpoint)
+    assert (calls.fleet.models(), calls.fleet.serves) == ([], False)
+    calls.fleet.wakes = True
+    assert ([card["id"] for card in calls.fleet.models()], calls.fleet.serves) == (["m"], True)
+    sleep(calls, endpoint, 2)
+    assert (calls.fleet.models(), calls.fleet.serves) == ([], False)
+    sleep(calls, endpoint, 1)
+    calls.fleet.drain("a")
+    assert (calls.fleet.models(), calls.fleet.serves) == ([], False)
+
+
+def test_mirrors_know_who_sleeps() -> None:
+    clock = ManualClock()
+    mirror = Mirror(clock)
+    calls = Calls()
+    calls.fleet = Origin(clock, lambda news, record: mirror.told(news, record))
+    endpoint = calls.ready("a", "m")
+    mirror.told(News.ROLL, b'["a"]')
+    assert [pod.name for pod in mirror.serving("m")] == ["a"]
+    sleep(calls, endpoint)
+    assert mirror.serving("m") == ()
+    sleep(calls, endpoint, 0)
+    assert [pod.name for pod in mirror.serving("m")] == ["a"]
+
+
+AWAKE = 'vllm:engine_sleep_state{engine="%d",sleep_state="awake"} %d\n'
+DISCARDED = 'vllm:engine_sleep_state{engine="%d",sleep_state="discard_all"} %d\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "level"),
+    [
+        ("", 0),
+        (AWAKE % (0, 1) + DISCARDED % (0, 0), 0),
+        (AWAKE % (0, 0) + DISCARDED % (0, 0), 1),
+        (AWAKE % (0, 0) + DISCARDED % (0, 1), 2),
+        (AWAKE % (0, 1) + AWAKE % (1, 0), 1),
+    ],
+)
+def test_the_engine_says_that_it_sleeps(lines: str, level: int) -> None:
+    text = "vllm:num_requests_waiting 0\n" + lines
+    assert parse(text.encode(), DIALECTS["vllm"]).sleep_level == level

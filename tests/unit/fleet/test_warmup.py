@@ -1,0 +1,132 @@
+"""Pods that come are sent what is asked most."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.core.errors import UpstreamFailed
+from proxy.fleet import warmup as warmup_module
+from proxy.fleet.settings import WarmupSettings
+from proxy.fleet.warmup import Warmup
+from proxy.fleet.warmup_prompts import SharedPrompts
+from proxy.openai.heads import Head
+from tests.helpers.waiting import PATIENCE
+from tests.unit.fleet.test_warmup_prompts import see
+
+
+class Pod:
+    """Answers what it is sent, with `status`, or not at all; those named in `has` it has already."""
+
+    def __init__(self, status: int = 200, has: int = 0, error: bool = False) -> None:
+        self.status = status
+        self.has = has
+        self.error = error
+        self.sent: list[Head] = []
+        self.at_once = self.most_at_once = 0
+
+    async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
+        if self.has:
+            self.has -= 1
+            return None
+        self.sent.append(prompt)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.001)
+        self.at_once -= 1
+        if self.error:
+            raise UpstreamFailed("it is gone")
+        return self.status
+
+
+@asynccontextmanager
+async def warming(pod: Pod, shared: int = 5, **settings: int) -> AsyncIterator[Warmup]:
+    given = WarmupSettings(prompts=4, shared_by=2, sample=1, **settings)  # type: ignore[arg-type]
+    prompts = SharedPrompts(given, ManualClock())
+    for number in range(shared):
+        see(prompts, f"prompt {number} ", 2)
+    async with Warmup(given, prompts, pod, ManualClock(), Random(1)) as it:
+        yield it
+
+
+async def over(it: Warmup) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while it._warming:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup_module, "STAGGER", 0.01)
+
+
+def ready() -> Endpoint:
+    return Endpoint("a", state=EndpointState.READY)
+
+
+async def test_a_pod_gets_as_many_prompts_as_configured_and_no_more_at_a_time_than_allowed() -> None:
+    pod = Pod()
+    async with warming(pod, concurrency=2) as it:
+        it.begin(ready())
+        await over(it)
+    assert len(pod.sent) == len(set(pod.sent)) == 4
+    assert pod.most_at_once == 2
+
+
+async def test_it_is_warmed_up_once_at_a_time_and_anew_when_it_comes_back() -> None:
+    pod, endpoint = Pod(), ready()
+    async with warming(pod) as it:
+        it.begin(endpoint)
+        it.begin(endpoint)
+        await over(it)
+        assert len(pod.sent) == 4
+        it.begin(endpoint)
+        await over(it)
+    assert len(pod.sent) == 8
+
+
+async def test_what_it_is_known_to_have_is_left_out() -> None:
+    pod = Pod(has=3)
+    async with warming(pod) as it:
+        it.begin(ready())
+        await over(it)
+    assert len(pod.sent) == 1
+
+
+@pytest.mark.parametrize("pod", [Pod(status=500), Pod(status=401), Pod(error=True)])
+async def test_a_pod_that_does_not_take_them_is_left_in_peace(pod: Pod) -> None:
+    async with warming(pod, concurrency=1) as it:
+        it.begin(ready())
+        await over(it)
+    assert len(pod.sent) == 1
+
+
+async def test_a_pod_that_is_not_ready_is_sent_nothing() -> None:
+    pod, endpoint = Pod(), ready()
+    async with warming(pod) as it:
+        it.begin(endpoint)
+        update(endpoint, state=EndpointState.DRAINING)
+        await over(it)
+    assert pod.sent == []
+
+
+async def test_without_prompts_nothing_is_begun() -> None:
+    async with warming(Pod(), shared=0) as it:
+        it.begin(ready())
+        assert not it._warming
+
+
+async def test_the_end_of_the_process_ends_a_warm_up() -> None:
+    pod = Pod()
+    async with warming(pod, concurrency=1) as it:
+        it.begin(ready())
+        async with asyncio.timeout(PATIENCE):
+            while not pod.sent:
+                await asyncio.sleep(0.001)
+    assert len(pod.sent) < 4

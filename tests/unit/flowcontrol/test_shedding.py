@@ -1,0 +1,136 @@
+"""What may be dropped, and when it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.errors import QueueFull, Reason
+from proxy.core.request import InferenceRequest
+from proxy.flowcontrol.settings import ShedByLoad, Shedding
+from proxy.flowcontrol.shedding import SheddingGate, chance
+from proxy.latency.keys import LATENCY
+from tests.unit.flowcontrol.test_controller import Watcher
+
+
+class Chance:
+    def __init__(self, *numbers: float) -> None:
+        self._numbers: Iterator[float] = iter(numbers) if len(numbers) > 1 else repeat(numbers[0])
+
+    def random(self) -> float:
+        return next(self._numbers)
+
+
+class Forecast:
+    def __init__(self, ttft: float, tpot: float, is_trusted: bool = True) -> None:
+        self.is_trusted = is_trusted
+        self._ttft = ttft
+        self._tpot = tpot
+
+    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return self.ttfts(endpoints)
+
+    def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [self._ttft * (place + 1) for place in range(len(endpoints))]
+
+    def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [self._tpot] * len(endpoints)
+
+    def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return [0.0] * len(endpoints)
+
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        return 0.0
+
+    @property
+    def output(self) -> float:
+        return 1.0
+
+
+def pods(*waiting: int, kv_usage: float = 0.5, in_flight: int = 1) -> list[Endpoint]:
+    made = []
+    for number, queue in enumerate(waiting):
+        pod = Endpoint(f"pod-{number}", state=EndpointState.READY)
+        pod.charge(in_flight, 0)
+        pod.publish(Metrics(waiting=queue, kv_usage=kv_usage, freshness=Freshness.FRESH), in_flight)
+        made.append(pod)
+    return made
+
+
+def request(priority: int = -1, forecast: Forecast | None = None, **headers: str) -> InferenceRequest:
+    made = InferenceRequest("r", "/", "m", priority=priority, stream=True, headers=headers)
+    if forecast is not None:
+        made.state.write(LATENCY, forecast)
+    return made
+
+
+def refused(settings: Shedding, asked: InferenceRequest, endpoints: Sequence[Endpoint], drawn: float = 0.5) -> bool:
+    watcher = Watcher()
+    gate = SheddingGate(settings, Chance(drawn), watcher)
+    refusal = None
+    try:
+        assert gate.narrow(asked, endpoints) == endpoints
+    except QueueFull as error:
+        refusal = error.reason
+    assert watcher.not_served == ([] if refusal is None else [(str(asked.priority), refusal.value)])
+    return refusal is Reason.SATURATED
+
+
+class TestByLoad:
+    SETTINGS = Shedding(by_load=ShedByLoad())
+
+    def test_the_chance_grows_with_the_saturation_and_is_certain_long_before_all_is_full(self) -> None:
+        by_load = ShedByLoad(queue_depth=10)
+        chances = [chance(by_load, pods(waiting, kv_usage=0.0)) for waiting in (0, 1, 2, 3, 5, 10, 100)]
+        assert chances == sorted(chances)
+        assert chances[:2] == pytest.approx([0.0, 300 * 0.1**5])
+        assert chances[-1] == 1.0
+
+    def test_the_larger_of_queue_and_cache_counts_and_pods_that_do_not_report_are_full(self) -> None:
+        by_load = ShedByLoad(power=1.0, k=1.0)
+        assert chance(by_load, pods(1, kv_usage=0.4)) == pytest.approx(0.5)
+        (silent,) = pods(0, kv_usage=0.0)
+        silent.publish(replace(silent.metrics, freshness=Freshness.STALE), 0)
+        assert chance(by_load, [silent, *pods(0, kv_usage=0.0)]) == pytest.approx(0.5)
+
+    def test_only_what_may_be_dropped_is_refused(self) -> None:
+        busy = pods(5, 5)
+        assert refused(self.SETTINGS, request(-1), busy)
+        assert not refused(self.SETTINGS, request(0), busy)
+        assert not refused(self.SETTINGS, request(-1), pods(0, 0, kv_usage=0.0), drawn=0.0)
+
+
+class TestMissedObjectives:
+    SETTINGS = Shedding(missed_objectives=True)
+
+    @pytest.mark.parametrize(
+        ("headers", "ttft", "tpot", "is_refused"),
+        [
+            ({"x-slo-ttft-ms": "500"}, 0.6, 0.01, True),
+            ({"x-slo-ttft-ms": "500"}, 0.4, 0.01, False),
+            ({"x-llm-d-slo-tpot-ms": "20"}, 0.4, 0.03, True),
+            ({"x-slo-ttft-ms": "500", "x-slo-tpot-ms": "20"}, 0.4, 0.03, True),
+            ({}, 99.0, 99.0, False),
+        ],
+    )
+    def test_what_no_pod_would_keep_is_refused(
+        self, headers: dict[str, str], ttft: float, tpot: float, is_refused: bool
+    ) -> None:
+        asked = request(-1, Forecast(ttft, tpot), **headers)
+        assert refused(self.SETTINGS, asked, pods(3, 3)) is is_refused
+        assert not refused(self.SETTINGS, request(0, Forecast(ttft, tpot), **headers), pods(3, 3))
+
+    @pytest.mark.parametrize("idle", [{"in_flight": 0}, {"kv_usage": 0.01}])
+    def test_a_pod_with_nothing_to_do_takes_anything(self, idle: dict[str, Any]) -> None:
+        asked = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})
+        assert not refused(self.SETTINGS, asked, [*pods(3), *pods(0, **idle)])
+
+    def test_without_predictions_to_be_trusted_nothing_is_refused(self) -> None:
+        headers = {"x-slo-ttft-ms": "500"}
+        assert not refused(self.SETTINGS, request(-1, None, **headers), pods(3))
+        assert not refused(self.SETTINGS, request(-1, Forecast(9.0, 9.0, is_trusted=False), **headers), pods(3))

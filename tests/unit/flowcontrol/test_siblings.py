@@ -1,0 +1,353 @@
+"""Several workers with the same pods, each with a queue of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
+from proxy.flowcontrol.siblings import Lent, Siblings, Tell
+from proxy.replicas.peers import FIRST_NUMBER
+from proxy.replicas.queues import SharedQueue
+from proxy.replicas.queues import said as told
+from proxy.replicas.wire import Garbled
+from tests.unit.flowcontrol.test_controller import World, world
+
+NOTHING: Lent = {}
+
+
+def heard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+    """Nobody is there to hear it."""
+
+
+def test_who_has_more_than_its_part_lets_others_go_first() -> None:
+    siblings = Siblings(2, heard)
+    assert not siblings.go_first(0, 8, 8), "nobody else waits"
+    siblings.take(1, "1", 0, NOTHING, ["m"])
+    assert siblings.go_first(0, 5, 8)
+    assert not siblings.go_first(0, 4, 8)
+    assert not siblings.go_first(0, 3, 8)
+    siblings.take(2, "2", 0, NOTHING, ["m"])
+    assert siblings.go_first(0, 3, 8), "a third of eight is less"
+    siblings.vanished(1)
+    siblings.take(2, "2", None, NOTHING, ["m"])
+    assert not siblings.go_first(0, 8, 8)
+
+
+def test_who_waits_with_something_more_urgent_goes_first_whatever_it_has() -> None:
+    siblings = Siblings(2, heard)
+    siblings.take(1, "1", 5, NOTHING, ["m"])
+    assert siblings.go_first(0, 0, 8)
+    assert not siblings.go_first(9, 8, 8)
+
+
+def test_only_changes_are_told() -> None:
+    told: list[int | None] = []
+    siblings = Siblings(2, lambda highest, given, wants: told.append(highest))
+    for highest in (None, 3, 3, 3, 0, None, None):
+        siblings.say(highest)
+    assert told == [3, 0, None]
+    siblings.take(1, "1", 0, NOTHING, ["m"])
+    siblings.lend("x", 1, "m")
+    siblings.say(None)
+    assert told == [3, 0, None, None]
+
+
+@given(st.integers(0, 20), st.integers(1, 5))
+def test_parts_are_all_of_a_cap_and_no_more(most: int, workers: int) -> None:
+    assert sum(Siblings(workers, heard, seat).part("x", most) for seat in range(workers)) == most
+
+
+@given(st.data())
+def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_the_cap(data: st.DataObject) -> None:
+    workers, most = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 9))
+    said: list[tuple[int, int, bytes]] = []
+
+    def teller(number: int) -> Tell:
+        def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+            said.extend(
+                (number, to, told("p", str(number), highest, given, wants)) for to in range(workers) if to != number
+            )
+
+        return tell
+
+    all_of_them = [Siblings(workers, teller(number), number, str(number)) for number in range(workers)]
+    queues = [SharedQueue("p", one, lambda: None) for one in all_of_them]
+    for _ in range(data.draw(st.integers(0, 20))):
+        one = all_of_them[data.draw(st.integers(0, workers - 1))]
+        if one.wait and (part := one.part("x", most)) > 0:
+            one.lend("x", data.draw(st.integers(1, part)), "m")
+        one.say(data.draw(st.none() | st.integers(0, 2)), ("m",))
+        for _ in range(data.draw(st.integers(0, len(said)))):
+            number, to, body = said.pop(0)
+            queues[to].take(number, body)
+        assert sum(one.part("x", most) for one in all_of_them) <= most
+    for number, to, body in said:
+        queues[to].take(number, body)
+    assert sum(one.part("x", most) for one in all_of_them) == most
+
+
+def test_what_was_given_to_one_that_is_gone_comes_back_and_what_it_gave_goes() -> None:
+    siblings = Siblings(2, heard, 0, "7")
+    siblings.take(8, "8", 0, {"7": {"x": 1}}, ["m"])
+    siblings.lend("x", 3, "m")
+    assert siblings.part("x", 8) == 4 + 1 - 3
+    siblings.vanished(8)
+    assert siblings.part("x", 8) == 4
+
+
+def test_what_is_said_to_others_is_what_they_take() -> None:
+    looked: list[bool] = []
+    speaker, hearer = Siblings(2, heard), Siblings(2, heard, 1, "5")
+    speaker.take(5, "5", 0, NOTHING, ["m"])
+    speaker.lend("requests ", 2, "m")
+    speaker.say(7, ("m",))
+    queue = SharedQueue("large", hearer, lambda: looked.append(True))
+    queue.take(3, SharedQueue("default", speaker, lambda: None).all())
+    assert not hearer.wait
+    queue.take(3, SharedQueue("large", speaker, lambda: None).all())
+    assert hearer.go_first(0, 0, 1)
+    assert hearer.part("requests ", 4) == 4
+    queue.vanished(3)
+    assert not hearer.go_first(0, 1, 1)
+    assert len(looked) == 2
+    nonsense = (
+        b'"x"',
+        b"[1]",
+        b"1.5",
+        b'["large","a","x",{},[]]',
+        b'[1,"a",1,{},[]]',
+        b'["large","a",1]',
+        b'["large","a",1,{},1]',
+    )
+    for body in nonsense:
+        with pytest.raises(Garbled):
+            queue.take(3, body)
+    with pytest.raises(Garbled):
+        queue.take(3, b'["large","a",1,{"5":{"requests ":null}},[]]')
+
+
+@given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
+def test_parts_of_all_hosts_are_all_of_a_cap_and_no_more(most: int, workers: list[int], cap: str) -> None:
+    everybody = [Siblings(of, heard, seat) for of in workers for seat in range(of)]
+    ranks = [rank for rank, of in enumerate(workers) for _ in range(of)]
+    for one, rank in zip(everybody, ranks, strict=True):
+        one.among(len(workers), rank)
+    assert sum(one.part(cap, most) for one in everybody) == most
+
+
+def test_what_cannot_be_divided_is_had_by_one_host_of_one_pod_and_by_another_of_another() -> None:
+    hosts = [Siblings(1, heard), Siblings(1, heard)]
+    for rank, host in enumerate(hosts):
+        host.among(2, rank)
+    parts = [[host.part(f"requests pod-{number}", 1) for number in range(20)] for host in hosts]
+    assert all(one + other == 1 for one, other in zip(*parts, strict=True))
+    assert 5 <= sum(parts[0]) <= 15
+
+
+class Hosts:
+    """Proxies that say what they have to say when it is `delivered`, whole or not at all."""
+
+    def __init__(self, count: int, most: int) -> None:
+        self._most = most
+        self._said: list[tuple[int, bytes]] = []
+        self.all = [Siblings(1, self._teller(number), 0, str(number)) for number in range(count)]
+        self._queues = [SharedQueue("p", one, lambda: None) for one in self.all]
+        for rank, one in enumerate(self.all):
+            one.among(count, rank)
+
+    def _teller(self, number: int) -> Tell:
+        return lambda highest, given, wants: self._said.append((number, told("p", str(number), highest, given, wants)))
+
+    def deliver(self, to: Sequence[int]) -> None:
+        """To these; others never hear of it."""
+        for number, body in self._said:
+            for other in to:
+                if other != number:
+                    self._queues[other].take(peer(number), body)
+        self._said.clear()
+
+    def vanishes_for(self, one: int, other: int) -> None:
+        self._queues[other].vanished(peer(one))
+
+    def loses_the_store(self, one: int) -> None:
+        self._queues[one].among(len(self.all), one, False)
+
+    def says_all(self, one: int, to: int) -> None:
+        """A snapshot."""
+        self._queues[to].reset(peer(one))
+        self._queues[to].take(peer(one), self._queues[one].all())
+
+    @property
+    def parts(self) -> int:
+        return sum(one.part("x", self._most) for one in self.all)
+
+
+def peer(number: int) -> int:
+    return FIRST_NUMBER + number
+
+
+@given(st.data())
+def test_whatever_hosts_miss_parts_are_the_cap_when_each_has_told_each_other_all(data: st.DataObject) -> None:
+    count, most = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 9))
+    hosts, numbers = Hosts(count, most), range(count)
+    for _ in range(data.draw(st.integers(0, 15))):
+        one, other = data.draw(st.permutations(numbers))[:2]
+        what = data.draw(st.sampled_from(("lend", "lend", "lend", "vanish", "cut off", "snapshot", "say")))
+        if what == "lend" and (part := hosts.all[one].part("x", most)) > 0:
+            hosts.all[one].lend("x", data.draw(st.integers(1, part)), "m")
+        elif what == "vanish":
+            hosts.vanishes_for(one, other)
+        elif what == "cut off":
+            hosts.loses_the_store(one)
+        elif what == "snapshot":
+            hosts.says_all(one, other)
+        hosts.all[one].say(data.draw(st.none() | st.integers(0, 2)), ("m",))
+        hosts.deliver(data.draw(st.sets(st.sampled_from(list(numbers))).map(sorted)))
+    for one in numbers:
+        for other in numbers:
+            if one != other:
+                hosts.says_all(one, other)
+    assert hosts.parts == most
+
+
+def test_who_hears_of_nobody_has_its_own_part_again() -> None:
+    hosts = Hosts(2, 8)
+    one, other = hosts.all
+    other.say(0, ("m",))
+    hosts.deliver([0, 1])
+    one.lend("x", 4, "m")
+    one.say(None)
+    hosts.deliver([0, 1])
+    assert (one.part("x", 8), other.part("x", 8)) == (0, 8)
+    hosts.loses_the_store(0)
+    assert (one.part("x", 8), one.wait) == (4, False)
+    hosts.loses_the_store(1)
+    assert other.part("x", 8) == 4
+
+
+def test_one_that_was_taken_for_gone_hears_that_nothing_is_given_to_it_any_more() -> None:
+    hosts = Hosts(2, 8)
+    one, other = hosts.all
+    other.say(0, ("m",))
+    hosts.deliver([0, 1])
+    one.lend("x", 3, "m")
+    one.say(None)
+    hosts.deliver([0, 1])
+    hosts.vanishes_for(1, 0)
+    one.say(None)
+    hosts.deliver([0, 1])
+    assert (one.part("x", 8), other.part("x", 8)) == (4, 4)
+
+
+@asynccontextmanager
+async def both(**caps: Any) -> AsyncIterator[tuple[World, World]]:
+    """Two workers before the same pod, who hear of each other when it is `exchanged`."""
+    async with AsyncExitStack() as stack:
+        worlds = []
+        for _ in range(2):
+            pod = Endpoint("a", state=EndpointState.READY)
+            worlds.append(await stack.enter_async_context(world([pod], **caps)))
+        for number, one in enumerate(worlds):
+            one.control.siblings = Siblings(2, heard, number, str(number))
+        try:
+            yield worlds[0], worlds[1]
+        finally:
+            for one in worlds:
+                one.control.siblings = None
+                for pod in one.pods:
+                    pod.charge(-pod.load.remote_requests, -pod.load.remote_tokens)
+
+
+async def exchanged(*worlds: World) -> None:
+    """All that they have to say to each other, until there is no more."""
+    for _ in range(6):
+        for number, one in enumerate(worlds):
+            for other in worlds:
+                if other is one:
+                    continue
+                mine, its = one.control.siblings, other.control.siblings
+                assert mine is not None
+                assert its is not None
+                for pod, copy in zip(one.pods, other.pods, strict=True):
+                    requests, tokens = pod.load.requests - pod.load.remote_requests, pod.load.tokens
+                    copy.charge(requests - copy.load.remote_requests, 0)
+                    update(copy.load, remote_requests=requests)
+                    own = tokens - pod.load.remote_tokens
+                    update(copy.load, tokens=copy.load.tokens + own - copy.load.remote_tokens)
+                    update(copy.load, remote_tokens=own)
+                its.take(number, mine.name, mine.told, mine.given, mine.wants)
+                other.control.look()
+            await one.settle()
+            for other in worlds:
+                await other.settle()
+
+
+async def test_one_that_needs_more_gets_what_others_have_no_use_for() -> None:
+    async with both(max_concurrent=4) as (busy, idle):
+        await busy.come("a", "b", "c", "d", "e")
+        assert busy.names == "ab", "its part of them at once"
+        await exchanged(busy, idle)
+        assert busy.names == "abcd"
+        await idle.come("x")
+        await exchanged(busy, idle)
+        assert idle.names == "", "it has given away all"
+        await busy.leave("a")
+        assert busy.names == "abcd", "which is left to the one that has less"
+        await exchanged(busy, idle)
+        assert idle.names == "x"
+        await idle.leave("x")
+        await exchanged(busy, idle)
+        assert busy.names == "abcde"
+
+
+@pytest.mark.parametrize(
+    "cap",
+    [{"max_concurrent": 2}, {"max_concurrent_per_pod": 2}, {"max_tokens": 20}, {"max_tokens_per_pod": 20}],
+    ids=str,
+)
+async def test_what_two_workers_do_without_having_heard_of_each_other_is_within_every_cap(cap: dict[str, int]) -> None:
+    async with both(**cap) as (one, other):
+        for name in "abcd":
+            await one.come(name, tokens=10)
+            await other.come(name, tokens=10)
+        assert (one.names, other.names) == ("a", "a")
+        for name in "abc":
+            await one.leave(name)
+            await exchanged(one, other)
+            assert len(one.order) + len(other.order) <= 3 + "abc".index(name)
+        assert one.names == "abcd"
+
+
+async def test_nothing_is_given_that_nobody_asks_for() -> None:
+    async with both(max_concurrent_per_pod=4) as (one, other):
+        await one.come("a")
+        siblings = other.control.siblings
+        assert siblings is not None
+        siblings.take(0, "0", 0, NOTHING, ["requests "])
+        other.control.look()
+        assert not siblings.given
+        siblings.take(0, "0", 0, NOTHING, ["m"])
+        other.control.look()
+        assert siblings.given == {"0": {"requests a": 2}}
+
+
+async def test_a_prompt_larger_than_its_part_gathers_all_of_the_cap() -> None:
+    async with both(max_tokens=20) as (one, other):
+        await one.come("a", tokens=50)
+        assert one.names == ""
+        await exchanged(one, other)
+        assert one.names == "a"
+
+
+def test_each_has_its_part_of_the_places_to_wait() -> None:
+    bands = (BandSettings(0, max_queued=10), BandSettings(-1, max_queued=0), BandSettings(-2))
+    part = FlowControlSettings(max_concurrent=8, max_queued=100, bands=bands).part(3)
+    assert (part.max_concurrent, part.max_queued) == (8, 34)
+    assert [band.max_queued for band in part.bands] == [4, 0, None]

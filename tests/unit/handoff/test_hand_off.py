@@ -1,0 +1,746 @@
+"""Prompts that one pod computes and another answers, between a client and pods that follow a script."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import SPLIT, Decision
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.errors import (
+    AllFailed,
+    ConnectFailed,
+    Declined,
+    GatewayTimeout,
+    NoEndpoints,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
+from proxy.core.exchange import Ending, Exchange, Stage, Usage
+from proxy.core.ports import InstanceName
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.tasks import Tasks
+from proxy.disagg.settings import DisaggregationSettings
+from proxy.fleet.ledger import Ledger
+from proxy.handoff.hand_off import FAILED, REFUSED, HandOffs
+from proxy.http.upstream.errors import Disconnected
+from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+from proxy.reliability.budget import RetryBudget
+from proxy.reliability.failover import Failover
+from proxy.reliability.settings import Retries
+from tests.helpers.waiting import PATIENCE
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}],"max_tokens":50}'
+KEPT = {"do_remote_prefill": True, "remote_engine_id": "e-1", "remote_block_ids": [1, 2]}
+PROMPT_TOKENS = 400
+
+Script = Callable[[Exchange], Awaitable[Any]]
+
+
+async def keeps(exchange: Exchange) -> bytes:
+    """What a prefill pod does."""
+    exchange.status, exchange.first_byte_at, exchange.last_byte_at, exchange.ending = 200, 1.0, 1.0, Ending.COMPLETE
+    exchange.usage = Usage(PROMPT_TOKENS, 1, 64)
+    return orjson.dumps({"choices": [{}], "kv_transfer_params": KEPT})
+
+
+async def keeps_nothing(exchange: Exchange) -> bytes:
+    await keeps(exchange)
+    return b'{"choices":[{}],"kv_transfer_params":null}'
+
+
+ERROR = b'{"error":{"message":"top_k must be at least -1"}}'
+
+
+def finds_fault(status: int) -> Script:
+    async def script(exchange: Exchange) -> bytes:
+        exchange.status, exchange.ending = status, Ending.COMPLETE
+        return ERROR
+
+    return script
+
+
+async def answers(exchange: Exchange) -> None:
+    exchange.status, exchange.first_byte_at, exchange.ending = 200, 2.0, Ending.COMPLETE
+    if exchange.on_begun is not None:
+        exchange.on_begun()
+
+
+async def is_gone(exchange: Exchange) -> Any:
+    raise ConnectFailed("nobody listens")
+
+
+async def breaks_off(exchange: Exchange) -> Any:
+    raise Disconnected("connection lost", silent=True)
+
+
+async def is_late(exchange: Exchange) -> Any:
+    exchange.ending = Ending.TIMED_OUT
+    raise UpstreamTimedOut("no answer")
+
+
+async def declines(exchange: Exchange) -> Any:
+    raise Declined(503)
+
+
+async def hangs(exchange: Exchange) -> Any:
+    """Has the request, and does not answer."""
+    exchange.sent_at = 3.0
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        exchange.ending = Ending.CLIENT_GONE
+        raise
+
+
+class World:
+    """Prefill pods `p0`, `p1`, decode pods `d0`, `d1`; each does what `scripts` says under its name."""
+
+    def __init__(self, connector: Any = "nixl", body: bytes = BODY, attempts: int = 3) -> None:
+        self.clock = ManualClock(now=100.0)
+        self.pods = {name: Endpoint(name, f"http://{name}:80", state=EndpointState.READY) for name in PODS}
+        self.scripts: dict[str, Script] = {name: keeps if name[0] == "p" else answers for name in PODS}
+        self.prefill: tuple[Endpoint, ...] = (self.pods["p0"], self.pods["p1"])
+        self.encode: tuple[Endpoint, ...] = ()
+        self.why = SPLIT
+        self.legs: list[Exchange] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.on_pods: list[dict[str, int]] = []
+        self.told: list[int | None] = []
+        self.passed_on: list[tuple[str, int | None, bytes]] = []
+        self.counts: Counter[str] = Counter()
+        self.producer: PredictedLatencyProducer | None = None
+        self.ledger = Ledger(self.clock)
+        budget = RetryBudget(20, self.clock, lambda: self.ledger.entered)
+        self.failover = Failover(Retries(attempts), self.clock, random.Random(1), budget, self._alive, self._sleep)
+        self.tasks = Tasks()
+        self.handoffs = HandOffs(
+            DisaggregationSettings(connector),
+            self.failover,
+            self.ledger,
+            self.clock,
+            random.Random(2),
+            self.tasks,
+            lambda result: Counted(self.counts, result),
+        )
+        prompt = Prompt((b"x" * 4 * PROMPT_TOKENS,))
+        self.request = InferenceRequest("id-1", CHAT, "m", prompt, body, stream=True, max_tokens=50)
+
+    async def serve(self) -> None:
+        """As the gateway does."""
+        pods = self.pods
+        decision = Decision(pods["d0"], (pods["d1"],), "decode", self.prefill, self.encode, self.why)
+        decision, hand_off = self.handoffs.of(self.request, decision, self, self._leg)
+        exchange = Exchange(self.request, decision, decision.target, 0, self.clock.now())
+        while True:
+            try:
+                if hand_off is None:
+                    with self._leg(exchange):
+                        await self.relay(exchange)
+                else:
+                    await hand_off.run(exchange)
+            except UpstreamFailed as error:
+                exchange = await self.failover.following(exchange, error)
+            else:
+                return
+
+    async def relay(self, exchange: Exchange) -> None:
+        self._note(exchange)
+        await self.scripts[exchange.endpoint.name](exchange)
+
+    def race(self, begins: Callable[[Exchange], None]) -> None:
+        """One leg at a time."""
+
+    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+        self._note(exchange)
+        answer: bytes = await self.scripts[exchange.endpoint.name](exchange)
+        return answer
+
+    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+        self.passed_on.append((exchange.endpoint.name, exchange.status, body))
+
+    @property
+    def way(self) -> list[str]:
+        return [exchange.endpoint.name for exchange in self.legs]
+
+    def assert_that_nothing_is_left(self) -> None:
+        assert self.ledger.in_flight == 0
+        assert all((pod.load.requests, pod.load.tokens) == (0, 0) for pod in self.pods.values())
+        assert all(leg.ending is not None for leg in self.legs)
+
+    def _note(self, exchange: Exchange) -> None:
+        self.legs.append(exchange)
+        self.bodies.append(orjson.loads(exchange.request.body))
+        self.on_pods.append({name: pod.load.tokens for name, pod in self.pods.items() if pod.load.requests})
+        self.told.append(exchange.told_cached)
+
+    @contextmanager
+    def _leg(self, exchange: Exchange) -> Generator[None, None, None]:
+        self.ledger.enter(exchange)
+        if self.producer is not None:
+            self.producer.pre_request(exchange, exchange.endpoint)
+        try:
+            yield
+        except BaseException:
+            exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
+            raise
+        finally:
+            assert exchange.ending is not None
+            self.ledger.leave(exchange)
+            if self.producer is not None:
+                self.producer.post_response(exchange, exchange.endpoint)
+
+    async def _alive(self, endpoint: Endpoint) -> bool:
+        return True
+
+    async def _sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+
+PODS = ("p0", "p1", "d0", "d1")
+
+
+@dataclass
+class Counted:
+    counts: Counter[str]
+    name: str
+
+    def add(self, amount: float = 1.0) -> None:
+        self.counts[self.name] += int(amount)
+
+
+async def test_the_prompt_goes_to_one_pod_and_where_its_cache_is_to_the_other() -> None:
+    world = World()
+    await world.serve()
+    assert world.way == ["p0", "d0"]
+    prefill, decode = world.bodies
+    assert prefill["max_tokens"] == prefill["max_completion_tokens"] == 1
+    assert prefill["stream"] is False
+    assert prefill["kv_transfer_params"]["do_remote_decode"] is True
+    assert decode["max_tokens"] == 50
+    assert decode["stream"] is True
+    assert decode["kv_transfer_params"] == KEPT
+    assert [leg.stage for leg in world.legs] == [Stage.PREFILL, Stage.DECODE]
+    assert [leg.answers for leg in world.legs] == [False, True]
+    assert world.told == [None, 64]
+    assert world.legs[1].response_headers == [("x-kvlane-prefill-endpoint", "p0")]
+    assert world.counts == {SPLIT: 1}
+    world.assert_that_nothing_is_left()
+
+
+async def test_each_pod_is_charged_what_it_does_from_the_start_until_the_decode_pod_has_begun() -> None:
+    world = World()
+    await world.serve()
+    assert world.on_pods == [{"p0": PROMPT_TOKENS, "d0": 0}, {"p0": 0, "d0": 0}]
+    left = [leg.endpoint.load.requests for leg in world.legs]
+    assert left == [0, 0]
+
+
+async def test_the_prefill_pod_is_free_once_the_answer_has_begun() -> None:
+    world = World()
+    seen: list[int] = []
+
+    async def begins(exchange: Exchange) -> None:
+        assert exchange.on_begun is not None
+        seen.append(world.pods["p0"].load.requests)
+        exchange.on_begun()
+        seen.append(world.pods["p0"].load.requests)
+        await answers(exchange)
+
+    world.scripts["d0"] = begins
+    await world.serve()
+    assert seen == [1, 0]
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [is_gone, breaks_off, is_late, declines])
+async def test_a_prefill_pod_that_fails_is_followed_by_the_other(fault: Script) -> None:
+    world = World()
+    world.scripts["p0"] = fault
+    await world.serve()
+    assert world.way == ["p0", "p1", "d0"]
+    assert world.legs[1].attempt == 1
+    assert world.counts == {SPLIT: 1}
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [is_gone, breaks_off, is_late, declines])
+async def test_the_decode_pod_does_all_of_it_when_no_prefill_pod_can(fault: Script) -> None:
+    world = World(attempts=2)
+    world.scripts |= dict.fromkeys(("p0", "p1"), fault)
+    await world.serve()
+    assert world.way[-1] == "d0"
+    assert set(world.way[:-1]) == {"p0", "p1"}
+    assert "kv_transfer_params" not in world.bodies[-1]
+    assert world.on_pods[-1] == {"d0": PROMPT_TOKENS}
+    assert world.legs[-1].stage is Stage.WHOLE
+    assert world.told[-1] is None
+    assert world.counts == {FAILED: 1}
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [breaks_off, is_late, declines])
+async def test_one_other_prefill_pod_is_tried_and_none_twice(fault: Script) -> None:
+    world = World(attempts=5)
+    world.prefill = (*world.prefill, Endpoint("p2", state=EndpointState.READY))
+    world.scripts |= dict.fromkeys(("p0", "p1"), fault)
+    await world.serve()
+    assert world.way == ["p0", "p1", "d0"]
+    world.assert_that_nothing_is_left()
+
+    alone = World(attempts=5)
+    alone.prefill, alone.scripts["p0"] = alone.prefill[:1], fault
+    await alone.serve()
+    assert alone.way == ["p0", "d0"]
+
+
+@pytest.mark.parametrize("first", [is_gone, breaks_off])
+async def test_a_prefill_pod_that_cannot_be_reached_does_not_count_as_a_try(first: Script) -> None:
+    world = World()
+    p2 = world.pods["p2"] = Endpoint("p2", state=EndpointState.READY)
+    world.prefill = (*world.prefill, p2)
+    world.scripts |= {"p0": first, "p1": is_gone, "p2": keeps}
+    await world.serve()
+    assert world.way == ["p0", "p1", "p2", "d0"]
+    assert world.counts == {SPLIT: 1}
+
+
+async def test_where_no_pod_can_do_all_of_it_the_prompt_is_tried_as_often_as_any_request() -> None:
+    world = World("p2p-nccl", attempts=4)
+    world.scripts |= dict.fromkeys(("p0", "p1"), breaks_off)
+    with pytest.raises(AllFailed):
+        await world.serve()
+    assert len(world.way) > 2
+    assert set(world.way) == {"p0", "p1"}
+    world.assert_that_nothing_is_left()
+
+
+async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_after_all() -> None:
+    world = World()
+    d0 = world.pods["d0"]
+    producer = world.producer = PredictedLatencyProducer(InstanceName("latency"), world.clock)
+    producer.models(list(world.pods.values()), world.clock.now())
+    in_line: list[float] = []
+
+    async def looks(exchange: Exchange) -> bytes | None:
+        (pod,) = producer.models([d0], world.clock.now())
+        in_line.append(sum(leg.tokens for leg in pod.legs))
+        return await (answers if exchange.endpoint is d0 else breaks_off)(exchange)
+
+    world.scripts = dict.fromkeys(PODS, looks)
+    await world.serve()
+    (pod,) = producer.models([d0], world.clock.now())
+    assert in_line == [0, 0, PROMPT_TOKENS]
+    assert not pod.legs
+
+
+@pytest.mark.parametrize("connector", ["nixl", "p2p-nccl", "mooncake", "sglang"])
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_client_gets_the_error_by_which_the_prefill_pod_rejects_its_request(
+    connector: str, status: int
+) -> None:
+    world = World(connector)
+    world.scripts |= {"p0": finds_fault(status), "d0": evicted_while_it_waits}
+    await world.serve()
+    assert world.passed_on == [("p0", status, ERROR)]
+    assert set(world.way) <= {"p0", "d0"}
+    assert ("d0" in world.way) is (connector in ("mooncake", "sglang")), "only what needs both at once is sent to both"
+    assert world.counts == {REFUSED: 1}
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [keeps_nothing, finds_fault(401), finds_fault(404)])
+async def test_what_the_prefill_pod_may_not_do_or_does_not_keep_is_left_to_the_decode_pod(fault: Script) -> None:
+    world = World()
+    world.scripts["p0"] = fault
+    await world.serve()
+    assert world.way == ["p0", "d0"]
+    assert world.legs[-1].stage is Stage.WHOLE
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_prefill_pod_that_keeps_nothing_of_what_it_computes_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one that was started without its connector: every prompt would be computed twice, and nobody know."""
+    world = World()
+    world.scripts["p0"] = keeps_nothing
+    await world.serve()
+    [said] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.getMessage() == "request id-1: pod p0 answered its prompt with 200, and keeps nothing of it"
+
+
+async def test_a_cache_that_the_decode_pod_never_asked_for_goes_to_the_next() -> None:
+    world = World()
+    world.scripts["d0"] = is_gone
+    await world.serve()
+    assert world.way == ["p0", "d0", "d1"]
+    assert world.bodies[-1]["kv_transfer_params"] == KEPT
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [breaks_off, declines])
+async def test_a_decode_pod_that_fails_with_the_cache_is_followed_by_one_with_a_prefill_of_its_own(
+    fault: Script,
+) -> None:
+    world = World()
+    world.scripts["d0"] = fault
+    await world.serve()
+    assert world.way == ["p0", "d0", "p1", "d1"]
+    world.assert_that_nothing_is_left()
+
+
+async def test_when_every_prefill_pod_was_tried_the_next_decode_pod_does_all_of_it() -> None:
+    world = World()
+    world.scripts |= {"p0": is_gone, "d0": breaks_off}
+    await world.serve()
+    assert world.way == ["p0", "p1", "d0", "d1"]
+    assert world.legs[-1].stage is Stage.WHOLE
+    world.assert_that_nothing_is_left()
+
+
+async def test_an_answer_that_begins_as_its_prefill_leg_breaks_off_goes_on() -> None:
+    world = World("mooncake")
+
+    async def begins_a_moment_later(exchange: Exchange) -> None:
+        while "p0" not in world.way or world.ledger.in_flight > 1:
+            await asyncio.sleep(0)
+        await answers(exchange)
+
+    world.scripts |= {"p0": breaks_off, "d0": begins_a_moment_later}
+    await world.serve()
+    assert sorted(world.way) == ["d0", "p0"]
+    assert world.counts == {SPLIT: 1}
+    world.assert_that_nothing_is_left()
+
+
+async def test_when_nobody_decodes_the_client_is_told() -> None:
+    world = World()
+    world.scripts |= dict.fromkeys(("d0", "d1"), breaks_off)
+    with pytest.raises(AllFailed):
+        await world.serve()
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_deadline_that_passes_during_the_prefill_ends_the_request() -> None:
+    world = World()
+
+    async def takes_too_long(exchange: Exchange) -> Any:
+        world.clock.advance(100.0)
+        await is_late(exchange)
+
+    world.request = InferenceRequest("id-1", CHAT, "m", body=BODY, stream=True, deadline=150.0)
+    world.scripts["p0"] = takes_too_long
+    with pytest.raises(GatewayTimeout):
+        await world.serve()
+    assert world.way == ["p0"]
+    world.assert_that_nothing_is_left()
+
+
+async def _leaves(world: World, at: str) -> None:
+    """A client, as soon as the pod `at` has its request."""
+    serving = asyncio.create_task(world.serve())
+    while world.way[-1:] != [at]:
+        await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+
+
+async def test_a_client_that_leaves_during_the_prefill_is_never_decoded_for() -> None:
+    world = World()
+    world.scripts["p0"] = hangs
+    async with world.tasks:
+        await _leaves(world, "p0")
+        await asyncio.sleep(0)
+    assert world.way == ["p0"]
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_cache_that_nobody_fetched_when_the_client_left_is_fetched_for_one_token() -> None:
+    world = World()
+
+    async def hangs_once(exchange: Exchange) -> Any:
+        world.scripts["d0"] = keeps
+        await asyncio.Event().wait()
+
+    world.scripts["d0"] = hangs_once
+    async with world.tasks:
+        await _leaves(world, "d0")
+        await asyncio.sleep(0.01)
+    assert world.way == ["p0", "d0", "d0"]
+    assert world.bodies[-1]["max_tokens"] == 1
+    assert world.bodies[-1]["stream"] is False
+    assert world.bodies[-1]["kv_transfer_params"] == KEPT
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_cache_that_was_asked_for_is_not_fetched_again() -> None:
+    world = World()
+    world.scripts["d0"] = hangs
+    async with world.tasks:
+        await _leaves(world, "d0")
+        await asyncio.sleep(0.01)
+    assert world.way == ["p0", "d0"]
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"\x1f\x8b", b'{"messages":[],"n":2}', b'{"messages":[],"tool_choice":"required"}']
+)
+async def test_what_cannot_be_split_goes_whole(body: bytes) -> None:
+    world = World(body=body)
+    world._note = world.legs.append  # type: ignore[method-assign,assignment]  # the body may be no JSON
+    await world.serve()
+    assert world.way == ["d0"]
+    assert world.legs[0].stage is Stage.WHOLE
+    assert list(world.counts) != [SPLIT]
+    world.assert_that_nothing_is_left()
+
+
+async def test_pods_whose_addresses_are_in_the_id_get_the_same_one() -> None:
+    world = World("p2p-nccl")
+    await world.serve()
+    assert world.way == ["p0", "d0"]
+    ids = [dict(leg.upstream_headers)["x-request-id"] for leg in world.legs]
+    assert ids[0] == ids[1]
+    assert ids[0].endswith("id-1")
+
+
+@dataclass
+class Meeting:
+    """A prefill pod and a decode pod that need each other."""
+
+    here: set[str] = field(default_factory=set)
+
+    async def prefill(self, exchange: Exchange) -> bytes:
+        await self._meet("p")
+        return await keeps(exchange)
+
+    async def decode(self, exchange: Exchange) -> None:
+        await self._meet("d")
+        await answers(exchange)
+
+    async def _meet(self, who: str) -> None:
+        self.here.add(who)
+        async with asyncio.timeout(PATIENCE):
+            while len(self.here) < 2:
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("connector", ["sglang", "mooncake"])
+async def test_pods_that_find_each_other_get_their_requests_at_once(connector: str) -> None:
+    world, meeting = World(connector), Meeting()
+    world.scripts |= {"p0": meeting.prefill, "d0": meeting.decode}
+    await world.serve()
+    assert sorted(world.way) == ["d0", "p0"]
+    assert [leg.ending for leg in world.legs] == [Ending.COMPLETE, Ending.COMPLETE]
+    assert world.counts == {SPLIT: 1}
+    world.assert_that_nothing_is_left()
+
+
+async def evicted_while_it_waits(exchange: Exchange) -> None:
+    """What the relay does to a leg that is cancelled while its client stays."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        exchange.ending = Ending.EVICTED
+        raise
+
+
+@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault(404)])
+async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Script) -> None:
+    world, meeting = World("sglang"), Meeting()
+    world.scripts |= {"p0": fault, "d0": evicted_while_it_waits, "p1": meeting.prefill, "d1": meeting.decode}
+    await world.serve()
+    assert sorted(world.way[:2]) == ["d0", "p0"]
+    assert sorted(world.way[2:]) == ["d1", "p1"]
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", [is_gone, declines, finds_fault(404)])
+async def test_where_it_can_do_without_the_same_decode_pod_waits_for_another_prefill(fault: Script) -> None:
+    world, meeting, waited = World("mooncake"), Meeting(), 0
+
+    async def waits(exchange: Exchange) -> None:
+        nonlocal waited
+        waited += 1
+        await (evicted_while_it_waits if waited == 1 else meeting.decode)(exchange)
+
+    world.scripts |= {"p0": fault, "d0": waits, "p1": meeting.prefill}
+    await world.serve()
+    assert (sorted(world.way[:2]), sorted(world.way[2:])) == (["d0", "p0"], ["d0", "p1"])
+    assert world.counts == {SPLIT: 1}
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_decode_pod_that_fails_for_want_of_what_it_waited_for_is_not_to_blame() -> None:
+    """It does all of it, when two prefill pods have failed."""
+    world, failed = World("mooncake"), asyncio.Event()
+
+    async def finds_nothing(exchange: Exchange) -> None:
+        if exchange.stage is not Stage.WHOLE:
+            await failed.wait()
+            failed.clear()
+            await asyncio.sleep(0)
+            await declines(exchange)
+        await answers(exchange)
+
+    async def fails(exchange: Exchange) -> Any:
+        failed.set()
+        await declines(exchange)
+
+    world.scripts |= {"p0": fails, "p1": fails, "d0": finds_nothing}
+    await world.serve()
+    assert (sorted(world.way[:4]), world.way[4:]) == (["d0", "d0", "p0", "p1"], ["d0"])
+    of_d0 = [leg.ending for leg in world.legs if leg.endpoint.name == "d0"]
+    assert of_d0 == [Ending.EVICTED, Ending.EVICTED, Ending.COMPLETE]
+    assert world.counts == {"prefill-failed": 1}
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_decode_pod_that_fails_takes_its_prefill_with_it() -> None:
+    world, meeting = World("sglang"), Meeting()
+
+    async def breaks_off_meanwhile(exchange: Exchange) -> None:
+        while "p0" not in world.way:
+            await asyncio.sleep(0)
+        await breaks_off(exchange)
+
+    world.scripts |= {"p0": hangs, "d0": breaks_off_meanwhile, "p1": meeting.prefill, "d1": meeting.decode}
+    await world.serve()
+    assert sorted(world.way[:2]) == ["d0", "p0"]
+    assert sorted(world.way[2:]) == ["d1", "p1"]
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_client_that_leaves_ends_both() -> None:
+    world = World("sglang")
+    world.scripts |= {"p0": hangs, "d0": hangs}
+    serving = asyncio.create_task(world.serve())
+    while len(world.way) < 2:
+        await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert {leg.ending for leg in world.legs} == {Ending.CLIENT_GONE}
+    world.assert_that_nothing_is_left()
+
+
+MEDIA = orjson.dumps(
+    {
+        "model": "m",
+        "stream": True,
+        "max_tokens": 50,
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in ("a", "b", "c")]}
+        ],
+    }
+)
+
+
+async def encodes(exchange: Exchange) -> bytes:
+    await keeps(exchange)
+    url = orjson.loads(exchange.request.body)["messages"][0]["content"][0]["image_url"]["url"]
+    return orjson.dumps({"ec_transfer_params": {url: exchange.endpoint.name}})
+
+
+def with_encoders(*names: str, body: bytes = MEDIA) -> World:
+    world = World(body=body)
+    for name in names:
+        world.pods[name] = Endpoint(name, f"http://{name}:80", state=EndpointState.READY)
+        world.scripts[name] = encodes
+    world.encode = tuple(world.pods[name] for name in names)
+    return world
+
+
+async def test_media_are_shared_out_and_where_they_are_goes_to_the_prefill_pod() -> None:
+    world = with_encoders("e0", "e1")
+    await world.serve()
+    assert sorted(world.way[:3]) == ["e0", "e0", "e1"]
+    assert world.way[3:] == ["p0", "d0"]
+    assert {leg.stage for leg in world.legs[:3]} == {Stage.ENCODE}
+    assert set(world.bodies[3]["ec_transfer_params"]) == {"a", "b", "c"}
+    assert "ec_transfer_params" not in world.bodies[4]
+    world.assert_that_nothing_is_left()
+
+
+async def test_without_a_prefill_pod_it_goes_to_the_one_that_answers() -> None:
+    world = with_encoders("e0")
+    world.prefill = ()
+    await world.serve()
+    assert world.way == ["e0", "e0", "e0", "d0"]
+    assert set(world.bodies[3]["ec_transfer_params"]) == {"a", "b", "c"}
+    assert world.legs[3].stage is Stage.WHOLE
+    world.assert_that_nothing_is_left()
+
+
+async def test_an_encode_pod_that_fails_is_followed_by_another_and_what_all_fail_is_left_to_the_next_stage() -> None:
+    world = with_encoders("e0", "e1")
+    world.scripts["e0"] = breaks_off
+    await world.serve()
+    assert set(world.bodies[-2]["ec_transfer_params"]) == {"a", "b", "c"}
+    world.assert_that_nothing_is_left()
+
+    world = with_encoders("e0", "e1")
+    world.scripts |= {"e0": breaks_off, "e1": declines}
+    await world.serve()
+    assert world.way[-2:] == ["p0", "d0"]
+    assert "ec_transfer_params" not in world.bodies[-2]
+    world.assert_that_nothing_is_left()
+
+
+async def test_what_was_encoded_once_is_not_encoded_again_for_the_next_decode_pod() -> None:
+    world = with_encoders("e0")
+    world.scripts["d0"] = breaks_off
+    await world.serve()
+    assert world.way == ["e0", "e0", "e0", "p0", "d0", "p1", "d1"]
+    assert set(world.bodies[5]["ec_transfer_params"]) == {"a", "b", "c"}
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_client_that_leaves_while_its_media_are_encoded_ends_all_of_it() -> None:
+    world = with_encoders("e0")
+    world.scripts["e0"] = hangs
+    await _leaves(world, "e0")
+    assert set(world.way) == {"e0"}
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("why", ["no-prefill-pod", "decided-against"])
+async def test_what_was_not_split_goes_whole_and_is_counted(why: str) -> None:
+    world = World()
+    world.prefill, world.why = (), why
+    await world.serve()
+    assert world.way == ["d0"]
+    assert world.counts == {why: 1}
+    world.assert_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("connector", ["sglang", "p2p-nccl"])
+async def test_pods_that_serve_nothing_alone_get_nothing_that_was_not_split(connector: str) -> None:
+    world = World(connector)
+    world.prefill, world.why = (), "no-prefill-pod"
+    with pytest.raises(NoEndpoints, match="no-prefill-pod"):
+        await world.serve()
+    assert world.way == []
+
+
+async def test_media_are_encoded_though_no_pod_computes_the_prompt_elsewhere() -> None:
+    world = with_encoders("e0")
+    world.prefill, world.why = (), "no-prefill-pod"
+    await world.serve()
+    assert world.way == ["e0", "e0", "e0", "d0"]
+    assert world.counts == {"no-prefill-pod": 1}
+    world.assert_that_nothing_is_left()

@@ -1,0 +1,131 @@
+"""Requests cut in any place are the same requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.clock import ManualClock
+from proxy.core.errors import RequestError
+from proxy.core.exchange import Ending
+from proxy.http.body import Budget
+from proxy.http.call import HttpCall
+from proxy.http.clients import Clients
+from proxy.http.seam import BodyBroke
+from proxy.http.settings import Listen
+from tests.helpers.http.messages import reads
+
+
+class Socket(asyncio.Transport):
+    """Takes what is written; a test pushes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+        self.reading = True
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self
+
+    def setsockopt(self, *_: int) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+
+@dataclass
+class Seen:
+    requests: list[tuple[str, str, bytes]] = field(default_factory=list)
+    refusals: int = 0
+
+
+async def served(pieces: Iterable[bytes], patience: int, collected: int) -> Seen:
+    """What is served of these reads. A request takes `patience` turns of the loop; bodies of up to `collected` bytes
+    are collected."""
+    seen = Seen()
+
+    async def serve(call: HttpCall) -> None:
+        body = call.body
+        try:
+            while call.payload is not None and (piece := await call.payload.readany()):
+                body += piece
+        except BodyBroke:
+            seen.refusals += 1
+            call.closing = True
+            connection.answered(call)
+            return
+        for _ in range(patience):
+            await asyncio.sleep(0)
+        seen.requests.append((call.method, call.path + call.query, body))
+        call.answered = 200
+        connection.answered(call)
+
+    def unserved(call: HttpCall, why: RequestError | Ending) -> None:
+        seen.refusals += 1
+
+    clients = Clients(serve, lambda call, size: size <= collected, unserved, Listen(), ManualClock(), Budget(1_000_000))
+    connection, sock = clients(), Socket()
+    connection.connection_made(sock)
+    for piece in pieces:
+        while not sock.reading and not sock.closed:
+            await asyncio.sleep(0)
+        if not sock.closed:
+            connection.data_received(piece)
+        for _ in range(len(piece) % 3):
+            await asyncio.sleep(0)
+    while connection.task is not None:
+        await asyncio.sleep(0)
+    connection.connection_lost(None)
+    return seen
+
+
+@st.composite
+def request(draw: st.DrawFn) -> tuple[bytes, tuple[str, str, bytes]]:
+    path = draw(st.sampled_from(("/a", "/b?c=d")))
+    fields = "host: a\r\n" + draw(st.sampled_from(("", "x: y\r\n", "connection: upgrade\r\nupgrade: websocket\r\n")))
+    kind = draw(st.sampled_from(("none", "length", "chunked")))
+    if kind == "none":
+        return f"GET {path} HTTP/1.1\r\n{fields}\r\n".encode(), ("GET", path, b"")
+    bodies = draw(st.lists(st.sampled_from((b"{}", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"y" * 70_000)), max_size=3))
+    body = b"".join(bodies)
+    if kind == "length":
+        framed = body
+        fields += f"content-length: {len(body)}\r\n"
+    else:
+        framed = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in bodies) + b"0\r\n\r\n"
+        fields += "transfer-encoding: chunked\r\n"
+    return f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode() + framed, ("POST", path, body)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.lists(request(), min_size=1, max_size=5), st.integers(0, 3), st.booleans())
+def test_requests_are_the_same_however_they_are_cut(
+    data: st.DataObject, sent: list[tuple[bytes, tuple[str, str, bytes]]], patience: int, nonsense: bool
+) -> None:
+    raw = b"".join(each for each, _ in sent) + (b"NONSENSE\r\n\r\n" if nonsense else b"")
+    pieces = data.draw(reads(raw))
+    seen = asyncio.run(served(pieces, patience, data.draw(st.sampled_from((0, 10_000, 1_000_000)))))
+    assert seen.requests == [meaning for _, meaning in sent]
+    assert seen.refusals == nonsense

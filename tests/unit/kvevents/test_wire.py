@@ -1,0 +1,144 @@
+"""Every form in which engines publish KV events is read, and what is none does no harm."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored
+
+msgpack = pytest.importorskip("msgpack", reason="needs the extra: pip install 'kvlane[precise]'")
+
+from proxy.kvevents import wire  # noqa: E402
+from proxy.kvevents.wire import Garbled  # noqa: E402
+from tests.helpers.kvevents.recorded import SAMPLES, payloads  # noqa: E402
+
+
+def read(*events: Any, rank: Any = None) -> wire.Batch:
+    return wire.batch(msgpack.packb([12.5, list(events), *([] if rank is None else [rank])]))
+
+
+def ids(*tokens: int) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_what_an_engine_published_is_understood(sample: Path) -> None:
+    batches = [wire.batch(payload) for payload in payloads(sample)]
+    assert batches
+    assert [batch.odd for batch in batches] == [0] * len(batches)
+    assert all(later.at > earlier.at for earlier, later in pairwise(batches))
+    for event in (event for batch in batches for event in batch.events if isinstance(event, BlocksStored)):
+        assert len(event.tokens) == 4 * event.block_size * len(event.hashes)
+        assert event.medium == "gpu"
+
+
+def test_adapters_and_salts_are_read_from_what_an_engine_published() -> None:
+    (sample,) = [path for path in SAMPLES if path.stem == "bytes_and_adapters"]
+    events = [event for payload in payloads(sample) for event in wire.batch(payload).events]
+    stored = [event for event in events if isinstance(event, BlocksStored)]
+    assert {event.lora for event in stored} == {"", "adapter1", "adapter2"}
+    assert [(event.lora, event.keys[0]) for event in stored if event.keys] == [("", ["tenant-a"]), ("adapter2", ["s"])]
+    assert all(isinstance(name, bytes) for event in stored for name in event.hashes)
+
+
+def test_arrays_and_maps_say_the_same() -> None:
+    stored = ["BlockStored", [1, 2], 9, [5, 6, 7, 8], 2, None, "CPU", "poems", [["poems", "salt"], ["poems"]], 1]
+    names = ["type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"]
+    names += ["extra_keys", "group_idx"]
+    batch = read(stored, ["BlockRemoved", [1], "CPU", 1], ["AllBlocksCleared"])
+    same = read(
+        dict(zip(names, stored, strict=True)),
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU", "group_idx": 1},
+        {"type": "AllBlocksCleared"},
+    )
+    assert batch == same
+    assert batch.events == [
+        BlocksStored([1, 2], 9, ids(5, 6, 7, 8), 2, "poems", "cpu", [["salt"], None], 1),
+        BlocksRemoved([1], "cpu", 1),
+        AllCleared(),
+    ]
+
+
+def test_fields_that_are_left_out_at_the_end_are_as_if_they_were_not_needed() -> None:
+    batch = read(["BlockStored", [1], None, [5, 6], 2], ["BlockRemoved", [1]])
+    assert batch.events == [BlocksStored([1], None, ids(5, 6), 2), BlocksRemoved([1])]
+    assert batch.rank == 0
+    assert read(rank=3).rank == 3
+
+
+def test_further_fields_of_later_versions_are_ignored() -> None:
+    array_form = ["BlockStored", [1], None, [5], 1, None, "GPU", None, None, 0, "full_attention", None, "new", "newer"]
+    map_form = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "surprise": {"a": 1}}
+    assert len(read(array_form, map_form).events) == 2
+
+
+def test_an_adapter_that_has_only_a_number_is_not_its_base() -> None:
+    (event,) = read(["BlockStored", [1], None, [5], 1, 7]).events
+    assert isinstance(event, BlocksStored)
+    assert event.lora == "#7"
+
+
+def test_layers_that_need_only_some_of_the_blocks_are_left_out() -> None:
+    sliding = {"type": "BlockStored", "block_hashes": [1], "token_ids": [5], "block_size": 1, "group_idx": 1}
+    batch = read(sliding | {"kv_cache_spec_kind": "sliding_window"}, sliding | {"kv_cache_spec_kind": "mla_attention"})
+    assert len(batch.events) == 1
+    assert batch.odd == 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ["BlockMoved", [1]],
+        ["BlockStored"],
+        ["BlockStored", "no hashes", None, [1], 1],
+        ["BlockStored", [1], None, [1, 2, 3], 2],
+        ["BlockStored", [1], None, [-1], 1],
+        ["BlockStored", [1], None, ["a"], 1],
+        ["BlockStored", [1], None, [1], 0],
+        ["BlockStored", [1, 2], None, [1, 2], 1, None, None, None, [["only one"]]],
+        {"type": "BlockRemoved"},
+        {"no": "type"},
+        [],
+        "text",
+        7,
+        None,
+    ],
+    ids=str,
+)
+def test_an_event_that_makes_no_sense_is_left_out_and_counted(event: Any) -> None:
+    batch = read(event, ["BlockRemoved", [1]])
+    assert batch.events == [BlocksRemoved([1])]
+    assert batch.odd == 1
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_garbled(payload: bytes) -> None:
+    try:
+        batch = wire.batch(payload)
+    except Garbled:
+        return
+    assert isinstance(batch.at, float)
+
+
+@pytest.mark.parametrize("payload", [7, None, [], [1.0], [1.0, None], ["now", []], [True, []]], ids=str)
+def test_what_is_no_batch_is_garbled(payload: Any) -> None:
+    with pytest.raises(Garbled):
+        wire.batch(msgpack.packb(payload))
+
+
+def test_a_message_has_three_frames_and_a_replayed_one_an_empty_one_more() -> None:
+    number = (258).to_bytes(8, "big")
+    assert wire.message([b"topic", number, b"x"]) == ("topic", 258, b"x")
+    assert wire.replayed([b"", b"topic", number, b"x"]) == wire.replayed([b"", number, b"x"]) == (258, b"x")
+    for frames in ([], [b"topic"], [b"topic", b"12", b"x"], [b"", b"", b"", number, b"x"]):
+        with pytest.raises(Garbled):
+            wire.message(frames)
+        with pytest.raises(Garbled):
+            wire.replayed(frames)

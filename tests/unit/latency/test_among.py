@@ -1,0 +1,108 @@
+"""Pods that divide themselves among prompts."""
+
+import pytest
+
+from proxy.core.endpoint import Freshness, Metrics
+from proxy.core.exchange import Exchange
+from proxy.latency.among import ahead
+from proxy.latency.fleet import FleetModel
+from proxy.latency.work import Leg
+from tests.helpers.latency.pods import Pod, answer
+
+RATE = 1.7
+"""Prompts a second: two thirds of what a pod can do."""
+
+TURN = 200.0
+"""Tokens that are computed of a prompt before it is another's turn."""
+
+
+class Divided(Pod):
+    """Prompts take turns for a few tokens each, `per_token` seconds a token; answers end with their first token."""
+
+    def play(self, requests: int, rate: float, most: int = 8000) -> None:
+        line: list[tuple[Exchange, Leg, float]] = []
+        arrival = self.now + self._random.expovariate(rate)
+        while requests or line:
+            if requests and (not line or arrival <= self.now):
+                self.now = max(self.now, arrival)
+                line.append(self.begin(self._random.randrange(100, most)))
+                requests -= 1
+                arrival += self._random.expovariate(rate)
+                continue
+            exchange, leg, left = line.pop(0)
+            self.now += min(TURN, left) * self.per_token
+            if left > TURN:
+                line.append((exchange, leg, left - TURN))
+            else:
+                self.finish(exchange, leg)
+        self.now += 1.0
+        self.model.catch_up(self.now)
+
+    def begin(self, tokens: int) -> tuple[Exchange, Leg, float]:
+        self.endpoint.publish(Metrics(scraped_at=self.now, freshness=Freshness.FRESH), self.endpoint.load.requests)
+        self.model.catch_up(self.now)
+        exchange = self.send(tokens)
+        return exchange, self.model.dispatch(exchange, tokens, tokens, self.now), tokens
+
+    def finish(self, exchange: Exchange, leg: Leg) -> None:
+        answer(exchange, self.now)
+        self.endpoint.charge(-1, -int(leg.tokens))
+        self.model.end(leg, self.now)
+
+
+def divided(fleet: FleetModel | None = None) -> Divided:
+    pod = Divided(fleet)
+    pod.play(300, rate=RATE)
+    return pod
+
+
+def test_a_pod_that_divides_itself_among_prompts_is_found_out() -> None:
+    pod = divided()
+    assert pod.model.beside.divides
+    assert pod.model.beside.share == 0.0
+    alone = 4000 * pod.per_token
+    assert 0.9 * alone < pod.ttft(4000, pod.now) < alone / (1.0 - RATE * 4000 * pod.per_token)  # with those who come
+
+
+def test_who_is_short_waits_for_as_much_of_a_long_prompt_as_he_has_himself() -> None:
+    pod = divided()
+    idle = {tokens: pod.ttft(tokens, pod.now) for tokens in (4000, 40_000)}
+    pod.begin(30_000)
+    waits = {tokens: pod.ttft(tokens, pod.now) - alone for tokens, alone in idle.items()}
+    assert waits[4000] < 2 * 4000 * pod.per_token
+    assert waits[40_000] > 4 * waits[4000]
+
+
+def test_short_prompts_that_are_there_are_waited_for_by_all() -> None:
+    pod = divided()
+    idle = {tokens: pod.ttft(tokens, pod.now) for tokens in (4000, 40_000)}
+    pod.begin(1000)
+    waits = [pod.ttft(tokens, pod.now) - alone for tokens, alone in idle.items()]
+    assert waits[0] == pytest.approx(waits[1])
+    assert waits[0] > 0.25 * 1000 * pod.per_token
+
+
+def test_a_pod_that_is_new_is_taken_to_be_like_the_others() -> None:
+    fleet = FleetModel()
+    pod = divided(fleet)
+    new = Divided(fleet)
+    new.play(12, rate=RATE)
+    assert new.model.beside.divides
+    assert new.ttft(4000, new.now) == pytest.approx(pod.ttft(4000, pod.now), rel=0.3)
+
+
+def test_a_pod_that_computes_in_turn_is_not_taken_for_one_that_divides_itself() -> None:
+    pod = Pod()
+    pod.noise = 0.3
+    shares = []
+    for _ in range(60):
+        pod.work(3)
+        shares.append(pod.model.beside.share)
+    assert sum(shares[10:]) / len(shares[10:]) > 0.9
+
+
+def test_what_is_ahead_is_told_from_the_lengths_of_those_in_line() -> None:
+    pod = Pod()
+    legs = [Leg(pod.send(tokens), tokens, tokens) for tokens in (500, 3000, 1000)]
+    assert ahead(legs, 1000) == (1500, 1)
+    assert ahead([], 1000) == (0, 0)

@@ -1,0 +1,287 @@
+import pytest
+
+from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
+from proxy.core.exchange import Ending, Usage
+from proxy.latency.fleet import FleetModel
+from tests.helpers.latency.pods import Pod, answer
+
+
+def test_a_pod_is_learnt_from_its_first_tokens() -> None:
+    pod = Pod(per_token=63e-6)
+    pod.work(60)
+    assert pod.error() < 0.05
+    assert pod.error(500) < 0.3
+
+
+def test_30_percent_of_noise_does_not_mislead() -> None:
+    pod = Pod()
+    pod.noise = 0.3
+    pod.work(150)
+    assert pod.error() < 0.2
+
+
+def test_a_pod_that_becomes_three_times_slower_is_known_after_ten_requests() -> None:
+    pod = Pod()
+    pod.work(60)
+    pod.fixed, pod.per_token = 3 * pod.fixed, 3 * pod.per_token
+    assert pod.error() > 0.6
+    for _ in range(10):
+        pod.serve([4000], gap=0.5)
+    assert pod.error() < 0.15
+
+
+def test_a_single_answer_that_is_late_by_a_minute_is_not_the_new_normal() -> None:
+    pod = Pod()
+    pod.work(60)
+    per_token, pod.per_token = pod.per_token, 0.015
+    pod.serve([4000])
+    pod.per_token = per_token
+    pod.work(8)
+    assert pod.error() < 0.2
+
+
+def test_a_pod_that_nothing_is_known_of_is_like_the_others() -> None:
+    fleet = FleetModel()
+    for _ in range(2):
+        Pod(fleet, per_token=300e-6).work(60)
+    assert Pod(fleet, per_token=300e-6).error() < 0.1
+
+
+def test_while_nothing_is_known_of_any_pod_the_work_ahead_orders_them() -> None:
+    fleet = FleetModel()
+    idle, busy, busier = (Pod(fleet) for _ in range(3))
+    for pod, tokens in ((busy, 1000), (busier, 2000)):
+        pod.model.dispatch(pod.send(tokens), tokens, tokens, 0.0)
+    waits = [pod.ttft(500, 0.0) for pod in (idle, busy, busier)]
+    assert waits == sorted(waits)
+    assert waits[2] - waits[1] == pytest.approx(waits[1] - waits[0], rel=0.5)
+
+
+def test_the_queue_drains_as_time_passes() -> None:
+    pod = Pod()
+    pod.work(60)
+    pod.model.dispatch(pod.send(10_000), 10_000, 10_000, pod.now)
+    assert pod.wait(pod.now) == pytest.approx(1.02, rel=0.1)
+    assert pod.wait(pod.now + 0.5) == pytest.approx(0.52, rel=0.2)
+
+
+def test_an_answer_that_is_overdue_keeps_those_behind_it_waiting_the_longer_it_is() -> None:
+    pod = Pod()
+    pod.work(60)
+    pod.model.dispatch(pod.send(1000), 1000, 1000, pod.now)
+    pod.model.dispatch(pod.send(5000), 5000, 5000, pod.now)
+    behind = 0.5
+    assert pod.wait(pod.now + 2.0) > behind + 0.5
+    assert pod.wait(pod.now + 20.0) > behind + 5.0
+
+
+def test_a_first_token_corrects_what_was_thought_to_be_left() -> None:
+    pod = Pod()
+    pod.work(60)
+    first = pod.send(10_000)
+    pod.model.dispatch(first, 10_000, 10_000, pod.now)
+    pod.model.dispatch(pod.send(5000), 5000, 5000, pod.now)
+    first.status, first.first_byte_at = 200, pod.now + 0.1
+    pod.model.catch_up(pod.now + 0.1)
+    assert pod.wait(pod.now + 0.1) == pytest.approx(0.52, rel=0.25)
+
+
+def test_a_leg_that_fails_leaves_the_queue_and_teaches_nothing() -> None:
+    pod = Pod()
+    before = pod.ttft(1000, 0.0)
+    exchange = pod.send(100_000)
+    leg = pod.model.dispatch(exchange, 100_000, 100_000, 0.0)
+    exchange.ending = Ending.UPSTREAM_FAILED
+    pod.endpoint.charge(-1, -100_000)
+    pod.model.end(leg, 30.0)
+    pod.model.catch_up(30.0)
+    assert not pod.model.legs
+    assert pod.model.rates.prefill.is_cold
+    assert pod.ttft(1000, 30.0) == pytest.approx(before)
+
+
+def test_an_error_that_comes_at_once_does_not_make_a_pod_look_fast() -> None:
+    pod = Pod()
+    pod.work(60)
+    for _ in range(20):
+        exchange = pod.send(8000)
+        leg = pod.model.dispatch(exchange, 8000, 8000, pod.now)
+        answer(exchange, pod.now + 0.001)
+        exchange.status = 500
+        pod.endpoint.charge(-1, -8000)
+        pod.now += 0.01
+        pod.model.end(leg, pod.now)
+    pod.model.catch_up(pod.now)
+    assert pod.error() < 0.05
+
+
+def test_answers_that_are_not_streamed_are_taken_to_be_in_time() -> None:
+    pod = Pod()
+    pod.work(60)
+    pod.model.dispatch(pod.send(10_000, stream=False), 10_000, 10_000, pod.now)
+    pod.model.catch_up(pod.now + 0.5)
+    assert len(pod.model.legs) == 1
+    pod.model.catch_up(pod.now + 2.0)
+    assert not pod.model.legs
+
+
+def test_a_slow_pod_is_found_out_by_answers_that_are_not_streamed() -> None:
+    fleet = FleetModel()
+    quick, slow = Pod(fleet), Pod(fleet, fixed=0.06, per_token=300e-6)
+    for pod in (quick, slow):
+        for _ in range(20):
+            exchange = pod.send(4000, stream=False)
+            leg = pod.model.dispatch(exchange, 4000, 4000, pod.now)
+            pod.now += pod.takes(4000)
+            answer(exchange, pod.now)
+            pod.endpoint.charge(-1, -4000)
+            pod.model.end(leg, pod.now)
+            pod.now += 0.5
+            pod.model.catch_up(pod.now)
+    assert slow.model.rates.speed > 2 * quick.model.rates.speed
+
+
+def test_prompts_answered_by_the_same_step_are_one_observation() -> None:
+    pod = Pod(per_token=0.0)
+    for _ in range(60):
+        sent = [pod.send(200) for _ in range(4)]
+        legs = [pod.model.dispatch(one, 200, 200, pod.now) for one in sent]
+        pod.now += 0.1
+        for exchange, leg in zip(sent, legs, strict=True):
+            answer(exchange, pod.now)
+            pod.endpoint.charge(-1, -200)
+            pod.model.end(leg, pod.now)
+        pod.now += 0.5
+        pod.model.catch_up(pod.now)
+    assert pod.ttft(800, pod.now) == pytest.approx(0.1, rel=0.2)
+
+
+def test_the_pace_of_answers_is_learnt_with_how_it_grows() -> None:
+    pod = Pod()
+    for running in [1, 8] * 60:
+        sent = [pod.send(10) for _ in range(running)]
+        legs = [pod.model.dispatch(one, 10, 10, pod.now) for one in sent]
+        for exchange in sent:
+            exchange.status, exchange.first_byte_at = 200, pod.now
+        pod.model.catch_up(pod.now)
+        pod.now += 99 * (0.010 + 0.001 * running)
+        for exchange, leg in zip(sent, legs, strict=True):
+            exchange.last_byte_at, exchange.ending, exchange.usage = pod.now, Ending.COMPLETE, Usage(10, 100)
+            pod.model.end(leg, pod.now)
+        for _ in sent:
+            pod.endpoint.charge(-1, -10)
+        pod.model.catch_up(pod.now)
+    assert pod.tpot() == pytest.approx(0.011, rel=0.15)
+    for _ in range(7):
+        pod.endpoint.charge(1, 10)
+    pod.model.catch_up(pod.now)
+    assert pod.tpot() == pytest.approx(0.018, rel=0.15)
+
+
+def test_requests_of_others_that_wait_on_the_pod_wait_before_ours() -> None:
+    endpoint = Endpoint("pod", metrics=Metrics(waiting=5, running=10, freshness=Freshness.FRESH))
+    pod = Pod(endpoint=endpoint)
+    assert pod.wait(0.0) > 0.4
+    pod = Pod()
+    for _ in range(3):
+        pod.model.dispatch(pod.send(1000), 1000, 1000, 0.0)
+    ours = pod.wait(0.1)
+    pod.endpoint.publish(Metrics(waiting=3, scraped_at=0.1, freshness=Freshness.FRESH), 3)
+    pod.model.catch_up(0.1)
+    assert pod.wait(0.1) == pytest.approx(ours, abs=0.01)
+
+
+def test_prompts_that_siblings_sent_wait_before_ours() -> None:
+    pod = Pod()
+    before = pod.ttft(100, 0.0)
+    pod.endpoint.charge(1, 5000)
+    update(pod.endpoint.load, remote_requests=1, remote_tokens=5000)
+    pod.model.catch_up(0.0)
+    assert pod.ttft(100, 0.0) > before + 0.4
+
+
+def test_the_error_is_0_until_enough_is_known_to_judge() -> None:
+    fleet = FleetModel()
+    for _ in range(19):
+        fleet.judge(2.0, 1.0)
+    assert fleet.error == 0.0
+    fleet.judge(2.0, 1.0)
+    assert fleet.error == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_busy_pod_is_not_learnt_from_all_the_time_and_no_worse_for_it() -> None:
+    pod = Pod(fixed=0.001, per_token=2e-6)
+    for _ in range(600):
+        pod.serve([1000])
+    assert pod.now < 10.0
+    assert pod.model.rates.prefill.observed < 100
+    assert pod.ttft(1000, pod.now) == pytest.approx(0.003, abs=0.001)
+
+
+def test_first_guesses_are_not_judged() -> None:
+    fleet = FleetModel()
+    pod = Pod(fleet, per_token=5e-6)
+    pod.work(30)
+    assert fleet.judged > 20
+    assert fleet.error < 0.5
+
+
+def test_an_error_of_milliseconds_is_none() -> None:
+    fleet = FleetModel()
+    for _ in range(30):
+        fleet.judge(0.001, 0.008)
+    assert fleet.error == 0.0
+
+
+def test_what_is_not_streamed_waits_in_line_until_it_should_be_done() -> None:
+    pod = Pod()
+    exchanges = [pod.send(5000, stream=False) for _ in range(3)]
+    for exchange in exchanges:
+        pod.model.dispatch(exchange, 5000, 5000, 0.0)
+    waits = [pod.wait(at) for at in (0.0, 0.6, 1.2, 2.0)]
+    assert waits == [pytest.approx(wait, abs=0.1) for wait in (1.5, 0.9, 0.3, 0.0)]
+
+
+def test_an_answer_that_is_not_streamed_ends_its_wait() -> None:
+    pod = Pod()
+    exchange = pod.send(5000, stream=False)
+    leg = pod.model.dispatch(exchange, 5000, 5000, 0.0)
+    answer(exchange, 0.1)
+    pod.endpoint.charge(-1, -5000)
+    pod.model.end(leg, 0.1)
+    assert not pod.model.legs
+    assert pod.wait(0.1) == 0.0
+
+
+def scraped(pod: Pod, seconds: int, other: Pod | None = None) -> None:
+    """So many seconds pass in which the pod gets nothing, while the other one works or none does."""
+    for _ in range(seconds):
+        pod.now += 1.0
+        pod.endpoint.publish(Metrics(scraped_at=pod.now, freshness=Freshness.FRESH), 0)
+        pod.model.catch_up(pod.now)
+        if other is not None:
+            other.work(1)
+
+
+def test_a_pod_that_was_slow_and_is_avoided_is_tried_again_while_others_work() -> None:
+    fleet = FleetModel()
+    slow, other = Pod(fleet), Pod(fleet)
+    slow.work(20)
+    other.work(20)
+    slow.per_token *= 5
+    slow.work(6)
+    assert slow.ttft(4000, slow.now) > 2.5 * other.ttft(4000, other.now)
+    scraped(slow, 90, other)
+    assert slow.ttft(4000, slow.now) < 1.5 * other.ttft(4000, other.now)
+    slow.work(1)
+    assert slow.ttft(4000, slow.now) > 2.5 * other.ttft(4000, other.now), "one request says that it is slow still"
+
+
+def test_pods_of_two_kinds_are_told_apart_after_a_night() -> None:
+    fleet = FleetModel()
+    slow, other = Pod(fleet, per_token=300e-6), Pod(fleet)
+    slow.work(40)
+    other.work(40)
+    before = slow.ttft(4000, slow.now)
+    scraped(slow, 300)
+    assert slow.ttft(4000, slow.now) == pytest.approx(before, rel=0.01)

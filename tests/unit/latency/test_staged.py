@@ -1,0 +1,193 @@
+"""Where one pod computes a prompt and another answers, each shows what it does, and nothing else."""
+
+import pytest
+
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.exchange import Ending, Exchange, Stage
+from proxy.latency.fleet import FleetModel
+from proxy.latency.pod import BEHIND
+from proxy.latency.work import Leg
+from tests.helpers.latency.pods import Pod, answer
+
+
+def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Exchange, Leg]:
+    """A leg that was sent now; of a prefill nothing streams."""
+    exchange = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
+    exchange.stage, exchange.answers = stage, stage is not Stage.PREFILL
+    uncached = 0 if stage is Stage.DECODE else tokens
+    return exchange, pod.model.dispatch_stage(exchange, uncached, tokens, pod.now)
+
+
+def finish(pod: Pod, begun: tuple[Exchange, Leg]) -> None:
+    exchange, leg = begun
+    exchange.ending = Ending.COMPLETE
+    pod.endpoint.charge(-1, 0)
+    pod.model.end(leg, pod.now)
+
+
+def prefill(pod: Pod, tokens: int, held: float = 0.0) -> None:
+    """Answered when the prompt is computed, and `held` seconds longer on the pod."""
+    begun = begin(pod, Stage.PREFILL, tokens)
+    pod.now += pod.takes(tokens)
+    answer(begun[0], pod.now)
+    begun[0].ending = None
+    pod.now += held
+    finish(pod, begun)
+    pod.now += 0.5
+
+
+def decode(pod: Pod, tokens: int, per_token: float, wait: float = 3.0, stream: bool = True) -> None:
+    """An answer that begins when the prompt has been computed elsewhere, for which it waits."""
+    begun = begin(pod, Stage.DECODE, 4000, stream)
+    pod.now += wait
+    first = pod.now
+    pod.model.catch_up(pod.now)
+    pod.now += (tokens - 1) * per_token
+    answer(begun[0], pod.now, tokens)
+    begun[0].first_byte_at = first if stream else pod.now - 0.001
+    finish(pod, begun)
+    pod.now += 0.5
+
+
+def test_all_of_a_prefill_leg_is_prefill() -> None:
+    pod = Pod(per_token=63e-6)
+    for tokens in (300, 7000, 2500, 900, 4800) * 12:
+        prefill(pod, tokens)
+    assert pod.error() < 0.05
+    assert pod.error(500) < 0.3
+
+
+def test_what_is_kept_until_it_is_fetched_is_not_prefill() -> None:
+    pod = Pod()
+    for tokens in (300, 7000, 2500, 900, 4800) * 12:
+        prefill(pod, tokens, held=2.0)
+    assert pod.error() < 0.05
+
+
+def test_prefills_stand_in_line_as_other_prompts_do() -> None:
+    one, other = Pod(), Pod()
+    begin(one, Stage.PREFILL, 4000)
+    other.model.dispatch(other.send(4000), 4000, 4000, 0.0)
+    assert one.ttft(1000, 0.1) == pytest.approx(other.ttft(1000, 0.1))
+    assert one.ttft(1000, 9.0) == pytest.approx(other.ttft(1000, 9.0)), "overdue, and as long expected"
+
+
+def test_one_token_is_not_taken_for_the_length_of_answers() -> None:
+    fleet = FleetModel()
+    pod, output = Pod(fleet), fleet.output
+    for _ in range(50):
+        prefill(pod, 4000)
+    assert fleet.output == output
+    assert fleet.prompt == pytest.approx(4000, rel=0.4)
+
+
+def test_who_answers_what_another_pod_computes_keeps_nobody_waiting() -> None:
+    pod, idle = Pod(), Pod()
+    for _ in range(3):
+        begin(pod, Stage.DECODE, 8000)
+    assert pod.ttft(1000, 0.0) - idle.ttft(1000, 0.0) < 0.03, "a step or so"
+    assert pod.ttft(1000, 5.0) - idle.ttft(1000, 5.0) < 0.03, "and no later, however long they wait"
+
+
+def test_the_first_byte_of_its_answer_says_nothing_of_prefill() -> None:
+    pod = Pod()
+    pod.work(60)
+    for _ in range(60):
+        decode(pod, 2, 0.01, wait=9.0)
+    assert pod.error() < 0.05
+
+
+@pytest.mark.parametrize("wait", [0.1, 9.0])
+def test_its_pace_is_learnt(wait: float) -> None:
+    pod = Pod()
+    for _ in range(60):
+        decode(pod, 200, 0.04, wait)
+    pod.model.catch_up(pod.now)
+    assert pod.tpot() == pytest.approx(0.04, rel=0.1)
+
+
+def test_prompts_that_hold_it_up_are_not_its_pace() -> None:
+    pod = Pod(per_token=100e-6)
+    pod.work(40)
+    for _ in range(60):
+        begun = begin(pod, Stage.DECODE, 4000)
+        first = pod.now + 0.01
+        pod.serve([10_000, 10_000])
+        pod.now = max(pod.now, first) + 100 * 0.02
+        answer(begun[0], pod.now, 101)
+        begun[0].first_byte_at = first
+        finish(pod, begun)
+        pod.now += 0.5
+    pod.model.catch_up(pod.now)
+    assert pod.tpot() == pytest.approx(0.02, rel=0.35), "and not twice as much"
+
+
+def test_an_answer_that_does_not_stream_shows_no_pace() -> None:
+    pod, untaught = Pod(), Pod()
+    for _ in range(30):
+        decode(pod, 200, 0.3, stream=False)
+    pod.model.catch_up(pod.now)
+    assert pod.tpot() == pytest.approx(untaught.tpot())
+
+
+def test_the_length_of_its_answers_is_learnt() -> None:
+    fleet = FleetModel()
+    pod = Pod(fleet)
+    for _ in range(200):
+        decode(pod, 50, 0.01)
+    assert fleet.output == pytest.approx(50, rel=0.1)
+
+
+def test_those_that_wait_for_a_transfer_are_no_strangers() -> None:
+    pod, idle = Pod(), Pod()
+    for _ in range(5):
+        begin(pod, Stage.DECODE, 4000)
+    scrape = Metrics(waiting=5, scraped_at=0.5, freshness=Freshness.FRESH)
+    pod.endpoint.publish(scrape, 5)
+    assert pod.ttft(1000, 1.0) - idle.ttft(1000, 1.0) < 0.03
+
+
+class TestDelay:
+    """Seconds by which a prompt delays the answers that run, all together."""
+
+    def pod(self, running: int = 0) -> Pod:
+        pod = Pod(endpoint=Endpoint("pod"))
+        pod.work(60)
+        pod.endpoint.publish(Metrics(running=running, freshness=Freshness.FRESH, scraped_at=pod.now), 0)
+        pod.model.catch_up(pod.now)
+        return pod
+
+    def test_nobody_runs_nobody_is_delayed(self) -> None:
+        assert self.pod().model.delay(4000, 4000) == 0.0
+
+    def test_each_that_runs_stands_still_while_the_prompt_is_computed(self) -> None:
+        pod = self.pod(running=5)
+        assert pod.model.delay(4000, 4000) == pytest.approx(5 * 0.4, rel=0.2)
+        assert pod.model.delay(8000, 8000) == pytest.approx(2 * pod.model.delay(4000, 4000), rel=0.2)
+        assert pod.model.delay(400, 4000) < 0.2 * pod.model.delay(4000, 4000)
+
+    def test_the_longer_the_line_the_more_will_come_behind(self) -> None:
+        pod, delays = self.pod(), []
+        for _ in range(3):
+            delays.append(pod.model.delay(4000, 4000))
+            begin(pod, Stage.PREFILL, 4000)
+            pod.model.catch_up(pod.now)
+        assert delays == pytest.approx([0.0, BEHIND * 0.4, 2 * BEHIND * 0.4], rel=0.2)
+
+    def test_who_will_answer_what_another_pod_computes_counts_though_no_scrape_shows_it(self) -> None:
+        pod = self.pod()
+        begin(pod, Stage.DECODE, 4000)
+        for scraped in (False, True):
+            if scraped:
+                pod.endpoint.publish(Metrics(freshness=Freshness.FRESH, scraped_at=pod.now), 1)
+            pod.model.catch_up(pod.now)
+            assert pod.model.delay(4000, 4000) == pytest.approx(0.4, rel=0.2)
+
+    def test_an_answer_that_has_begun_runs_and_a_prompt_that_waits_to_be_fetched_does_not(self) -> None:
+        pod = self.pod()
+        (answering, _), (computed, _) = begin(pod, Stage.DECODE, 4000), begin(pod, Stage.PREFILL, 4000)
+        pod.now += 1.0
+        for exchange in (answering, computed):
+            exchange.status, exchange.first_byte_at = 200, pod.now
+        pod.model.catch_up(pod.now)
+        assert pod.model.delay(4000, 4000) == pytest.approx(0.4, rel=0.2)

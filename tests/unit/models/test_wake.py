@@ -1,0 +1,152 @@
+"""Who is woken up, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from proxy.core import params
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.errors import ConnectRefused, NoEndpoints
+from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.settings import PodSettings
+from proxy.models import wake
+from proxy.models.resolver import Resolver
+from proxy.models.settings import ModelSettings
+from proxy.models.wake import AGAIN, Waker
+from tests.unit.models.test_resolver import Counts
+
+
+class Bedroom:
+    """Pods `a` and `b` of the model `m` and `c` of `other`, which can be told to wake up."""
+
+    def __init__(self, tasks: Tasks, names: str = "abc") -> None:
+        self.clock = ManualClock(now=100.0)
+        self.fleet = Fleet(self.clock)
+        self.told: list[str] = []
+        self.status = 200
+        self.is_deaf = False
+        self.wakes = True
+        self.waker = Waker(self.fleet, self, self.clock, tasks, timeout=5.0)
+        for name in names:
+            pod = self.fleet.add(PodSettings(f"http://{name}:1", name, models=("other",) if name == "c" else ("m",)))
+            self.fleet.reached(pod)
+
+    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+        self.told.append(url)
+        await asyncio.sleep(0)
+        if self.is_deaf:
+            raise ConnectRefused("nobody listens")
+        if self.status == 200 and self.wakes:
+            self.sleeps(url[7], level=0)
+        return self.status, b""
+
+    def sleeps(self, names: str, level: int = 1) -> None:
+        for name in names:
+            pod = self.pod(name)
+            pod.publish(replace(pod.metrics, sleep_level=level), 0)
+            self.fleet.refreshed(pod)
+
+    def pod(self, name: str) -> Endpoint:
+        pod = self.fleet.get(name)
+        assert pod is not None
+        return pod
+
+    def resolver(self, **settings: object) -> Resolver:
+        return Resolver(params.load(ModelSettings, settings), random.Random(1), Counts(), self.waker)
+
+    async def send(self, request: InferenceRequest) -> None:
+        if not self.fleet.serving(request.model):
+            raise NoEndpoints("nobody")
+
+
+@pytest.fixture
+async def tasks(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tasks]:
+    monkeypatch.setattr(wake, "LOOK", 0.0)
+    async with Tasks() as tasks:
+        yield tasks
+
+
+def request(model: str = "m") -> InferenceRequest:
+    return InferenceRequest("r", "/v1/completions", model, body=b'{"model":"%b"}' % model.encode())
+
+
+async def test_a_request_waits_for_the_pod_that_it_wakes_and_all_of_them_for_one(tasks: Tasks) -> None:
+    room = Bedroom(tasks)
+    room.sleeps("ab")
+    it = room.resolver()
+    await asyncio.gather(*(it.try_each(it.resolve(request(), None), room.send) for _ in range(5)))
+    assert room.told == ["http://a:1/wake_up"]
+    assert [pod.name for pod in room.fleet.serving("m")] == ["a"]
+
+
+async def test_nobody_is_woken_while_somebody_is_there_or_for_what_nobody_serves(tasks: Tasks) -> None:
+    room = Bedroom(tasks)
+    room.sleeps("a")
+    it = room.resolver()
+    await it.try_each(it.resolve(request(), None), room.send)
+    with pytest.raises(NoEndpoints):
+        await it.try_each(it.resolve(request("unknown"), None), room.send)
+    assert room.told == []
+
+
+async def test_a_fallback_answers_meanwhile(tasks: Tasks) -> None:
+    room = Bedroom(tasks)
+    room.sleeps("ab")
+    room.wakes = False
+    it = room.resolver(fallbacks={"m": ["other"]})
+    await it.try_each(it.resolve(request(), None), room.send)
+    await asyncio.sleep(0)
+    assert room.told == ["http://a:1/wake_up"]
+
+
+async def test_a_pod_without_its_weights_is_not_woken(tasks: Tasks) -> None:
+    room = Bedroom(tasks)
+    room.sleeps("ab", level=2)
+    assert not room.waker.wake("m")
+
+
+async def test_a_pod_that_drains_sleeps_on(tasks: Tasks) -> None:
+    room = Bedroom(tasks, "a")
+    room.sleeps("a")
+    room.fleet.drain("a")
+    assert room.pod("a").state is EndpointState.DRAINING
+    assert not room.waker.wake("m")
+
+
+@pytest.mark.parametrize("fault", ["deaf", "refuses"])
+async def test_whoever_does_not_wake_is_left_alone_for_a_while_and_another_is_told(tasks: Tasks, fault: str) -> None:
+    room = Bedroom(tasks)
+    room.sleeps("ab")
+    room.is_deaf, room.status = fault == "deaf", 404
+    it = room.resolver()
+    with pytest.raises(NoEndpoints):
+        await it.try_each(it.resolve(request(), None), room.send)
+    assert room.told == ["http://a:1/wake_up", "http://b:1/wake_up"]
+    with pytest.raises(NoEndpoints):
+        await it.try_each(it.resolve(request(), None), room.send)
+    assert len(room.told) == 2
+    room.clock.advance(AGAIN + 1)
+    room.is_deaf, room.status = False, 200
+    await it.try_each(it.resolve(request(), None), room.send)
+
+
+async def test_a_request_does_not_wait_longer_than_its_time(tasks: Tasks) -> None:
+    room = Bedroom(tasks, "a")
+    room.sleeps("a")
+    room.wakes = False
+    it = room.resolver()
+    waiting = asyncio.ensure_future(it.try_each(it.resolve(request(), None), room.send))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    room.clock.advance(6.0)
+    with pytest.raises(NoEndpoints):
+        await waiting

@@ -1,0 +1,296 @@
+"""Every plugin that exists keeps its contract; a new one is adopted by existing."""
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.decision import ProfileResult, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import (
+    DataProducer,
+    Decider,
+    EndpointRemoved,
+    Filter,
+    PairDecider,
+    Picker,
+    Plugin,
+    PostResponse,
+    PreRequest,
+    ProfileHandler,
+    Scorer,
+    points_of,
+)
+from proxy.core.registry import is_built_in
+from proxy.core.request import InferenceRequest
+from proxy.prefix.keys import PREFIX_MATCH
+from proxy.scheduling.reference import reference
+from tests.helpers.plugins.situations import REGISTRY, RUN, Held, exchange, make, pod, request, scored
+
+LABELS = ["", "0-100", "50-5000", "junk"]
+
+ATTRIBUTE = {"type": "linear_lower_is_better"}
+THRESHOLD = {"type": "threshold", "threshold": {"operator": "LessThan", "value": 0.5}}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "header-label-affinity-scorer": {"headerName": "x-zone", "labelKey": "zone"},
+    "endpoint-attribute-scorer": {"attributeKey": "gpu", "algorithm": ATTRIBUTE},
+    "endpoint-attribute-filter": {"attribute": "gpu", "algorithm": THRESHOLD},
+    "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 3}]},
+    "label-selector-filter": {"matchLabels": {"zone": "a"}},
+    "context-length-aware": {"enableFiltering": True},
+    "disagg-profile-handler": {"profiles": {"decode": "default"}},
+    "pd-profile-handler": {"decodeProfile": "default", "prefillProfile": "default"},
+}
+"""For types that do nothing, or nothing at all, without parameters."""
+
+
+def of(point: type) -> list[type[Plugin]]:
+    return [cls for cls in REGISTRY if point in points_of(cls)]
+
+
+def adopt(point: type) -> Any:
+    return pytest.mark.parametrize("cls", of(point), ids=lambda cls: cls.plugin_type)
+
+
+def instance(cls: type[Plugin]) -> Any:
+    return make(cls.plugin_type, **PARAMETERS.get(cls.plugin_type, {}))
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[Endpoint]:
+    def one(index: int) -> Endpoint:
+        labels = {"zone": draw(st.sampled_from("ab"))}
+        if text := draw(st.sampled_from(LABELS)):
+            labels["llm-d.ai/context-length-range"] = text
+        if role := draw(st.sampled_from(["", "decode", "prefill", "both"])):
+            labels["llm-d.ai/role"] = role
+        return pod(
+            f"pod-{index}",
+            labels=labels,
+            weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+            waiting=draw(st.integers(0, 20)),
+            running=draw(st.integers(0, 20)),
+            kv_usage=draw(st.floats(0, 1)),
+            requests=draw(st.integers(0, 20)),
+            tokens=draw(st.integers(0, 10**7)),
+            active_models=frozenset(draw(st.sets(st.sampled_from(["model", "x"]), max_size=2))),
+            max_active_models=draw(st.integers(0, 3)),
+            attributes={"gpu": draw(st.floats(0, 1))} if draw(st.booleans()) else {},
+        )
+
+    return [one(index) for index in range(draw(st.integers(1, 6)))]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> InferenceRequest:
+    asked = request(draw(st.integers(0, 10_000)), x_zone=draw(st.sampled_from("ab")), x_session_id="s")
+    if draw(st.booleans()):
+        blocks = {f"pod-{index}": draw(st.integers(0, 8)) for index in range(6)}
+        asked.state.write(PREFIX_MATCH, Held(8, blocks))
+    return asked
+
+
+def observable(endpoints: Sequence[Endpoint]) -> list[Any]:
+    return [(e.name, dict(e.labels), e.weight, e.state, e.metrics, copy.copy(e.load), e.view) for e in endpoints]
+
+
+@pytest.mark.parametrize("cls", list(REGISTRY), ids=lambda cls: cls.plugin_type)
+class TestEveryPlugin:
+    def test_it_says_what_it_does_and_what_each_parameter_means(self, cls: type[Plugin]) -> None:
+        described = reference(cls)
+        assert described.doc
+        assert not described.doc.startswith(f"{cls.__name__}("), "the docstring is the dataclass's own"
+        assert all(parameter.doc for parameter in described.parameters)
+
+    def test_it_stands_at_an_extension_point_and_its_instances_can_be_made(self, cls: type[Plugin]) -> None:
+        assert points_of(cls)
+        assert instance(cls).plugin_type == cls.plugin_type
+
+    def test_guards_trust_its_results_because_these_tests_check_them(self, cls: type[Plugin]) -> None:
+        assert is_built_in(instance(cls))
+
+    def test_it_can_be_had_twice_with_state_of_its_own(self, cls: type[Plugin]) -> None:
+        first, second = instance(cls), instance(cls)
+        assert first is not second
+        fields = [name for name in getattr(cls, "__dataclass_fields__", {}) if name.startswith("_")]
+        for name in fields:
+            mine, its = getattr(first, name), getattr(second, name)
+            assert mine is not its or isinstance(mine, int | float | str | tuple | frozenset | type(None))
+
+    def test_it_takes_the_place_of_another_that_was_at_work(self, cls: type[Plugin]) -> None:
+        first, second = instance(cls), instance(cls)
+        asked, target = request(tokens=500), pod("a")
+        leg = exchange(asked, target, pod("b"))
+        if PreRequest in points_of(cls):
+            first.pre_request(leg, target)
+        second.adopt(first)
+        for one in (first, second):
+            if PostResponse in points_of(cls):
+                one.post_response(leg, target)
+            if EndpointRemoved in points_of(cls):
+                one.endpoint_removed(target)
+
+    def test_data_keys_are_stable(self, cls: type[Plugin]) -> None:
+        made = instance(cls)
+        assert made.provides == made.provides
+        assert made.requires == made.requires
+
+
+@adopt(Scorer)
+class TestEveryScorer:
+    @given(endpoints=fleets(), asked=requests())
+    @settings(max_examples=15, deadline=None)
+    def test_one_score_in_range_per_endpoint_and_nothing_changes(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+    ) -> None:
+        before = observable(endpoints)
+        scores = instance(cls).score(RUN, asked, endpoints)
+        assert len(scores) == len(endpoints)
+        assert all(0.0 <= score <= 1.0 for score in scores)
+        assert observable(endpoints) == before
+
+    @given(endpoints=fleets(), asked=requests(), seed=st.integers())
+    @settings(max_examples=15, deadline=None)
+    def test_a_score_belongs_to_its_endpoint_whatever_the_order(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, seed: int
+    ) -> None:
+        if cls.plugin_type in ORDER_IS_ITS_RULE:
+            return
+        scorer, shuffled = instance(cls), random.Random(seed).sample(endpoints, len(endpoints))
+        one = dict(zip(endpoints, scorer.score(RUN, asked, endpoints), strict=True))
+        other = dict(zip(shuffled, scorer.score(RUN, asked, shuffled), strict=True))
+        assert one == other
+
+    @given(endpoints=fleets(), asked=requests())
+    @settings(max_examples=15, deadline=None)
+    def test_it_says_the_same_twice(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+    ) -> None:
+        scorer = instance(cls)
+        assert list(scorer.score(RUN, asked, endpoints)) == list(scorer.score(RUN, asked, endpoints))
+
+
+ORDER_IS_ITS_RULE = frozenset({"no-hit-lru-scorer"})
+"""Pods that never had a cold request are ranked in the order of the configuration, by definition."""
+
+
+@adopt(Filter)
+class TestEveryFilter:
+    @given(endpoints=fleets(), asked=requests())
+    @settings(max_examples=15, deadline=None)
+    def test_it_keeps_a_subset_in_order_and_nothing_changes(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+    ) -> None:
+        before = observable(endpoints)
+        survivors = list(instance(cls).filter(RUN, asked, endpoints))
+        positions = [endpoints.index(endpoint) for endpoint in survivors]
+        assert positions == sorted(set(positions))
+        assert observable(endpoints) == before
+
+    @given(endpoints=fleets(), asked=requests())
+    @settings(max_examples=15, deadline=None)
+    def test_who_is_kept_does_not_depend_on_the_order(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+    ) -> None:
+        made = instance(cls)
+        assert set(made.filter(RUN, asked, endpoints)) == set(made.filter(RUN, asked, endpoints[::-1]))
+
+
+@adopt(Picker)
+class TestEveryPicker:
+    @given(endpoints=fleets(), asked=requests(), data=st.data())
+    @settings(max_examples=15, deadline=None)
+    def test_it_ranks_every_candidate_once_and_nothing_changes(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, data: st.DataObject
+    ) -> None:
+        before = observable(endpoints)
+        scores = [data.draw(st.floats(0, 1)) for _ in endpoints]
+        candidates = scored(endpoints, scores)
+        ranked = list(instance(cls).pick(RUN, asked, candidates))
+        assert len(ranked) == len(candidates)
+        assert set(ranked) == set(candidates)
+        assert observable(endpoints) == before
+
+    @given(endpoints=fleets(), asked=requests(), data=st.data())
+    @settings(max_examples=15, deadline=None)
+    def test_its_order_is_that_of_what_it_picks(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest, data: st.DataObject
+    ) -> None:
+        scores = [data.draw(st.floats(0, 1)) for _ in endpoints]
+        picked = instance(cls).pick(RUN, asked, scored(endpoints, scores))
+        ordered = instance(cls).order(RUN, asked, endpoints, scores)
+        assert list(ordered) == [one.endpoint for one in picked]
+
+
+@adopt(ProfileHandler)
+class TestEveryHandler:
+    def test_it_yields_a_profile_it_was_told_of_and_decides(self, cls: type[Plugin]) -> None:
+        a = pod("a")
+        plan = instance(cls).plan(request())
+        name = next(plan)
+        assert name == "default"
+        with pytest.raises(StopIteration) as end:
+            plan.send(ProfileResult(name, (ScoredEndpoint(a, 1.0),)))
+        assert end.value.value.target is a
+
+
+@adopt(Decider)
+class TestEveryDecider:
+    @given(endpoints=fleets(), asked=requests())
+    @settings(max_examples=15, deadline=None)
+    def test_it_says_yes_or_no_twice_the_same_and_nothing_changes(
+        self, cls: type[Plugin], endpoints: list[Endpoint], asked: InferenceRequest
+    ) -> None:
+        made, (decode, *prefill) = instance(cls), endpoints
+        before, state = observable(endpoints), dict(asked.state)
+        answers = [made.wants(asked, decode) for _ in range(2)]
+        if prefill and isinstance(made, PairDecider):
+            answers += [made.prefers(asked, decode, decode, prefill) for _ in range(2)]
+        else:
+            answers += [made.confirms(asked, decode, prefill) for _ in range(2) if prefill]
+        assert set(answers) <= {True, False}
+        assert answers[0] is answers[1]
+        assert answers[-1] is answers[-2]
+        assert observable(endpoints) == before
+        assert dict(asked.state) == state
+
+
+@adopt(DataProducer)
+class TestEveryProducer:
+    @pytest.mark.parametrize("tokens", [0, 1000])
+    async def test_it_writes_nothing_but_what_it_provides(self, cls: type[Plugin], tokens: int) -> None:
+        made = instance(cls)
+        asked = request(tokens, x_session_id="s")
+        assert made.provides
+        await made.produce(asked, [pod("a")])
+        promised = set(made.provides)
+        written = set(asked.state)
+        assert written <= promised | {key.of("") for key in promised}
+
+    async def test_one_that_does_not_wait_never_suspends(self, cls: type[Plugin]) -> None:
+        made = instance(cls)
+        if made.waits:
+            return
+        with pytest.raises(StopIteration):
+            made.produce(request(100, x_session_id="s"), [pod("a")]).send(None)
+
+
+@adopt(EndpointRemoved)
+class TestEveryoneWhoKnowsPods:
+    async def test_a_removed_pod_may_be_unknown_and_comes_back_as_a_stranger(self, cls: type[Plugin]) -> None:
+        made, a, b = instance(cls), pod("a"), pod("b")
+        made.endpoint_removed(a)
+        leg = exchange(request(100, x_session_id="s"), a, b)
+        if stands_at(cls, PreRequest):
+            made.pre_request(leg, a)
+        if stands_at(cls, PostResponse):
+            made.post_response(leg, a)
+        made.endpoint_removed(a)
+
+
+def stands_at(cls: type[Plugin], point: type) -> bool:
+    return point in points_of(cls)

@@ -1,0 +1,241 @@
+"""Whether a prompt is computed by another pod than the one that answers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.core.decision import Decision
+from proxy.core.exchange import Ending, Exchange, Stage
+from proxy.core.request import InferenceRequest, Prompt
+from proxy.latency.keys import LATENCY, STAGE_COSTS
+from proxy.latency.transfer import Transfer
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from tests.helpers.plugins.situations import RUN, Foretold, Held, exchange, fault, make, pod, request
+
+DECODE, PREFILL, OTHER = pod("decode"), pod("prefill"), pod("other")
+
+
+def asking(tokens: int, cached: int = 0, **state: Any) -> InferenceRequest:
+    """Cached are so many on the decode pod, in blocks of 16."""
+    asked = request(tokens)
+    asked.state.write(PREFIX_MATCH, Held(tokens // 16, {"decode": cached // 16}))
+    return asked
+
+
+def test_always_is_always() -> None:
+    decider = make("always-disagg-pd-decider")
+    assert decider.wants(request(0), DECODE)
+    assert decider.confirms(request(0), DECODE, [PREFILL])
+
+
+@pytest.mark.parametrize(
+    ("part", "wanted"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:"}}, True),
+        ({"type": "input_audio", "input_audio": {}}, True),
+        ({"type": "video_url", "video_url": {}}, True),
+        ({"type": "text", "text": "hello"}, False),
+        ({"type": "text", "text": json.dumps({"type": "image_url"})}, False),
+    ],
+)
+def test_requests_with_media_are_encoded_elsewhere(part: Mapping[str, Any], wanted: bool) -> None:
+    decider = make("always-disagg-multimodal-decider")
+    for indent in (None, 2):
+        body = json.dumps({"messages": [{"role": "user", "content": [part]}]}, indent=indent).encode()
+        assert decider.wants(replace(request(), body=body), DECODE) is wanted
+
+
+class TestPrefixBased:
+    @pytest.mark.parametrize(
+        ("tokens", "cached", "wanted"),
+        [(512, 0, True), (511, 0, False), (1024, 512, True), (1024, 528, False), (5000, 4992, False), (16, 160, False)],
+    )
+    def test_as_many_tokens_must_be_missing(self, tokens: int, cached: int, wanted: bool) -> None:
+        decider = make("prefix-based-pd-decider", nonCachedTokens=512)
+        assert decider.wants(asking(tokens, cached), DECODE) is wanted
+
+    def test_nothing_is_never_enough(self) -> None:
+        assert not make("prefix-based-pd-decider").wants(asking(10_000), DECODE)
+
+    def test_a_short_prompt_is_left_alone(self) -> None:
+        decider = make("prefix-based-pd-decider", nonCachedTokens=16, promptTokens=1000)
+        assert not decider.wants(asking(999), DECODE)
+        assert decider.wants(asking(1000), DECODE)
+
+    def test_where_nothing_is_known_of_the_cache_it_does_not_guess(self) -> None:
+        assert not make("prefix-based-pd-decider", nonCachedTokens=16).wants(request(1000), DECODE)
+
+    def test_a_prompt_that_was_tokenized_counts_as_it_is(self) -> None:
+        asked = asking(1000)
+        asked.state.write(TOKENIZED_PROMPT, Prompt((bytes(400),)))
+        assert not make("prefix-based-pd-decider", nonCachedTokens=512).wants(asked, DECODE)
+
+    @pytest.mark.parametrize("name", ["nonCachedTokens", "promptTokens"])
+    def test_there_are_no_negative_tokens(self, name: str) -> None:
+        assert "at least 0" in fault("prefix-based-pd-decider", **{name: -1})
+
+    def test_it_reads_the_match_it_is_bound_to(self) -> None:
+        decider = make("prefix-based-pd-decider", nonCachedTokens=16, prefixMatchInfoProducerName="other")
+        assert decider.requires == (PREFIX_MATCH.of("other"),)
+        assert not decider.wants(asking(1000), DECODE)
+
+
+class TestPredictedLatency:
+    """A transfer of 1,000 tokens takes 0.03 s unless something else was learnt."""
+
+    def verdict(
+        self,
+        seconds: Mapping[str, float],
+        delays: Mapping[str, float] | None = None,
+        tokens: int = 1000,
+        cached: int = 0,
+        trusted: bool = True,
+        **given: Any,
+    ) -> str:
+        """How far the question comes: nowhere, to the prefill profile, or to another pod."""
+        decider, asked = make("predicted-latency-pd-decider", **given), asking(tokens, cached)
+        asked.state.write(LATENCY, Foretold(seconds, is_trusted=trusted, delays=delays, paces={}))
+        if not decider.wants(asked, DECODE):
+            return "local"
+        return "remote" if decider.prefers(asked, DECODE, DECODE, [PREFILL, OTHER]) else "local after all"
+
+    def test_the_cheaper_way_is_taken_transfer_included(self) -> None:
+        assert self.verdict({"decode": 0.5, "prefill": 0.4}) == "remote"
+        assert self.verdict({"decode": 0.5, "prefill": 0.48}) == "local after all"
+
+    def test_what_a_transfer_alone_costs_more_than_is_not_even_asked_about(self) -> None:
+        assert self.verdict({"decode": 0.02, "prefill": 0.0}) == "local"
+
+    def test_answers_that_would_be_held_up_count(self) -> None:
+        calm = {"decode": 0.1, "prefill": 0.2}
+        assert self.verdict(calm) == "local after all"
+        assert self.verdict(calm, delays={"decode": 0.5}) == "remote"
+        assert self.verdict(calm, delays={"decode": 0.3}, interferenceCost=1.0) == "remote"
+        assert self.verdict(calm, delays={"decode": 0.5, "prefill": 0.5}) == "local after all"
+        assert self.verdict(calm, delays={"decode": 0.5}, interferenceCost=0.1) == "local after all"
+
+    def test_only_what_the_decode_pod_lacks_is_transferred(self) -> None:
+        near = {"decode": 0.5, "prefill": 0.46}
+        assert self.verdict(near, tokens=4000) == "local after all"
+        assert self.verdict(near, tokens=4000, cached=3200) == "remote"
+        assert self.verdict({"decode": 9.0, "prefill": 0.0}, tokens=1600, cached=1600) == "local"
+
+    def test_who_ranks_best_is_who_would_do_it(self) -> None:
+        assert self.verdict({"decode": 0.5, "prefill": 0.6, "other": 0.1}) == "local after all"
+
+    @pytest.mark.parametrize(("tokens", "verdict"), [(511, "local"), (512, "remote")])
+    def test_while_predictions_are_not_trusted_tokens_decide(self, tokens: int, verdict: str) -> None:
+        assert self.verdict({"decode": 0.0, "prefill": 9.0}, tokens=tokens, trusted=False) == verdict
+
+    def test_without_a_prediction_tokens_decide(self) -> None:
+        decider = make("predicted-latency-pd-decider", nonCachedTokens=100)
+        assert decider.wants(request(100), DECODE)
+        assert not decider.wants(request(99), DECODE)
+        assert decider.prefers(request(100), DECODE, OTHER, [PREFILL])
+
+    def test_a_faster_pod_for_the_answer_is_worth_a_transfer(self) -> None:
+        """100 tokens at 10 ms are a second, of which half counts; the transfer of 1,000 takes 30 ms."""
+        for pace, preferred in ((0.0, True), (9.3e-3, True), (9.5e-3, False)):
+            decider, asked = make("predicted-latency-pd-decider"), asking(1000)
+            paces = {"decode": 10e-3, "other": pace}
+            asked.state.write(LATENCY, Foretold({"decode": 0.1, "prefill": 0.1}, paces=paces, output=100.0))
+            assert decider.prefers(asked, DECODE, OTHER, [DECODE]) is preferred
+
+    def test_answers_go_on_slower_where_prompts_have_come_of_late(self) -> None:
+        decider, asked = make("predicted-latency-pd-decider"), asking(1000)
+        forecast = Foretold({}, paces={"decode": 10e-3, "other": 10e-3}, output=100.0)
+        asked.state.write(LATENCY, forecast)
+        decider.decode_cost(forecast, asked, OTHER)
+        decider.clock.advance(1_000.0)
+        sent = exchange(asked, OTHER, profile="decode")
+        sent.charge = (5_000, 0)  # 5 s of work, in a memory of 10 s, all of which was seen
+        decider.pre_request(sent, OTHER)
+        idle, busy = (decider.decode_cost(forecast, asked, pod) - 0.03 for pod in (DECODE, OTHER))
+        assert (idle, busy) == (pytest.approx(0.5), pytest.approx(1.0))
+        decider.endpoint_removed(OTHER)
+        assert decider.decode_cost(forecast, asked, OTHER) == pytest.approx(0.53)
+
+    def test_scorers_are_told_what_only_that_stage_costs_where_and_only_while_its_profile_runs(self) -> None:
+        decider, asked = make("predicted-latency-pd-decider"), asking(1000, cached=960)
+        delays, paces = {"prefill": 0.5}, {"decode": 20e-3, "other": 10e-3}
+        seconds = {"decode": 0.2, "prefill": 0.1, "other": 0.4}
+        asked.state.write(LATENCY, Foretold(seconds, delays=delays, paces=paces, output=10.0))
+        with decider.pricing(asked, Stage.PREFILL):
+            assert asked.state[STAGE_COSTS].costs([DECODE, PREFILL, OTHER]) == pytest.approx([0.2, 0.3, 0.4])
+        with decider.pricing(asked, Stage.DECODE):
+            told = asked.state[STAGE_COSTS].costs([DECODE, OTHER])
+            assert told == pytest.approx([0.01 + 40 * 2e-5 + 0.1, 0.01 + 1000 * 2e-5 + 0.05])
+            assert make("latency-scorer").score(RUN, asked, [DECODE, OTHER]) == [pytest.approx(1 / 1.0308), 1.0]
+        assert asked.state.read(STAGE_COSTS) is None
+
+    def test_it_names_what_it_reads(self) -> None:
+        bound: dict[str, Any] = {"prefixMatchInfoProducerName": "p", "latencyPredictionInfoProducerName": "l"}
+        assert make("predicted-latency-pd-decider", **bound).requires == (PREFIX_MATCH.of("p"), LATENCY.of("l"))
+
+
+class TestWhatTransfersTake:
+    def split(self, decider: Any, tokens: int, seconds: float, **changes: Any) -> None:
+        """A request of which the prompt is ready after 1 s, and the answer begins `seconds` later."""
+        asked = replace(asking(tokens), stream=changes.get("stream", True))
+        answering = exchange(asked, DECODE, profile="decode")
+        computing = Exchange(replace(asked, stream=False), Decision(PREFILL), PREFILL, 0, 0.0)
+        answering.stage, computing.stage = Stage.DECODE, Stage.PREFILL
+        decider.pre_request(answering, DECODE)
+        decider.pre_request(computing, PREFILL)
+        computing.status, computing.last_byte_at, computing.ending = 200, changes.get("ready", 1.0), Ending.COMPLETE
+        decider.post_response(computing, PREFILL)
+        answering.stage = changes.get("stage", Stage.DECODE)
+        answering.status, answering.ending = changes.get("status", 200), changes.get("ending", Ending.COMPLETE)
+        answering.first_byte_at = changes.get("begun", 1.0 + seconds)
+        decider.post_response(answering, DECODE)
+
+    def test_they_are_learnt_from_answers_that_stream(self) -> None:
+        decider = make("predicted-latency-pd-decider")
+        assert decider.transfer.seconds(1000) == pytest.approx(0.03)
+        for tokens in (500, 4000, 1000, 8000) * 20:
+            self.split(decider, tokens, 0.05 + tokens * 1e-4)
+        assert decider.transfer.seconds(2000) == pytest.approx(0.25, rel=0.05)
+        assert decider.transfer.seconds(0) == pytest.approx(0.05, abs=0.02)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"stream": False},
+            {"status": 500},
+            {"ending": Ending.UPSTREAM_FAILED},
+            {"begun": None},
+            {"ready": None},
+            {"stage": Stage.WHOLE},
+        ],
+        ids=str,
+    )
+    def test_nothing_is_learnt_from_what_shows_nothing(self, changes: Mapping[str, Any]) -> None:
+        decider = make("predicted-latency-pd-decider")
+        self.split(decider, 1000, 5.0, **changes)
+        assert decider.transfer.seconds(1000) == pytest.approx(0.03)
+
+    def test_an_answer_without_a_prefill_leg_shows_nothing(self) -> None:
+        decider, answering = make("predicted-latency-pd-decider"), exchange(replace(asking(9), stream=True), DECODE)
+        answering.stage, answering.first_byte_at = Stage.DECODE, 1.0
+        answering.status, answering.ending = 200, Ending.COMPLETE
+        decider.post_response(answering, DECODE)
+        assert decider.transfer.seconds(1000) == pytest.approx(0.03)
+
+    def test_one_that_stalls_changes_little(self) -> None:
+        transfer = Transfer(0.01, 2e-5)
+        for _ in range(30):
+            transfer.observe(1000, 0.03)
+        transfer.observe(1000, 6.0)
+        assert transfer.seconds(1000) < 0.05
+
+    def test_a_successor_keeps_what_was_learnt_unless_it_is_told_otherwise(self) -> None:
+        old = make("predicted-latency-pd-decider")
+        old.transfer.observe(1000, 0.5)
+        same, told = make("predicted-latency-pd-decider"), make("predicted-latency-pd-decider", transferSeconds=0.2)
+        same.adopt(old)
+        told.adopt(old)
+        assert same.transfer is old.transfer
+        assert told.transfer.seconds(0) == pytest.approx(0.2)

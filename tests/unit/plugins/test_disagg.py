@@ -1,0 +1,337 @@
+"""Which stages a request is split into, and on which pods."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from proxy.core import wiring
+from proxy.core.clock import ManualClock
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import NoEndpoints, RequestError, Saturated
+from proxy.core.exchange import Exchange, Stage
+from proxy.core.params import Invalid
+from proxy.core.plugin import Decider, PairDecider, Plugin
+from proxy.core.ports import Deciders, InstanceName, ProfileNames
+from proxy.core.request import InferenceRequest
+from proxy.fleet.ledger import Ledger
+from proxy.plugins.profile_handlers.disagg import DisaggProfileHandler
+from proxy.plugins.profile_handlers.pd import PdProfileHandler
+from proxy.plugins.topology import PEER
+from tests.helpers.plugins.situations import make, pod, request, score
+
+PROFILES = ("prefill", "decode", "encode")
+A, B, C, D = pod("a"), pod("b"), pod("c"), pod("d")
+
+Found = Mapping[str, Sequence[Endpoint] | RequestError]
+"""What each profile finds."""
+
+
+@dataclass(frozen=True)
+class Says(Decider):
+    wanted: bool = True
+    confirmed: bool = True
+
+    def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
+        return self.wanted
+
+    def confirms(self, request: InferenceRequest, decode: Endpoint, prefill: Sequence[Endpoint]) -> bool:
+        assert decode not in prefill
+        return self.confirmed
+
+
+PRICED: DataKey[Stage] = DataKey("Priced")
+
+
+@dataclass(frozen=True)
+class Compares(Says, PairDecider):
+    """Prefers `decode` to any other pod that answers."""
+
+    best: str = "b"
+
+    @contextmanager
+    def pricing(self, request: InferenceRequest, stage: Stage) -> Iterator[None]:
+        request.state[PRICED] = stage
+        yield
+        del request.state[PRICED]
+
+    def prefers(
+        self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
+    ) -> bool:
+        assert decode not in prefill
+        return decode.name == self.best
+
+
+DECIDERS = {
+    "yes": Says(),
+    "no": Says(wanted=False),
+    "rather-not": Says(confirmed=False),
+    "pair": Compares(),
+    "no-pair": Compares(wanted=False),
+}
+
+
+def handler(cls: type[Plugin] = DisaggProfileHandler, known: Sequence[str] = PROFILES, **given: Any) -> Any:
+    ports = {
+        InstanceName: InstanceName("split"),
+        ProfileNames: ProfileNames(tuple(known)),
+        Deciders: Deciders(DECIDERS),
+    }
+    return wiring.make(cls, given, "plugins.split", ports)
+
+
+def deciding(prefill: str = "", encode: str = "", **given: Any) -> Any:
+    return handler(deciders={"prefill": prefill, "encode": encode}, **given)
+
+
+def fault(**given: Any) -> str:
+    with pytest.raises(Invalid) as caught:
+        handler(**given)
+    return str(caught.value.problems[0])
+
+
+def decided(made: Any, found: Found, asked: InferenceRequest | None = None) -> tuple[Decision, list[str]]:
+    """And the profiles that ran."""
+    ran: list[str] = []
+    plan = made.plan(asked or request())
+    try:
+        name = next(plan)
+        while True:
+            ran.append(name)
+            what = found[name]
+            if isinstance(what, RequestError):
+                name = plan.throw(what)
+            else:
+                name = plan.send(ProfileResult(name, tuple(ScoredEndpoint(one, 1.0) for one in what)))
+    except StopIteration as end:
+        return end.value, ran
+
+
+NOBODY = NoEndpoints("nobody")
+
+
+class TestPairs:
+    """Whose decode profile ranks otherwise where it is known that the prompt is computed elsewhere."""
+
+    def decided(self, asked: InferenceRequest, pair: Sequence[Endpoint], computing: Any, **given: Any) -> Any:
+        """What is priced, and the peer, while each profile runs."""
+        told: list[Any] = []
+        plan = deciding(**{"prefill": "pair", **given}).plan(asked)
+        try:
+            name = next(plan)
+            while True:
+                stage, peer = asked.state.read(PRICED), asked.state.read(PEER)
+                told.append((name, stage, peer))
+                found = {"prefill": computing, "encode": [C, B]}.get(name, [A, B] if stage is None else pair)
+                if isinstance(found, RequestError):
+                    name = plan.throw(found)
+                else:
+                    name = plan.send(ProfileResult(name, tuple(ScoredEndpoint(one, 1.0) for one in found)))
+        except StopIteration as end:
+            assert asked.state.read(PRICED) is None
+            return end.value, told
+
+    def test_who_answers_is_chosen_again_for_that_alone_and_who_computes_the_prompt_beside_it(self) -> None:
+        decision, told = self.decided(request(), [B, A], [B, C, D])
+        assert decision == Decision(B, (A,), "decode", (C, D), why="split")
+        assert told == [("decode", None, None), ("decode", Stage.DECODE, A), ("prefill", Stage.PREFILL, B)]
+
+    def test_the_pod_that_does_all_of_it_stays_who_it_was_if_it_is_better(self) -> None:
+        asked = request()
+        decision, _ = self.decided(asked, [A, B], [C])
+        assert decision == Decision(A, (B,), "decode", why="decided-against")
+        decision, _ = self.decided(asked, [D, A], [C])
+        assert decision == Decision(A, (B,), "decode", why="decided-against")
+        assert asked.state.read(PEER) is A
+
+    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [B]])
+    def test_without_a_prefill_pod_too(self, found: Any) -> None:
+        decision, _ = self.decided(request(), [B, A], found)
+        assert decision == Decision(A, (B,), "decode", why="no-prefill-pod")
+
+    def test_who_answers_encodes_nothing(self) -> None:
+        decision, _ = self.decided(request(), [B, A], [D], encode="yes")
+        assert (decision.target, decision.encode, decision.prefill) == (B, (C,), (D,))
+
+    def test_nothing_is_priced_for_what_is_not_wanted(self) -> None:
+        _, told = self.decided(request(), [B, A], [C], prefill="no-pair")
+        assert told == [("decode", None, None)]
+
+
+class TestDecodeFirst:
+    def test_who_decodes_is_chosen_first_and_who_prefills_stands_beside_in_rank_order(self) -> None:
+        decision, ran = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [C, D]})
+        assert decision == Decision(A, (B,), "decode", (C, D), why="split")
+        assert ran == ["decode", "prefill"]
+
+    def test_media_are_encoded_before_the_prompt_is_computed(self) -> None:
+        found: Found = {"decode": [A], "encode": [B], "prefill": [C]}
+        decision, ran = decided(deciding(prefill="yes", encode="yes"), found)
+        assert (decision.encode, decision.prefill) == ((B,), (C,))
+        assert ran == ["decode", "encode", "prefill"]
+
+    def test_a_stage_without_a_decider_never_runs_and_is_not_left_out_either(self) -> None:
+        decision, ran = decided(handler(), {"decode": [A]})
+        assert (decision, ran) == (Decision(A, (), "decode"), ["decode"])
+
+    def test_a_decider_that_does_not_want_it_spares_the_profile(self) -> None:
+        decision, ran = decided(deciding(prefill="no"), {"decode": [A]})
+        assert (decision.prefill, decision.why, ran) == ((), "decided-against", ["decode"])
+
+    def test_a_decider_may_change_its_mind_when_it_sees_who_would_do_it(self) -> None:
+        decision, ran = decided(deciding(prefill="rather-not"), {"decode": [A], "prefill": [C]})
+        assert (decision.prefill, decision.why, ran) == ((), "decided-against", ["decode", "prefill"])
+
+    def test_who_answers_is_nobodys_prefill_pod(self) -> None:
+        decision, _ = decided(deciding(prefill="yes"), {"decode": [A, B], "prefill": [A, B]})
+        assert (decision.target, decision.prefill) == (A, (B,))
+
+    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [A]])
+    def test_without_a_prefill_pod_the_decode_pod_does_all(self, found: Any) -> None:
+        decision, _ = decided(deciding(prefill="yes"), {"decode": [A], "prefill": found})
+        assert decision == Decision(A, (), "decode", why="no-prefill-pod")
+
+    def test_without_an_encode_pod_the_next_stage_does_its_work(self) -> None:
+        found: Found = {"decode": [A], "encode": NOBODY, "prefill": [C]}
+        decision, _ = decided(deciding(prefill="yes", encode="yes"), found)
+        assert decision == Decision(A, (), "decode", (C,), why="no-encode-pod")
+
+    def test_a_request_that_needs_no_encoding_has_no_reason_for_it(self) -> None:
+        decision, _ = decided(deciding(encode="no"), {"decode": [A]})
+        assert decision == Decision(A, (), "decode")
+        decision, _ = decided(deciding(encode="rather-not"), {"decode": [A], "encode": [B]})
+        assert decision == Decision(A, (), "decode")
+
+    @pytest.mark.parametrize("decider", ["", "yes", "no"])
+    def test_without_a_decode_pod_a_prefill_pod_does_all(self, decider: str) -> None:
+        decision, ran = decided(deciding(prefill=decider), {"decode": NOBODY, "prefill": [C, D]})
+        assert decision == Decision(C, (D,), "prefill", why="no-decode-pod")
+        assert ran == ["decode", "prefill"]
+
+    def test_without_anybody_the_first_error_counts(self) -> None:
+        with pytest.raises(NoEndpoints, match="decode"):
+            decided(handler(), {"decode": NoEndpoints("none to decode"), "prefill": NOBODY})
+        with pytest.raises(NoEndpoints, match="decode"):
+            decided(handler(known=["decode"]), {"decode": NoEndpoints("none to decode")})
+
+    def test_decode_pods_that_are_busy_are_waited_for(self) -> None:
+        with pytest.raises(Saturated):
+            decided(deciding(prefill="yes"), {"decode": Saturated("busy"), "prefill": [C]})
+
+    def test_later_profiles_see_who_was_chosen(self) -> None:
+        made, asked = deciding(prefill="yes"), request()
+        for target in (A, B):  # a request may be scheduled again
+            decided(made, {"decode": [target], "prefill": [C]}, asked)
+            assert asked.state.read(PEER) is asked.state.read(PEER.of("split")) is target
+        assert made.provides == (PEER.of("split"),)
+
+
+class TestPrefillFirst:
+    FIRST: Mapping[str, Any] = {"stageOrder": "prefill-first"}
+
+    def test_every_prompt_is_computed_elsewhere_and_who_decodes_can_be_near(self) -> None:
+        asked = request()
+        decision, ran = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": [A, B]}, asked)
+        assert decision == Decision(A, (B,), "decode", (C, D), why="split")
+        assert ran == ["prefill", "decode"]
+        assert asked.state.read(PEER) is C
+
+    @pytest.mark.parametrize("found", [NOBODY, Saturated("busy"), [A]])
+    def test_without_a_prefill_pod_the_decode_pod_does_all(self, found: Any) -> None:
+        decision, _ = decided(handler(**self.FIRST), {"prefill": found, "decode": [A]})
+        assert decision == Decision(A, (), "decode", why="no-prefill-pod")
+
+    def test_without_a_decode_pod_the_prefill_pod_does_all(self) -> None:
+        decision, _ = decided(handler(**self.FIRST), {"prefill": [C, D], "decode": NOBODY})
+        assert decision == Decision(C, (D,), "prefill", why="no-decode-pod")
+
+    def test_without_anybody_there_is_an_error(self) -> None:
+        with pytest.raises(NoEndpoints):
+            decided(handler(**self.FIRST), {"prefill": NOBODY, "decode": NOBODY})
+
+    def test_a_decider_of_the_prefill_would_have_nothing_to_say(self) -> None:
+        assert "deciders.prefill" in fault(**self.FIRST, deciders={"prefill": "yes"})
+
+    def test_media_may_be_encoded_elsewhere(self) -> None:
+        made = handler(**self.FIRST, deciders={"encode": "yes"})
+        decision, ran = decided(made, {"prefill": [C], "decode": [A], "encode": [B]})
+        assert (decision.prefill, decision.encode, ran) == ((C,), (B,), ["prefill", "decode", "encode"])
+
+
+class TestParameters:
+    def test_older_flat_spellings_mean_the_same(self) -> None:
+        made = handler(
+            known=["p", "d"], decodeProfile="d", prefillProfile="p", prefillDeciderPluginName="yes", encodeProfile=""
+        )
+        assert decided(made, {"d": [A], "p": [C]})[0].prefill == (C,)
+        assert decided(handler(deciderPluginName="yes"), {"decode": [A], "prefill": [C]})[0].prefill == (C,)
+        made = handler(encodeProfile="prefill", encodeDeciderPluginName="yes")
+        assert decided(made, {"decode": [A], "prefill": [C]})[0].encode == (C,)
+
+    @pytest.mark.parametrize("given", [{"deciders": {"prefill": "yes"}}, {"profiles": {"encode": "prefill"}}])
+    def test_both_spellings_at_once_are_refused(self, given: Any) -> None:
+        assert "exclude profiles and deciders" in fault(decodeProfile="decode", **given)
+
+    def test_names_that_stand_for_nothing_are_all_named_with_what_was_meant(self) -> None:
+        said = fault(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
+        assert said.startswith("plugins.split: profiles.decode: there is no profile 'decod'; did you mean 'decode'?")
+        assert "deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in said
+        assert "deciders.encode: no decider is named 'z'" in said
+
+    def test_a_profile_that_a_stage_needs_must_be_there(self) -> None:
+        assert "profiles.prefill: there is no profile" in fault(known=["decode"], deciders={"prefill": "yes"})
+        assert "profiles.prefill: there is no profile" in fault(known=["decode"], stageOrder="prefill-first")
+        assert "profiles.encode: there is no profile" in fault(known=["decode"], profiles={"encode": "x"})
+        assert decided(handler(known=["decode"]), {"decode": [A]})[0].target is A
+
+    def test_the_match_it_names_must_be_there(self) -> None:
+        (needed,) = handler(prefixMatchInfoProducerName="approx").requires
+        assert needed.producer == "approx"
+        assert handler().requires == ()
+
+
+class TestLoad:
+    """What scorers of either stage see of a request that was split."""
+
+    async def test_prompt_tokens_wait_where_they_are_computed_and_the_answer_where_it_is_given(self) -> None:
+        ledger, asked = Ledger(ManualClock()), replace(request(1000), max_tokens=300)
+        estimate = make("inflight-load-producer", addEstimatedOutputTokens=True)
+        await estimate.produce(asked, ())
+        computes, answers, idle = pod("computes"), pod("answers"), pod("idle")
+        legs = [Exchange(asked, Decision(one), one, 0, 0.0) for one in (answers, computes)]
+        for leg, stage in zip(legs, (Stage.DECODE, Stage.PREFILL), strict=True):
+            leg.stage = stage
+            ledger.enter(leg)
+        assert (computes.load.tokens, answers.load.tokens) == (1000, 300)
+        busy, free = score("token-load-scorer", [computes, idle], request(), queueThresholdTokens=2000)
+        assert (busy, free) == (0.5, 1.0)
+        ledger.first_byte(legs[1])  # the prompt is computed, and kept until it is fetched
+        assert score("token-load-scorer", [computes, idle], request(), queueThresholdTokens=2000) == [1.0, 1.0]
+        assert computes.load.requests == 1
+
+
+class TestOlderHandler:
+    def test_it_is_the_same_with_two_stages(self) -> None:
+        made = handler(PdProfileHandler, deciderPluginName="yes")
+        decision, ran = decided(made, {"decode": [A, B], "prefill": [C]})
+        assert (decision, ran) == (Decision(A, (B,), "decode", (C,), why="split"), ["decode", "prefill"])
+        assert made.provides == (PEER.of("split"),)
+
+    def test_parameters_that_never_did_anything_are_accepted(self) -> None:
+        made = handler(
+            PdProfileHandler,
+            deciderPluginName="no",
+            prefixPluginType="x",
+            prefixPluginName="y",
+            primaryPort=8000,
+            prefixMatchInfoProducerName="approx",
+        )
+        assert decided(made, {"decode": [A]})[0].why == "decided-against"
+        assert made.requires[0].producer == "approx"
+
+    def test_it_needs_a_decider(self) -> None:
+        assert "no decider is named 'prefix-based-pd-decider'" in fault(cls=PdProfileHandler)

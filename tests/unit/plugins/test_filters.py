@@ -1,0 +1,265 @@
+"""What the filters keep."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.plugin import Filter
+from proxy.latency.keys import LATENCY
+from proxy.prefix.keys import PREFIX_MATCH
+from tests.helpers.plugins.situations import Foretold, Held, fault, kept, make, pod, request
+
+ROLES = [
+    "",
+    "decode",
+    "prefill",
+    "encode",
+    "prefill-decode",
+    "both",
+    "encode-prefill",
+    "encode-prefill-decode",
+    "other",
+]
+
+
+def by_role() -> list[Endpoint]:
+    return [pod(role or "none", labels={"llm-d.ai/role": role} if role else {}) for role in ROLES]
+
+
+def test_decode_keeps_what_decodes_and_what_has_no_role() -> None:
+    assert kept("decode-filter", by_role()) == ["none", "decode", "prefill-decode", "both", "encode-prefill-decode"]
+
+
+def test_prefill_keeps_what_prefills() -> None:
+    expected = ["prefill", "prefill-decode", "both", "encode-prefill", "encode-prefill-decode"]
+    assert kept("prefill-filter", by_role()) == expected
+
+
+class TestLabelSelector:
+    PODS = [
+        pod("h100", labels={"gpu": "h100", "zone": "a"}),
+        pod("a100", labels={"gpu": "a100"}),
+        pod("bare"),
+        pod("decoder", labels={"llm-d.ai/role": "decode"}),
+    ]
+
+    @pytest.mark.parametrize(
+        ("selector", "expected"),
+        [
+            ({}, ["h100", "a100", "bare", "decoder"]),
+            ({"matchLabels": {"gpu": "h100"}}, ["h100"]),
+            ({"matchLabels": {"gpu": "h100", "zone": "b"}}, []),
+            ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100", "a100"]}]}, ["h100", "a100"]),
+            (
+                {"matchExpressions": [{"key": "gpu", "operator": "NotIn", "values": ["h100"]}]},
+                ["a100", "bare", "decoder"],
+            ),
+            ({"matchExpressions": [{"key": "zone", "operator": "Exists"}]}, ["h100"]),
+            ({"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}, ["bare", "decoder"]),
+            (
+                {"matchLabels": {"gpu": "a100"}, "matchExpressions": [{"key": "zone", "operator": "DoesNotExist"}]},
+                ["a100"],
+            ),
+        ],
+    )
+    def test_the_operators(self, selector: dict[str, Any], expected: list[str]) -> None:
+        assert kept("label-selector-filter", self.PODS, **selector) == expected
+
+    def test_a_role_that_was_configured_counts_as_its_label(self) -> None:
+        assert kept("label-selector-filter", [Endpoint("p", role="decode")], matchLabels={"llm-d.ai/role": "decode"})
+
+    @pytest.mark.parametrize("expression", [{"operator": "In"}, {"operator": "Exists", "values": ["x"]}])
+    def test_values_go_with_their_operators(self, expression: dict[str, Any]) -> None:
+        said = fault("label-selector-filter", matchExpressions=[{"key": "a", **expression}])
+        assert "matchExpressions[0]: operator" in said
+
+
+class TestUtilization:
+    @pytest.mark.parametrize(
+        ("metric", "field", "limit"),
+        [
+            ("active-requests", "requests", 3),
+            ("running-requests", "running", 3),
+            ("waiting-queue", "waiting", 3),
+            ("kv-cache-utilization", "kv_usage", 0.5),
+        ],
+    )
+    def test_at_most_is_kept(self, metric: str, field: str, limit: float) -> None:
+        at: dict[str, Any] = {field: limit}
+        above: dict[str, Any] = {field: limit * 1.5}
+        pods = [pod("at", **at), pod("above", **above), pod("idle")]
+        assert kept("utilization-filter", pods, conditions=[{"metric": metric, "maxValue": limit}]) == ["at", "idle"]
+
+    CONDITIONS = [{"metric": "waiting-queue", "maxValue": 1}, {"metric": "kv-cache-utilization", "maxValue": 0.5}]
+
+    def test_all_conditions_count(self) -> None:
+        pods = [pod("both"), pod("queue", waiting=2), pod("cache", kv_usage=0.9)]
+        assert kept("utilization-filter", pods, conditions=self.CONDITIONS) == ["both"]
+
+    def test_where_nobody_is_left_all_are_busy_or_all_stay(self) -> None:
+        pods = [pod("a", waiting=2), pod("b", waiting=3)]
+        assert kept("utilization-filter", pods, conditions=self.CONDITIONS) == []
+        assert kept("utilization-filter", pods, conditions=self.CONDITIONS, fallbackOnEmpty=True) == ["a", "b"]
+        assert make("utilization-filter", conditions=self.CONDITIONS).exhausts is True
+
+    @pytest.mark.parametrize(
+        "condition",
+        [
+            {"metric": "kv-cache-utilization", "maxValue": 1.1},
+            {"metric": "waiting-queue", "maxValue": -1},
+            {"metric": "temperature", "maxValue": 1},
+        ],
+    )
+    def test_conditions_that_make_no_sense(self, condition: dict[str, Any]) -> None:
+        assert "conditions[0]" in fault("utilization-filter", conditions=[condition])
+
+    def test_without_conditions_it_is_refused(self) -> None:
+        assert fault("utilization-filter") == "utilization-filter.conditions: is required"
+        assert "would keep every pod" in fault("utilization-filter", conditions=[])
+
+
+class TestAttribute:
+    PODS = [pod("low", attributes={"gpu": 1.0}), pod("high", attributes={"gpu": 9.0}), pod("none")]
+
+    @staticmethod
+    def parameters(operator: str, value: float) -> dict[str, Any]:
+        return {
+            "attribute": "gpu",
+            "algorithm": {"type": "threshold", "threshold": {"operator": operator, "value": value}},
+        }
+
+    @pytest.mark.parametrize(
+        ("operator", "value", "expected"),
+        [
+            ("LessThan", 9, ["low", "none"]),
+            ("LessThanOrEqual", 9, ["low", "high", "none"]),
+            ("GreaterThan", 1, ["high", "none"]),
+            ("GreaterThanOrEqual", 1, ["low", "high", "none"]),
+            ("Equal", 1, ["low", "none"]),
+            ("NotEqual", 1, ["high", "none"]),
+        ],
+    )
+    def test_the_operators(self, operator: str, value: float, expected: list[str]) -> None:
+        assert kept("endpoint-attribute-filter", self.PODS, **self.parameters(operator, value)) == expected
+
+    def test_what_is_missing_may_fail_and_emptiness_may_fall_back(self) -> None:
+        parameters = {**self.parameters("GreaterThan", 99), "onMissing": "Fail"}
+        assert kept("endpoint-attribute-filter", self.PODS, **parameters) == []
+        fallback = kept("endpoint-attribute-filter", self.PODS, **parameters, fallbackOnEmpty=True)
+        assert fallback == ["low", "high", "none"]
+
+
+class TestContextLength:
+    LABEL = "llm-d.ai/context-length-range"
+
+    def test_it_drops_only_when_told_to(self) -> None:
+        pods = [
+            pod("fits", labels={self.LABEL: "10-20"}),
+            pod("short", labels={self.LABEL: "0-9"}),
+            pod("bad", labels={self.LABEL: "many"}),
+            pod("none"),
+        ]
+        assert kept("context-length-aware", pods, request(10)) == ["fits", "short", "bad", "none"]
+        assert kept("context-length-aware", pods, request(10), enableFiltering=True) == ["fits", "none"]
+
+
+class TestPrefixCacheAffinity:
+    KIND = "prefix-cache-affinity-filter"
+
+    @staticmethod
+    def asked(total: int = 10, **blocks: int) -> Any:
+        asked = request()
+        asked.state.write(PREFIX_MATCH, Held(total, blocks))
+        return asked
+
+    def test_holders_are_kept(self) -> None:
+        pods = [pod("full"), pod("enough"), pod("little"), pod("none")]
+        assert kept(self.KIND, pods, self.asked(full=10, enough=8, little=7)) == ["full", "enough"]
+
+    def test_exactly_the_threshold_is_enough_whatever_its_binary_fraction(self) -> None:
+        for percent in range(1, 101):
+            asked = self.asked(total=100, a=percent)
+            assert kept(self.KIND, [pod("a"), pod("b")], asked, affinityThreshold=percent / 100) == ["a"]
+
+    def test_nobody_holds_enough(self) -> None:
+        assert kept(self.KIND, [pod("a"), pod("b")], self.asked(a=7)) == ["a", "b"]
+
+    def test_nothing_is_known_or_nothing_is_asked(self) -> None:
+        pods = [pod("a"), pod("b")]
+        assert kept(self.KIND, pods) == ["a", "b"]
+        assert kept(self.KIND, pods, self.asked(total=0)) == ["a", "b"]
+        assert kept(self.KIND, pods, self.asked(a=10), affinityThreshold=0) == ["a", "b"]
+
+    @pytest.mark.parametrize(
+        ("tokens", "penalty", "expected"),
+        [(1001, 1000, ["a", "b"]), (1000, 1000, ["a"]), (9999, 0, ["a"]), (1001, 1500, ["a"])],
+    )
+    def test_a_holder_that_would_answer_too_late_loses_its_claim(
+        self, tokens: int, penalty: float, expected: list[str]
+    ) -> None:
+        pods = [pod("a", tokens=tokens), pod("b")]
+        parameters = {"maxTTFTPenaltyMs": penalty, "peakPrefillThroughput": 1000}
+        assert kept(self.KIND, pods, self.asked(a=10), **parameters) == expected
+
+    def test_the_least_loaded_of_each_side_are_compared(self) -> None:
+        pods = [pod("a", tokens=99_999), pod("a2", tokens=10), pod("b", tokens=10), pod("b2", tokens=0)]
+        parameters = {"maxTTFTPenaltyMs": 100, "peakPrefillThroughput": 1000}
+        assert kept(self.KIND, pods, self.asked(a=10, a2=10), **parameters) == ["a", "a2"]
+
+    def test_exploration_keeps_all_with_its_probability(self) -> None:
+        explorer = make(self.KIND, explorationProbability=0.25)
+        pods, asked = [pod("a"), pod("b")], self.asked(a=10)
+        widths = [len(explorer.filter(None, asked, pods)) for _ in range(2000)]
+        assert 400 < widths.count(2) < 600
+
+    def test_a_bound_producer_is_the_one_that_is_read(self) -> None:
+        asked = request()
+        asked.state.write(PREFIX_MATCH.of("other"), Held(10, {"b": 10}))
+        asked.state.write(PREFIX_MATCH.of("mine"), Held(10, {"a": 10}))
+        assert kept(self.KIND, [pod("a"), pod("b")], asked, prefixMatchInfoProducerName="mine") == ["a"]
+
+    @pytest.mark.parametrize(("is_trusted", "names"), [(True, ["a", "b"]), (False, ["a"])])
+    def test_the_latency_predictor_says_it_while_it_is_trusted(self, is_trusted: bool, names: list[str]) -> None:
+        asked = self.asked(a=10)
+        asked.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}, is_trusted=is_trusted))
+        given: dict[str, Any] = {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 1000}
+        assert make(self.KIND, **given).requires == (PREFIX_MATCH, LATENCY)
+        assert kept(self.KIND, [pod("a"), pod("b")], asked, **given) == names
+
+
+class TestSloHeadroomTier:
+    def kept(
+        self, header: str = "x-llm-d-slo-ttft-ms", *, stream: bool = True, trusted: bool = True, **given: Any
+    ) -> str:
+        asked = replace(request(10), stream=stream, headers={header: "500"})
+        asked.state.write(LATENCY, Foretold({"a": 0.2, "b": 0.5, "c": 0.9}, is_trusted=trusted))
+        return "".join(kept("slo-headroom-tier-filter", [pod(name) for name in "abc"], asked, **given))
+
+    @pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"])
+    def test_pods_that_are_expected_to_break_an_objective_go(self, header: str) -> None:
+        assert self.kept(header, epsilonExploreNeg=0) == "ab"
+
+    def test_now_and_then_they_are_those_that_stay(self) -> None:
+        assert self.kept(epsilonExploreNeg=1) == "c"
+        assert [self.kept(seed=seed) for seed in range(500)].count("c") in range(1, 20)
+
+    def test_all_stay_without_objectives_or_predictions_that_can_be_trusted(self) -> None:
+        assert self.kept("x-other", epsilonExploreNeg=1) == "abc"
+        assert self.kept(trusted=False, epsilonExploreNeg=1) == "abc"
+        assert kept("slo-headroom-tier-filter", [pod("a")], request(10)) == ["a"]
+
+    @pytest.mark.parametrize("seconds", [0.1, 0.9])
+    def test_all_stay_where_all_or_none_would_keep_it(self, seconds: float) -> None:
+        asked = replace(request(10), headers={"x-slo-ttft-ms": "500"})
+        asked.state.write(LATENCY, Foretold({"a": seconds, "b": seconds}))
+        assert kept("slo-headroom-tier-filter", [pod("a"), pod("b")], asked, epsilonExploreNeg=1) == ["a", "b"]
+
+    def test_who_does_not_stream_sees_no_single_tokens(self) -> None:
+        assert self.kept("x-slo-tpot-ms", stream=False, epsilonExploreNeg=0) == "abc"
+
+
+def test_only_the_utilization_filter_calls_pods_exhausted() -> None:
+    assert Filter.exhausts is False
+    assert make("decode-filter").exhausts is False

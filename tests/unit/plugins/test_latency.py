@@ -1,0 +1,400 @@
+"""predicted-latency-producer and latency-scorer, together as they are used."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Ending, Exchange, Stage, Usage
+from proxy.core.request import InferenceRequest
+from proxy.latency.keys import LATENCY
+from proxy.prefix.keys import PREFIX_MATCH
+from tests.helpers.plugins.situations import RUN, Held, exchange, fault, make, pod, request
+
+STEP = 0.01
+PER_TOKEN = 100e-6
+
+
+class Fleet:
+    """Pods that compute prompts one after the other, and what the proxy makes of it."""
+
+    def __init__(self, *names: str, slow: float = 1.0, says_usage: bool = True, **parameters: Any) -> None:
+        """The first pod is `slow` times slower."""
+        self._says_usage = says_usage
+        self.clock = ManualClock()
+        self.producer = make("predicted-latency-producer", clock=self.clock, **parameters)
+        self.scorer = make("latency-scorer")
+        self.pods = [pod(name) for name in names]
+        self._slow = slow
+        self._free = dict.fromkeys(self.pods, 0.0)
+        self._live: list[tuple[float, Exchange]] = []
+
+    async def scores(self, asked: InferenceRequest) -> dict[str, float]:
+        await self.producer.produce(asked, self.pods)
+        return dict(zip((one.name for one in self.pods), self.scorer.score(RUN, asked, self.pods), strict=True))
+
+    def send(self, asked: InferenceRequest, target: Endpoint, cached: int = 0) -> None:
+        leg = exchange(asked, target)
+        leg.started_at = self.clock.now()
+        uncached = asked.prompt.tokens - cached
+        leg.charge = (uncached, 0)
+        target.charge(1, uncached)
+        self.producer.pre_request(leg, target)
+        seconds = (STEP + uncached * PER_TOKEN) * (self._slow if target is self.pods[0] else 1.0)
+        self._free[target] = max(self._free[target], self.clock.now()) + seconds
+        self._live.append((self._free[target], leg))
+
+    def advance(self, seconds: float) -> None:
+        """Answers end with their first token."""
+        until = self.clock.now() + seconds
+        self._live.sort(key=lambda one: one[0])
+        while self._live and self._live[0][0] <= until:
+            at, leg = self._live.pop(0)
+            self.clock.advance(max(0.0, at - self.clock.now()))
+            leg.status, leg.first_byte_at, leg.last_byte_at, leg.ending = 200, at, at, Ending.COMPLETE
+            leg.usage = Usage(leg.request.prompt.tokens, 1) if self._says_usage else None
+            assert leg.charge is not None
+            leg.endpoint.charge(-1, -leg.charge[0])
+            self.producer.post_response(leg, leg.endpoint)
+        self.clock.advance(until - self.clock.now())
+
+    async def learn(self, times: int = 40) -> None:
+        for at in range(times):
+            for target in self.pods:
+                asked = streamed(500 + 397 * at % 4000)
+                await self.scores(asked)
+                self.send(asked, target)
+            self.advance(2.0)
+
+    async def best(self, asked: InferenceRequest) -> str:
+        found = await self.scores(asked)
+        return max(found, key=found.__getitem__)
+
+
+def streamed(tokens: int, held: dict[str, int] | None = None, **headers: str) -> InferenceRequest:
+    """`held` are the cached tokens by pod."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    asked = replace(request(tokens), stream=True, headers=named)
+    blocks = {name: count // 16 for name, count in (held or {}).items()}
+    asked.state.write(PREFIX_MATCH, Held(tokens // 16, blocks))
+    return asked
+
+
+async def test_a_prompt_goes_where_it_is_cached() -> None:
+    fleet = Fleet("a", "b", "c")
+    await fleet.learn()
+    assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
+
+
+async def test_affinity_is_given_up_when_waiting_costs_more_seconds_than_it_saves() -> None:
+    fleet = Fleet("a", "b")
+    await fleet.learn()
+    asked = streamed(4096, {"b": 2048})
+    fleet.send(streamed(1000), fleet.pods[1])
+    assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
+    fleet.send(streamed(4000), fleet.pods[1])
+    assert await fleet.best(asked) == "a"
+
+
+async def test_work_that_is_done_by_now_keeps_nobody_away() -> None:
+    fleet = Fleet("a", "b")
+    await fleet.learn()
+    fleet.send(streamed(4000), fleet.pods[1])
+    fleet.advance(0.35)
+    assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
+
+
+async def test_a_burst_spreads_although_nothing_was_answered_yet() -> None:
+    fleet = Fleet("a", "b", "c", "d")
+    sent = dict.fromkeys("abcd", 0)
+    for _ in range(64):
+        asked = streamed(1000)
+        name = await fleet.best(asked)
+        sent[name] += 1
+        fleet.send(asked, next(one for one in fleet.pods if one.name == name))
+    assert set(sent.values()) == {16}
+
+
+async def test_a_pod_that_is_three_times_slower_gets_less_without_being_told() -> None:
+    fleet = Fleet("slow", "quick", slow=3.0)
+    await fleet.learn()
+    assert await fleet.best(streamed(4096)) == "quick"
+    fleet.send(streamed(4000), fleet.pods[1])
+    assert await fleet.best(streamed(4096)) == "quick"
+    fleet.send(streamed(7000), fleet.pods[1])
+    assert await fleet.best(streamed(4096)) == "slow"
+
+
+async def test_costs_that_hardly_differ_are_equal() -> None:
+    fleet = Fleet("a", "b")
+    assert await fleet.scores(streamed(100)) == {"a": 1.0, "b": 1.0}
+    fleet.send(streamed(1), fleet.pods[0])
+    assert (await fleet.scores(streamed(100)))["b"] == 1.0
+
+
+async def test_a_pod_that_is_gone_is_forgotten_and_its_last_answer_harms_nobody() -> None:
+    fleet = Fleet("a", "b")
+    await fleet.learn(5)
+    fleet.send(streamed(4000), fleet.pods[0])
+    fleet.producer.endpoint_removed(fleet.pods[0])
+    fleet.advance(2.0)
+    assert (await fleet.scores(streamed(100))).keys() == {"a", "b"}
+    assert fleet.pods[0].load.requests == 0
+
+
+async def test_a_pod_that_no_producer_has_seen_is_not_waited_for() -> None:
+    fleet = Fleet("a")
+    leg = exchange(streamed(10), fleet.pods[0])
+    fleet.producer.pre_request(leg, fleet.pods[0])
+    fleet.producer.post_response(leg, fleet.pods[0])
+
+
+async def test_a_pod_that_comes_while_a_request_is_prepared_is_scored_too() -> None:
+    fleet = Fleet("a")
+    await fleet.learn(5)
+    asked = streamed(1000)
+    await fleet.producer.produce(asked, fleet.pods)
+    fleet.pods.append(pod("b"))
+    fleet.producer.endpoint_removed(fleet.pods[0])
+    assert fleet.scorer.score(RUN, asked, fleet.pods) == [1.0, 1.0]
+
+
+async def test_what_is_sent_is_in_the_next_forecast_though_both_were_prepared_before() -> None:
+    fleet = Fleet("a", "b")
+    first, second = streamed(1000), streamed(1000)
+    for asked in (first, second):
+        await fleet.producer.produce(asked, fleet.pods)
+    assert fleet.scorer.score(RUN, first, fleet.pods) == [1.0, 1.0]
+    fleet.send(first, fleet.pods[0])
+    scores = fleet.scorer.score(RUN, second, fleet.pods)
+    assert scores[0] < scores[1] == 1.0
+
+
+async def test_a_pod_without_answers_of_its_own_follows_what_the_others_teach() -> None:
+    fleet = Fleet("known", "new", slow=0.1)
+    for at in range(40):
+        fleet.send(streamed(500 + 397 * at % 4000), fleet.pods[0])
+        fleet.advance(2.0)
+        scores = await fleet.scores(streamed(4000))
+    assert scores == {"known": 1.0, "new": 1.0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_pods_that_report_nothing_share_the_work(stream: bool) -> None:
+    """No usage, no scrape: what was sent is all that is known."""
+    fleet, sent = Fleet("a", "b", says_usage=False), {"a": 0, "b": 0}
+    for _ in range(60):
+        asked = replace(streamed(1000), stream=stream)
+        found = await fleet.scores(asked)
+        best = [one for one in fleet.pods if found[one.name] == max(found.values())]
+        target = min(best, key=lambda one: sent[one.name])
+        sent[target.name] += 1000
+        fleet.send(asked, target)
+        fleet.advance(0.06)
+    assert sent == {"a": 30_000, "b": 30_000}
+    assert fleet.producer.is_trusted
+
+
+async def test_without_the_delay_of_others_a_pod_that_decodes_much_is_as_good_as_an_idle_one() -> None:
+    """The ablation of `decodeCost`."""
+    found = {}
+    for cost in (0.0, 0.05):
+        fleet = Fleet("busy", "idle", decodeCost=cost)
+        await fleet.learn()
+        fleet.pods[0].charge(60, 0)
+        scores = await fleet.scores(streamed(4000))
+        found[cost] = scores["idle"] - scores["busy"]
+    assert found[0.05] > found[0.0] + 0.2
+
+
+class TestObjectives:
+    async def fleet(self) -> Fleet:
+        """`a` is idle, `b` has the prompt and half a second of work before it."""
+        fleet = Fleet("a", "b")
+        await fleet.learn()
+        fleet.send(streamed(5000), fleet.pods[1])
+        return fleet
+
+    def asked(self, **headers: str) -> InferenceRequest:
+        return streamed(8192, {"b": 6144}, **headers)
+
+    async def test_a_pod_that_keeps_them_comes_before_one_that_does_not(self) -> None:
+        fleet = await self.fleet()
+        assert await fleet.best(self.asked()) == "b"
+        scores = await fleet.scores(self.asked(x_llm_d_slo_ttft_ms="750"))
+        assert scores["b"] > 0.5 > scores["a"]
+
+    async def test_the_older_header_says_the_same(self) -> None:
+        fleet = await self.fleet()
+        new, old = self.asked(x_llm_d_slo_ttft_ms="750"), self.asked(x_slo_ttft_ms="750")
+        assert await fleet.scores(new) == await fleet.scores(old)
+
+    async def test_where_none_can_keep_them_the_one_that_breaks_them_least_is_best(self) -> None:
+        fleet = await self.fleet()
+        scores = await fleet.scores(self.asked(x_llm_d_slo_ttft_ms="10"))
+        assert scores["a"] < scores["b"] < 0.5
+
+    async def test_the_least_headroom_that_suffices_leaves_the_others_to_the_hurried(self) -> None:
+        fleet = await self.fleet()
+        asked = {"x_llm_d_slo_ttft_ms": "5000"}
+        assert await fleet.best(self.asked(**asked)) == "b"
+        fleet.scorer = make("latency-scorer", headroomSelectionStrategy="least")
+        assert await fleet.best(self.asked(**asked)) == "a"
+        fleet.scorer = make("latency-scorer", headroomSelectionStrategy="most")
+        assert await fleet.best(self.asked(**asked)) == "b"
+
+    async def test_an_objective_for_each_token_keeps_away_from_pods_that_decode_much(self) -> None:
+        fleet = Fleet("busy", "idle")
+        fleet.pods[0].charge(100, 0)
+        scores = await fleet.scores(streamed(100, x_llm_d_slo_tpot_ms="15"))
+        assert scores["idle"] > 0.5 > scores["busy"]
+
+    @pytest.mark.parametrize("text", ["", "soon", "-5", "0", "nan", "inf"])
+    async def test_what_is_no_number_of_milliseconds_is_no_objective(self, text: str) -> None:
+        fleet = await self.fleet()
+        assert await fleet.scores(self.asked(x_llm_d_slo_ttft_ms=text)) == await fleet.scores(self.asked())
+
+
+class TestWhenPredictionsAreBad:
+    async def fleet(self) -> Fleet:
+        fleet = Fleet("a", "b", maxRelativeError=0.5)
+        for _ in range(30):
+            fleet.producer.fleet.judge(3.0, 1.0)
+        return fleet
+
+    async def test_scores_come_from_what_was_scraped(self, caplog: pytest.LogCaptureFixture) -> None:
+        fleet = await self.fleet()
+        fleet.pods = [pod("a", waiting=8, kv_usage=0.5), pod("b", waiting=2, kv_usage=0.5)]
+        scores = await fleet.scores(streamed(160, {"a": 160}))
+        assert scores == {"a": pytest.approx(1.5 / 3), "b": pytest.approx(1.25 / 3)}
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert not fleet.producer.is_trusted
+
+    async def test_they_are_trusted_again_when_they_are_better(self, caplog: pytest.LogCaptureFixture) -> None:
+        fleet = await self.fleet()
+        await fleet.scores(streamed(100))
+        for _ in range(300):
+            fleet.producer.fleet.judge(1.0, 1.0)
+        await fleet.scores(streamed(100))
+        assert fleet.producer.is_trusted
+        assert "trusted again" in caplog.text
+        assert fleet.producer.error < 0.1
+
+    async def test_a_queue_is_as_long_as_its_prompts_are(self) -> None:
+        fleet = await self.fleet()
+        fleet.pods = [pod("a", waiting=0), pod("b", waiting=0)]
+        fleet.pods[0].charge(1, 30_000)
+        fleet.pods[1].charge(5, 5 * 200)
+        scores = await fleet.scores(streamed(160))
+        assert scores["b"] > scores["a"]
+
+    async def test_without_any_prediction_too(self) -> None:
+        scorer = make("latency-scorer", compositeKVWeight=0, compositePrefixWeight=0)
+        assert scorer.score(RUN, request(10), [pod("a", waiting=4), pod("b", waiting=1)]) == [0.0, 0.75]
+
+
+def test_parameters_that_make_no_sense_are_refused() -> None:
+    assert "scaleSeconds" in fault("latency-scorer", scaleSeconds=0)
+    assert "maxRelativeError" in fault("predicted-latency-producer", maxRelativeError=0)
+
+
+def test_what_the_scorer_reads_can_be_bound_to_a_producer() -> None:
+    assert make("latency-scorer", latencyPredictionInfoProducerName="mine").requires == (LATENCY.of("mine"),)
+
+
+class Costs:
+    """A forecast that says what it is told."""
+
+    is_trusted = True
+    output = 1.0
+
+    def __init__(self, costs: Sequence[float]) -> None:
+        self._costs = list(costs)
+
+    def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
+        return self._costs
+
+    def work(self, endpoint: Endpoint, uncached: float) -> float:
+        return 0.0
+
+    ttfts = tpots = delays = costs
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=8),
+    st.sampled_from(["", "100", "1e-3", "1e9"]),
+    st.sampled_from(["cheapest", "least", "most"]),
+)
+def test_scores_are_in_0_to_1_and_cheaper_is_not_worse(costs: list[float], slo: str, strategy: str) -> None:
+    asked = replace(request(10), headers={"x-slo-ttft-ms": slo, "x-slo-tpot-ms": slo} if slo else {})
+    asked.state.write(LATENCY, Costs(costs))
+    scores = make("latency-scorer", headroomSelectionStrategy=strategy).score(RUN, asked, [pod() for _ in costs])
+    assert len(scores) == len(costs)
+    assert all(0.0 <= one <= 1.0 for one in scores)
+    if not slo:
+        ordered = [score for _, score in sorted(zip(costs, scores, strict=True), key=lambda pair: pair[0])]
+        assert ordered == sorted(ordered, reverse=True)
+        assert max(scores) == 1.0
+
+
+class TestStages:
+    """Several pods serve one request."""
+
+    def begin(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Exchange:
+        leg = exchange(streamed(tokens), target)
+        leg.stage, leg.answers = stage, stage is Stage.DECODE
+        leg.started_at = fleet.clock.now()
+        leg.charge = (0 if stage is Stage.DECODE else tokens, 0)
+        fleet.producer.pre_request(leg, target)
+        return leg
+
+    async def wait(self, fleet: Fleet) -> list[float]:
+        """What a prompt would wait on each pod."""
+        asked = streamed(16)
+        await fleet.producer.produce(asked, fleet.pods)
+        forecast = asked.state.read(LATENCY)
+        assert forecast is not None
+        return forecast.ttfts(fleet.pods)
+
+    async def test_who_computes_a_prompt_is_busy_and_who_answers_or_encodes_is_not(self) -> None:
+        fleet = Fleet("computes", "answers", "encodes", "idle")
+        await fleet.learn()
+        for target, stage in zip(fleet.pods, (Stage.PREFILL, Stage.DECODE, Stage.ENCODE), strict=False):
+            self.begin(fleet, target, stage)
+        computes, answers, encodes, idle = await self.wait(fleet)
+        assert computes > idle + 0.7
+        assert answers == pytest.approx(idle, abs=0.03)
+        assert encodes == pytest.approx(idle, abs=0.03)
+
+    async def test_a_leg_that_encodes_teaches_nothing(self) -> None:
+        fleet = Fleet("a")
+        await fleet.learn()
+        before = await self.wait(fleet)
+        for _ in range(30):
+            leg = self.begin(fleet, fleet.pods[0], Stage.ENCODE)
+            fleet.clock.advance(9.0)
+            leg.status, leg.ending = 200, Ending.COMPLETE
+            leg.first_byte_at = leg.last_byte_at = fleet.clock.now()
+            leg.usage = Usage(8000, 1)
+            fleet.producer.post_response(leg, leg.endpoint)
+        assert await self.wait(fleet) == pytest.approx(before)
+
+    async def test_a_prompt_delays_the_answers_that_run_by_what_is_not_cached(self) -> None:
+        fleet = Fleet("a", "b")
+        await fleet.learn()
+        for target in fleet.pods:
+            target.publish(replace(target.metrics, running=4, scraped_at=fleet.clock.now()), 0)
+        asked = streamed(4096, {"b": 4080})
+        await fleet.producer.produce(asked, fleet.pods)
+        forecast = asked.state.read(LATENCY)
+        assert forecast is not None
+        cold, warm = forecast.delays(fleet.pods)
+        assert cold == pytest.approx(4 * 0.41, rel=0.2)
+        assert warm < 0.1 * cold

@@ -1,0 +1,126 @@
+"""lora-affinity-scorer that spreads hot adapters, and remembers what engines do not say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Ending
+from proxy.latency.keys import LATENCY
+from tests.helpers.plugins.situations import RUN, Foretold, exchange, make, pod, request
+
+POEMS = request(model="poems")
+
+
+def having(name: str, **more: Any) -> Endpoint:
+    return pod(name, active_models=frozenset({"poems"}), max_active_models=2, **more)
+
+
+def awaiting(name: str, **more: Any) -> Endpoint:
+    return pod(
+        name, active_models=frozenset({"x", "y"}), waiting_models=frozenset({"poems"}), max_active_models=2, **more
+    )
+
+
+def free(name: str, **more: Any) -> Endpoint:
+    return pod(name, max_active_models=2, **more)
+
+
+def full(name: str) -> Endpoint:
+    return pod(name, active_models=frozenset({"x", "y"}), max_active_models=2)
+
+
+class TestRebalance:
+    SCORER = make("lora-affinity-scorer", rebalance={"requests": 4, "seconds": 1.0})
+
+    def scores(self, *pods: Endpoint, asked: Any = POEMS) -> list[float]:
+        return self.SCORER.score(RUN, asked, pods)  # type: ignore[no-any-return]
+
+    def test_where_it_waits_is_better_than_where_there_is_only_room(self) -> None:
+        assert self.scores(having("a"), awaiting("b"), free("c"), full("d")) == [1.0, 0.9, 0.8, 0.0]
+
+    def test_a_hot_adapter_goes_to_a_pod_with_room_when_all_that_have_it_are_behind(self) -> None:
+        assert self.scores(having("a", running=4), free("b")) == [1.0, 0.8]
+        assert self.scores(having("a", running=5), free("b"), full("c")) == [0.8, 1.0, 0.0]
+        assert self.scores(having("a", running=5), awaiting("b", running=5), free("c")) == [0.8, 0.6, 1.0]
+
+    def test_it_stays_where_one_of_those_that_have_it_is_not_behind(self) -> None:
+        assert self.scores(having("a", running=50), having("b"), free("c")) == [1.0, 1.0, 0.8]
+
+    def test_no_pod_is_made_to_hold_more_than_it_can(self) -> None:
+        assert self.scores(having("a", running=50), full("b"), pod("c")) == [1.0, 0.0, 0.0]
+
+    def test_a_forecast_says_it_in_seconds(self) -> None:
+        asked = request(model="poems")
+        asked.state.write(LATENCY, Foretold({"a": 1.1, "b": 0.0}))
+        assert self.scores(having("a"), free("b"), asked=asked) == [0.8, 1.0]
+
+
+class TestRemember:
+    @staticmethod
+    def scorer(clock: ManualClock) -> Any:
+        return make("lora-affinity-scorer", clock=clock, remember="60s")
+
+    def test_without_it_only_what_pods_report_counts(self) -> None:
+        scorer, a = make("lora-affinity-scorer"), free("a")
+        scorer.pre_request(exchange(POEMS, a), a)
+        assert scorer.score(RUN, POEMS, [a]) == [0.8]
+
+    def test_a_burst_that_no_scrape_has_seen_yet_stays_together(self) -> None:
+        clock = ManualClock()
+        scorer, a, b = self.scorer(clock), free("a"), free("b")
+        scorer.pre_request(exchange(POEMS, a, b), a)
+        assert scorer.score(RUN, POEMS, [a, b]) == [1.0, 0.8]
+
+    def test_an_adapter_stays_loaded_for_a_while_after_its_last_request(self) -> None:
+        clock = ManualClock()
+        scorer, a = self.scorer(clock), free("a")
+        scorer.pre_request(exchange(POEMS, a), a)
+        clock.advance(59.0)
+        assert scorer.score(RUN, POEMS, [a]) == [1.0]
+        clock.advance(1.0)
+        assert scorer.score(RUN, POEMS, [a]) == [0.8]
+
+    def test_others_take_its_slot(self) -> None:
+        scorer, a = self.scorer(ManualClock()), free("a")
+        for model in ("poems", "x", "y"):
+            asked = request(model=model)
+            scorer.pre_request(exchange(asked, a), a)
+        assert scorer.score(RUN, POEMS, [a]) == [0.0]
+
+    def test_what_was_sent_since_the_last_scrape_takes_room(self) -> None:
+        clock = ManualClock(10.0)
+        scorer, a = self.scorer(clock), pod("a", max_active_models=1, scraped_at=5.0)
+        scorer.pre_request(exchange(request(model="x"), a), a)
+        assert scorer.score(RUN, POEMS, [a]) == [0.0]
+        a.publish(replace(a.metrics, scraped_at=11.0), 0)
+        assert scorer.score(RUN, POEMS, [a]) == [0.8]
+
+    def test_a_model_that_ran_and_was_never_named_as_an_adapter_is_none(self) -> None:
+        clock = ManualClock()
+        scorer, base = self.scorer(clock), request(model="base")
+        a, b = free("a", scraped_at=2.0), free("b")
+        leg = exchange(base, a, b)
+        scorer.pre_request(leg, a)
+        assert scorer.score(RUN, base, [a, b]) == [1.0, 0.8]
+        leg.first_byte_at, leg.last_byte_at, leg.status, leg.ending = 1.0, 3.0, 200, Ending.COMPLETE
+        scorer.post_response(leg, a)
+        scorer.pre_request(exchange(base, a, b), a)
+        assert scorer.score(RUN, base, [a, b]) == [0.8, 0.8]
+
+    def test_an_adapter_that_was_named_while_it_ran_is_one(self) -> None:
+        scorer, a = self.scorer(ManualClock()), having("a", scraped_at=2.0)
+        leg = exchange(POEMS, a)
+        scorer.pre_request(leg, a)
+        leg.first_byte_at, leg.last_byte_at, leg.status, leg.ending = 1.0, 3.0, 200, Ending.COMPLETE
+        scorer.post_response(leg, a)
+        a.publish(replace(a.metrics, active_models=frozenset()), 0)
+        assert scorer.score(RUN, POEMS, [a]) == [1.0]
+
+    def test_a_pod_that_was_restarted_has_nothing_loaded(self) -> None:
+        scorer, a = self.scorer(ManualClock()), free("a")
+        scorer.pre_request(exchange(POEMS, a), a)
+        scorer.endpoint_removed(a)
+        assert scorer.score(RUN, POEMS, [a]) == [0.8]

@@ -1,0 +1,95 @@
+"""Media go where they have been encoded before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.core.cycle_state import CycleState
+from proxy.core.endpoint import Endpoint
+from proxy.core.exchange import Stage
+from proxy.core.request import InferenceRequest
+from tests.helpers.plugins.situations import RUN, exchange, make, pod, request
+
+KIND = "mm-embeddings-cache-producer"
+
+
+class World:
+    def __init__(self, **parameters: Any) -> None:
+        self.producer = make(KIND, **parameters)
+        self.scorer = make("mm-embeddings-cache-scorer")
+        self.pods = [pod("a"), pod("b"), pod("c")]
+
+    async def scores(self, *pictures: str) -> list[float]:
+        scores: list[float] = self.scorer.score(RUN, await self._asked(*pictures), self.pods)
+        return scores
+
+    async def send(self, endpoint: Endpoint, *pictures: str, stage: Stage = Stage.WHOLE) -> None:
+        leg = exchange(await self._asked(*pictures), endpoint)
+        leg.stage = stage
+        self.producer.pre_request(leg, endpoint)
+
+    async def _asked(self, *pictures: str) -> InferenceRequest:
+        parts = [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
+        body = json.dumps({"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}]})
+        asked = replace(request(), body=body.encode(), state=CycleState())
+        await self.producer.produce(asked, self.pods)
+        return asked
+
+
+async def test_the_score_is_the_share_of_media_that_a_pod_has_seen() -> None:
+    world = World()
+    a, b, _ = world.pods
+    await world.send(a, "cat", "dog")
+    await world.send(b, "dog", "dog")
+    assert await world.scores("cat", "dog", "dog") == [1.0, 0.5, 0.0]
+    assert await world.scores("cat", "cow") == [0.5, 0.0, 0.0]
+
+
+async def test_a_request_without_media_scores_nowhere() -> None:
+    world = World()
+    await world.send(world.pods[0], "cat")
+    assert await world.scores() == [0.0, 0.0, 0.0]
+
+
+async def test_a_pod_that_is_gone_has_seen_nothing() -> None:
+    world = World()
+    await world.send(world.pods[0], "cat")
+    world.producer.endpoint_removed(world.pods[0])
+    assert await world.scores("cat") == [0.0, 0.0, 0.0]
+
+
+async def test_who_decodes_what_another_has_computed_sees_no_media() -> None:
+    world = World()
+    a, b, c = world.pods
+    for endpoint, stage in ((a, Stage.ENCODE), (b, Stage.PREFILL), (c, Stage.DECODE)):
+        await world.send(endpoint, "cat", stage=stage)
+    assert await world.scores("cat") == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["cacheSizeInMBPerServer", "cacheSizeInMB"])
+async def test_what_was_sent_longest_ago_goes_first(name: str) -> None:
+    world = World(**{name: 4})
+    a = world.pods[0]
+    for picture in ("cat", "dog", "cat", "cow"):
+        await world.send(a, picture)
+    assert [(await world.scores(picture))[0] for picture in ("cat", "dog", "cow")] == [1.0, 0.0, 1.0]
+
+
+async def test_without_a_size_there_is_the_usual_one() -> None:
+    world = World(cacheSizeInMBPerServer=0)
+    for number in range(2049):
+        await world.send(world.pods[0], str(number))
+    assert [(await world.scores(picture))[0] for picture in ("0", "1")] == [0.0, 1.0]
+
+
+async def test_another_size_keeps_what_was_seen() -> None:
+    world = World()
+    await world.send(world.pods[0], "cat")
+    successor = make(KIND, cacheSizeInMBPerServer=2)
+    successor.adopt(world.producer)
+    world.producer = successor
+    assert await world.scores("cat") == [1.0, 0.0, 0.0]

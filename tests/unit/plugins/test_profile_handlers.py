@@ -1,0 +1,72 @@
+"""Which profile runs."""
+
+from typing import Any
+
+import pytest
+
+from proxy.core import wiring
+from proxy.core.decision import ProfileResult, ScoredEndpoint
+from proxy.core.errors import BadRequest, NoEndpoints
+from proxy.core.params import Invalid
+from proxy.core.ports import ProfileNames
+from proxy.core.request import InferenceRequest
+from proxy.plugins.profile_handlers.header import HeaderProfileHandler
+from proxy.plugins.profile_handlers.single import SingleProfileHandler
+from tests.helpers.plugins.situations import pod, request
+
+
+def header(*profiles: str, **given: Any) -> HeaderProfileHandler:
+    made = wiring.make(HeaderProfileHandler, given, "handler", {ProfileNames: ProfileNames(profiles)})
+    assert isinstance(made, HeaderProfileHandler)
+    return made
+
+
+def chosen(handler: HeaderProfileHandler, asked: InferenceRequest) -> str:
+    return next(handler.plan(asked))
+
+
+def test_the_single_handler_decides_by_the_result_of_the_only_profile() -> None:
+    a, b = pod("a"), pod("b")
+    plan = SingleProfileHandler(ProfileNames(("only",))).plan(request())
+    assert next(plan) == "only"
+    with pytest.raises(StopIteration) as end:
+        plan.send(ProfileResult("only", (ScoredEndpoint(b, 1.0), ScoredEndpoint(a, 0.0))))
+    assert (end.value.value.target, end.value.value.fallbacks) == (b, (a,))
+
+
+def test_the_single_handler_lets_the_error_through() -> None:
+    plan = SingleProfileHandler(ProfileNames(("only",))).plan(request())
+    next(plan)
+    with pytest.raises(NoEndpoints):
+        plan.throw(NoEndpoints("none"))
+
+
+def test_the_single_handler_refuses_several_profiles() -> None:
+    with pytest.raises(Invalid, match="exactly one profile"):
+        wiring.make(SingleProfileHandler, {}, "handler", {ProfileNames: ProfileNames(("a", "b"))})
+
+
+@pytest.mark.parametrize(
+    ("value", "profile"), [("prefill", "prefill"), (" prefill ", "prefill"), ("", "decode"), ("  ", "decode")]
+)
+def test_the_header_names_the_profile(value: str, profile: str) -> None:
+    assert chosen(header("prefill", "decode"), request(epp_profile=value)) == profile
+
+
+def test_without_the_header_the_default_profile_runs() -> None:
+    assert chosen(header("prefill", "decode"), request()) == "decode"
+    assert chosen(header("x", "y", defaultProfile="y"), request()) == "y"
+
+
+def test_the_header_can_have_another_name() -> None:
+    assert chosen(header("a", "b", headerName="X-Profile"), request(x_profile="b")) == "b"
+
+
+@pytest.mark.parametrize("value", ["Prefill", "nowhere"])
+def test_an_unknown_name_is_the_clients_error(value: str) -> None:
+    with pytest.raises(BadRequest, match="EPP-Profile can be one of prefill, decode"):
+        chosen(header("prefill", "decode"), request(epp_profile=value))
+
+
+def test_the_only_profile_always_runs() -> None:
+    assert chosen(header("mine"), request(epp_profile="nowhere")) == "mine"

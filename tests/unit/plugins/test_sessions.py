@@ -1,0 +1,323 @@
+"""A session stays with its pod."""
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.core.exchange import Exchange, Stage
+from proxy.core.request import InferenceRequest
+from proxy.latency.keys import LATENCY
+from proxy.plugins.producers.session_id import SESSION_ID
+from proxy.plugins.session_table import SessionTable
+from tests.helpers.plugins.situations import RUN, Foretold, exchange, fault, make, pod, request
+
+BY_ID: dict[str, Any] = {"strategy": "session_id"}
+
+
+def token(name: str) -> str:
+    return b64encode(name.encode()).decode()
+
+
+def kept(plugin: Any, asked: InferenceRequest, *pods: Endpoint) -> list[str]:
+    return [one.name for one in plugin.filter(RUN, asked, pods)]
+
+
+def scores(plugin: Any, asked: InferenceRequest, *pods: Endpoint) -> list[float]:
+    return plugin.score(RUN, asked, pods)  # type: ignore[no-any-return]
+
+
+class TestToken:
+    def test_the_pod_of_the_token_is_kept_alone_and_scores_1(self) -> None:
+        asked, a, b = request(x_session_token=token("default/b")), pod("a"), pod("b")
+        assert kept(make("session-affinity-filter"), asked, a, b) == ["b"]
+        assert scores(make("session-affinity-scorer"), asked, a, b) == [0.0, 1.0]
+
+    @pytest.mark.parametrize(
+        "header", [None, "", "%%%", token("default/gone"), token("b"), b64encode(b"\xff").decode()]
+    )
+    def test_a_token_that_is_none_or_of_a_pod_that_is_none_binds_nobody(self, header: str | None) -> None:
+        asked = request() if header is None else request(x_session_token=header)
+        assert kept(make("session-affinity-filter"), asked, pod("a"), pod("b")) == ["a", "b"]
+        assert scores(make("session-affinity-scorer"), asked, pod("a"), pod("b")) == [0.0, 0.0]
+
+    def test_every_answer_carries_the_token_of_the_pod_that_gave_it(self) -> None:
+        leg = exchange(request(), pod("a"))
+        make("session-affinity-scorer").pre_request(leg, leg.endpoint)
+        assert leg.response_headers == [("x-session-token", token("default/a"))]
+
+    def test_filter_and_scorer_together_send_it_once(self) -> None:
+        leg = exchange(request(), pod("a"))
+        for kind in ("session-affinity-scorer", "session-affinity-filter"):
+            make(kind).pre_request(leg, leg.endpoint)
+        assert len(leg.response_headers) == 1
+
+    def test_a_pod_with_a_namespace_keeps_it(self) -> None:
+        leg, asked = exchange(request(), pod("prod/a")), request(x_session_token=token("prod/a"))
+        scorer = make("session-affinity-scorer")
+        scorer.pre_request(leg, leg.endpoint)
+        assert leg.response_headers == [("x-session-token", token("prod/a"))]
+        assert scores(scorer, asked, pod("prod/a")) == [1.0]
+
+    @pytest.mark.parametrize("given", [{"encodedEndpointHeaderConfig": {"header": "X-Mine"}}, {"headerName": "X-Mine"}])
+    def test_the_header_has_a_name_in_either_spelling(self, given: dict[str, Any]) -> None:
+        scorer = make("session-affinity-scorer", **given)
+        assert scores(scorer, request(x_mine=token("default/a")), pod("a")) == [1.0]
+
+    def test_only_the_named_profile_gives_tokens(self) -> None:
+        scorer = make("session-affinity-scorer", profileName="decode")
+        other, decode = exchange(request(), pod("a"), profile="x"), exchange(request(), pod("a"), profile="decode")
+        for leg in (other, decode):
+            scorer.pre_request(leg, leg.endpoint)
+        assert (len(other.response_headers), len(decode.response_headers)) == (0, 1)
+
+
+class TestStages:
+    """One pod computes the prompt, another answers."""
+
+    def split(
+        self, plugin: Any, asked: InferenceRequest, decode: Endpoint, *prefill: Endpoint
+    ) -> list[tuple[str, str]]:
+        """What the client is told."""
+        answering = Exchange(asked, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
+        answering.stage = Stage.DECODE
+        plugin.pre_request(answering, decode)
+        computing = Exchange(asked, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
+        computing.stage, computing.answers = Stage.PREFILL, False
+        plugin.pre_request(computing, prefill[0])
+        assert computing.response_headers == []
+        return answering.response_headers
+
+    def test_the_token_is_of_the_pod_that_answers(self) -> None:
+        told = self.split(make("session-affinity-scorer"), request(), pod("d"), pod("p"))
+        assert told == [("x-session-token", token("default/d"))]
+        told = self.split(make("session-affinity-scorer", profileName="decode"), request(), pod("d"), pod("p"))
+        assert told == [("x-session-token", token("default/d"))]
+
+    def test_or_of_the_pod_that_computes_prompts_for_it(self) -> None:
+        told = self.split(make("session-affinity-scorer", profileName="prefill"), request(), pod("d"), pod("p"))
+        assert told == [("x-session-token", token("default/p"))]
+
+    def test_a_session_is_bound_to_the_pod_that_answers(self) -> None:
+        plugin, asked, d, p = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("d"), pod("p")
+        self.split(plugin, asked, d, p)
+        assert kept(plugin, asked, p, d, pod("e")) == ["d"]
+
+    def test_or_to_the_pod_that_computes_prompts_and_stays_while_it_can(self) -> None:
+        plugin = make("session-affinity-filter", **BY_ID, profileName="prefill")
+        asked, d, p, q = request(x_session_id="s"), pod("d"), pod("p"), pod("q")
+        self.split(plugin, asked, d, p, q)
+        self.split(plugin, asked, d, q, p)
+        assert kept(plugin, asked, q, p) == ["p"]
+        plugin.pre_request(exchange(asked, d, profile="decode"), d)  # it did all of one itself
+        assert kept(plugin, asked, q, p) == ["p"]
+        self.split(plugin, asked, d, q)
+        assert kept(plugin, asked, q, p) == ["q"]
+
+
+class TestSessionId:
+    def test_a_session_is_bound_when_its_request_is_sent_and_not_before(self) -> None:
+        plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        assert kept(plugin, asked, a, b) == ["a", "b"]
+        assert kept(plugin, asked, a, b) == ["a", "b"]
+        plugin.pre_request(exchange(asked, b, a), b)
+        assert kept(plugin, asked, a, b) == ["b"]
+        assert kept(plugin, request(x_session_id="t"), a, b) == ["a", "b"]
+        assert kept(plugin, request(), a, b) == ["a", "b"]
+
+    def test_no_header_is_sent_back(self) -> None:
+        leg = exchange(request(x_session_id="s"), pod("a"))
+        make("session-affinity-filter", **BY_ID).pre_request(leg, leg.endpoint)
+        assert leg.response_headers == []
+
+    def test_a_session_moves_only_when_its_pod_is_no_candidate(self) -> None:
+        plugin, asked, a, b = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        plugin.pre_request(exchange(asked, a, b), a)
+        plugin.pre_request(exchange(asked, b, a), b)
+        assert scores(plugin, asked, a, b) == [1.0, 0.0]
+        plugin.pre_request(exchange(asked, b), b)
+        assert scores(plugin, asked, a, b) == [0.0, 1.0]
+
+    def test_an_unused_session_is_forgotten_after_its_time(self) -> None:
+        clock, a = ManualClock(), pod("a")
+        plugin = make("session-affinity-scorer", clock=clock, **BY_ID, sessionIdConfig={"evictionTtlSeconds": 60})
+        asked = request(x_session_id="s")
+        plugin.pre_request(exchange(asked, a), a)
+        clock.advance(59)
+        plugin.pre_request(exchange(asked, a), a)
+        clock.advance(59)
+        assert scores(plugin, asked, a) == [1.0]
+        clock.advance(1)
+        assert scores(plugin, asked, a) == [0.0]
+
+    def test_a_removed_pod_is_forgotten(self) -> None:
+        plugin, asked, a = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a")
+        plugin.pre_request(exchange(asked, a), a)
+        plugin.endpoint_removed(a)
+        assert scores(plugin, asked, a) == [0.0]
+
+    def test_the_first_source_with_an_id_counts(self) -> None:
+        sources = [{"attribute": "SessionID/mine"}, {"header": "X-Chat"}]
+        plugin = make("session-affinity-scorer", **BY_ID, sessionIdConfig={"sources": sources})
+        assert plugin.requires == (SESSION_ID.of("mine"),)
+        a, by_header, by_datum = pod("a"), request(x_chat="s"), request(x_chat="other")
+        by_datum.state.write(SESSION_ID.of("mine"), "s")
+        plugin.pre_request(exchange(by_header, a), a)
+        assert scores(plugin, by_datum, a) == [1.0]
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"evictionTtlSeconds": -1},
+            {"evictionSweepSeconds": -1},
+            {"sources": [{"header": "a", "attribute": "b"}]},
+            {"sources": [{}]},
+        ],
+    )
+    def test_configurations_that_make_no_sense(self, config: dict[str, Any]) -> None:
+        assert "sessionIdConfig" in fault("session-affinity-filter", **BY_ID, sessionIdConfig=config)
+
+
+class TestRebalance:
+    YIELDS: dict[str, Any] = {**BY_ID, "rebalance": {"requests": 4, "seconds": 0.5}}
+
+    def test_without_it_a_session_stays_however_busy_its_pod_is(self) -> None:
+        plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
+        plugin.pre_request(exchange(asked, a, b), a)
+        a.charge(1000, 1000)
+        assert kept(plugin, asked, a, b) == ["a"]
+
+    def test_a_session_leaves_a_pod_that_is_behind_and_is_bound_to_where_it_goes(self) -> None:
+        plugin, asked, a, b = (
+            make("session-affinity-filter", **self.YIELDS),
+            request(x_session_id="s"),
+            pod("a"),
+            pod("b"),
+        )
+        plugin.pre_request(exchange(asked, a, b), a)
+        a.charge(4, 0)
+        assert kept(plugin, asked, a, b) == ["a"]
+        a.charge(1, 0)
+        assert kept(plugin, asked, a, b) == ["a", "b"]
+        plugin.pre_request(exchange(asked, b, a), b)
+        a.charge(-5, 0)
+        assert kept(plugin, asked, a, b) == ["b"]
+
+    def test_the_scorer_prefers_nobody_while_the_pod_is_behind(self) -> None:
+        plugin, asked, a, b = (
+            make("session-affinity-scorer", **self.YIELDS),
+            request(x_session_id="s"),
+            pod("a"),
+            pod("b"),
+        )
+        plugin.pre_request(exchange(asked, a, b), a)
+        assert scores(plugin, asked, a, b) == [1.0, 0.0]
+        a.charge(5, 0)
+        assert scores(plugin, asked, a, b) == [0.0, 0.0]
+
+    def test_a_token_is_given_up_in_the_same_way(self) -> None:
+        plugin = make("session-affinity-filter", rebalance={"requests": 4})
+        asked, a, b = request(x_session_token=token("default/a")), pod("a", running=5), pod("b")
+        assert kept(plugin, asked, a, b) == ["a", "b"]
+        assert kept(plugin, asked, a) == ["a"]
+
+    @pytest.mark.parametrize(
+        ("behind", "trusted", "names"), [(0.5, True, ["a"]), (0.6, True, ["a", "b"]), (9.0, False, ["a"])]
+    )
+    def test_seconds_count_where_a_forecast_is_trusted(self, behind: float, trusted: bool, names: list[str]) -> None:
+        plugin, asked, a, b = (
+            make("session-affinity-filter", **self.YIELDS),
+            request(x_session_id="s"),
+            pod("a"),
+            pod("b"),
+        )
+        plugin.pre_request(exchange(asked, a, b), a)
+        asked.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}, is_trusted=trusted))
+        if trusted:
+            a.charge(1000, 1000)
+        assert kept(plugin, asked, a, b) == names
+
+    def test_sessions_of_a_draining_pod_follow_the_one_that_went_before(self) -> None:
+        plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
+        first, second = request(x_session_id="1"), request(x_session_id="2")
+        for asked in (first, second):
+            plugin.pre_request(exchange(asked, old, a, b), old)
+        update(old, state=EndpointState.DRAINING)
+        assert kept(plugin, first, a, b) == ["a", "b"]
+        plugin.pre_request(exchange(first, b, a), b)
+        assert kept(plugin, second, a, b) == ["b"]
+        b.charge(5, 0)
+        assert kept(plugin, second, a, b) == ["a", "b"]
+
+    def test_those_that_did_not_ask_meanwhile_follow_when_it_is_gone(self) -> None:
+        plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
+        first, second = request(x_session_id="1"), request(x_session_id="2")
+        for asked in (first, second):
+            plugin.pre_request(exchange(asked, old, a, b), old)
+        update(old, state=EndpointState.DRAINING)
+        plugin.pre_request(exchange(first, b, a), b)
+        plugin.endpoint_removed(old)
+        assert kept(plugin, second, a, b) == ["b"]
+        plugin.endpoint_removed(b)
+        assert kept(plugin, second, a, b) == ["a", "b"]
+
+    def test_a_pod_that_lost_its_memory_leaves_its_sessions_to_nobody(self) -> None:
+        plugin, old, a = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a")
+        asked = request(x_session_id="1")
+        plugin.pre_request(exchange(asked, old, a), old)
+        plugin.endpoint_removed(old)
+        assert kept(plugin, asked, old, a) == ["old", "a"]
+
+    def test_a_heir_that_is_gone_inherits_nothing(self) -> None:
+        plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
+        first, second = request(x_session_id="1"), request(x_session_id="2")
+        for asked in (first, second):
+            plugin.pre_request(exchange(asked, old, a, b), old)
+        update(old, state=EndpointState.DRAINING)
+        plugin.pre_request(exchange(first, b, a), b)
+        plugin.endpoint_removed(b)
+        plugin.endpoint_removed(old)
+        assert kept(plugin, second, a) == ["a"]
+        assert plugin.table.get("2", 0.0) is None
+
+
+class TestTable:
+    def test_what_others_bound_counts_unless_it_is_older(self) -> None:
+        mine, its, a, b = SessionTable(100, 100), SessionTable(100, 100), pod("a"), pod("b")
+        mine.on_bind = lambda key, endpoint: its.take(key, endpoint, 5.0)
+        its.bind("s", b, now=1.0)
+        mine.bind("s", a, now=5.0)
+        assert its.get("s", now=5.0) is a
+        its.bind("s", b, now=6.0)
+        mine.bind("s", a, now=6.0)
+        assert its.get("s", now=6.0) is b
+
+    def test_the_recent_ones_come_oldest_first(self) -> None:
+        table, a = SessionTable(ttl=100, sweep_every=100), pod("a")
+        for at, session in enumerate("xyzx"):
+            table.bind(session, a, now=float(at))
+        assert [used_at for _, _, used_at in table.recent(2)] == [2.0, 3.0]
+
+    def test_it_never_holds_more_than_its_most_and_drops_the_longest_unused(self) -> None:
+        table, a = SessionTable(ttl=100, sweep_every=100, most=2), pod("a")
+        for session in ("x", "y", "x", "z"):
+            table.bind(session, a, now=1.0)
+        assert [table.get(session, now=1.0) for session in "xyz"] == [a, None, a]
+
+    def test_expired_sessions_are_swept_out_of_memory(self) -> None:
+        table, a = SessionTable(ttl=10, sweep_every=5), pod("a")
+        for second in range(100):
+            table.bind(str(second), a, now=float(second))
+        assert len(table) <= 15
+
+
+def test_what_a_client_calls_its_session_takes_no_memory() -> None:
+    table, a = SessionTable(300.0, 10.0), pod("a")
+    long = "x" * 60_000 + "\udcff"
+    table.bind(long, a, now=0.0)
+    assert table.get(long, now=1.0) is a
+    assert table.get(long + "y", now=1.0) is None
+    assert all(len(key) == 16 for key in table._bound)

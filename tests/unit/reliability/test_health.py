@@ -1,0 +1,202 @@
+"""Active checks, with a pod that answers them as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
+from proxy.core.units import Duration
+from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
+from proxy.reliability.settings import HealthSettings, InferenceCheck
+from tests.helpers.waiting import until
+
+FAST = Duration(0.001)
+
+
+class World:
+    """One pod; `says` is the status it answers, or what is raised instead."""
+
+    def __init__(self) -> None:
+        self.pod = Endpoint("a", "http://a", state=EndpointState.READY, models=frozenset({"m", "lora"}))
+        update(self.pod, adapters=frozenset({"lora"}))
+        self.says: int | Exception = 200
+        self.hangs = False
+        self.asked: list[str] = []
+        self.bodies: list[bytes] = []
+        self.doubts: set[str] = set()
+        self.failures: list[str] = []
+        self.unwatched = False
+
+    def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
+        added(self.pod)
+        self.removed = removed
+        return lambda: setattr(self, "unwatched", True)
+
+    def doubt(self, endpoint: Endpoint, why: str) -> None:
+        self.doubts.add(why)
+
+    def trust(self, endpoint: Endpoint, why: str) -> None:
+        self.doubts.discard(why)
+
+    async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:
+        self.asked.append(url)
+        if self.hangs:
+            await asyncio.sleep(3600)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says, b""
+
+    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+        self.bodies.append(body)
+        return await self.get(url, api_key)
+
+    async def rounds(self, number: int) -> None:
+        seen = len(self.asked)
+        await until(lambda: len(self.asked) >= seen + number)
+
+    @asynccontextmanager
+    async def checked(self, settings: HealthSettings | None = None) -> AsyncIterator[None]:
+        chosen = settings or HealthSettings(interval=FAST, timeout=Duration(0.01))
+        fail = lambda endpoint, kind: self.failures.append(kind)  # noqa: E731
+        async with HealthChecks(chosen, self.watch, self, self, random.Random(1), fail):
+            yield
+
+
+async def test_a_pod_that_says_that_it_is_unwell_is_in_doubt_until_it_is_well() -> None:
+    world = World()
+    async with world.checked():
+        await world.rounds(3)
+        assert (world.doubts, world.failures) == (set(), [])
+        world.says = 503
+        await until(lambda: world.doubts == {UNHEALTHY})
+        assert len(world.failures) >= 2
+        world.says = 200
+        await until(lambda: not world.doubts)
+        assert set(world.asked) == {"http://a/health"}
+
+
+@pytest.mark.parametrize("says", [UpstreamFailed("reset"), 500])
+async def test_no_answer_is_none(says: int | Exception) -> None:
+    world = World()
+    world.says = says
+    async with world.checked():
+        await until(lambda: world.doubts == {UNHEALTHY})
+
+
+async def test_an_answer_that_does_not_come_in_time_is_none() -> None:
+    world = World()
+    world.hangs = True
+    async with world.checked():
+        await until(lambda: world.doubts == {UNHEALTHY})
+
+
+@pytest.mark.parametrize("says", [404, 405, 501, ConnectRefused("")])
+async def test_a_pod_without_such_a_path_and_one_that_refuses_is_not_judged(says: int | Exception) -> None:
+    world = World()
+    world.says = says
+    async with world.checked():
+        await world.rounds(10)
+        assert (world.doubts, world.failures) == (set(), [])
+
+
+async def test_a_pod_that_fell_over_and_refuses_is_not_held_to_be_unwell_when_it_is_back() -> None:
+    world = World()
+    world.says = 503
+    async with world.checked():
+        await until(lambda: world.doubts == {UNHEALTHY})
+        world.says = ConnectRefused("")
+        await until(lambda: not world.doubts)
+
+
+async def test_pods_that_are_starting_are_not_asked() -> None:
+    world = World()
+    update(world.pod, state=EndpointState.STARTING)
+    async with world.checked():
+        await asyncio.sleep(0.02)
+        assert world.asked == []
+
+
+async def test_an_engine_has_to_generate_a_token_when_it_has_nothing_else_to_do() -> None:
+    world = World()
+    inference = InferenceCheck(interval=FAST, timeout=Duration(0.01))
+    async with world.checked(HealthSettings(path=None, inference=inference)):
+        await world.rounds(3)
+        asked = orjson.loads(world.bodies[0])
+        assert (asked["model"], asked["max_tokens"]) == ("m", 1)
+        assert set(world.asked) == {"http://a/v1/completions"}
+        world.hangs = True
+        await until(lambda: world.doubts == {MUTE})
+        assert "inference" in world.failures
+        world.hangs = False
+        await until(lambda: not world.doubts)
+
+
+async def test_an_engine_that_has_requests_is_not_given_another_one() -> None:
+    world = World()
+    world.pod.charge(1, 0)
+    async with world.checked(HealthSettings(path=None, inference=InferenceCheck(interval=FAST))):
+        await asyncio.sleep(0.02)
+        assert world.asked == []
+
+
+async def test_a_pod_that_does_not_take_completions_is_not_judged_by_them() -> None:
+    world = World()
+    world.says = 404
+    async with world.checked(HealthSettings(path=None, inference=InferenceCheck(interval=FAST))):
+        await world.rounds(5)
+        assert world.doubts == set()
+
+
+async def test_when_checks_end_nothing_of_them_remains() -> None:
+    world = World()
+    world.says = 503
+    async with world.checked():
+        await until(lambda: world.doubts == {UNHEALTHY})
+    assert (world.doubts, world.unwatched) == (set(), True)
+
+
+async def test_a_pod_that_is_gone_is_not_asked_any_more() -> None:
+    world = World()
+    async with world.checked():
+        await world.rounds(1)
+        world.removed(world.pod)
+        await asyncio.sleep(0)
+        asked = len(world.asked)
+        await asyncio.sleep(0.02)
+        assert len(world.asked) == asked
+
+
+def test_only_failures_after_each_other_count() -> None:
+    streak = Streak(failures=2, successes=2)
+    seen = [(streak.add(good), streak.is_failing) for good in (False, True, False, False, True, False, True, True)]
+    assert seen == [
+        (False, False),
+        (False, False),
+        (False, False),
+        (True, True),
+        (False, True),
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+
+
+@pytest.mark.parametrize("inference", [None, InferenceCheck(interval=FAST, timeout=Duration(0.01))])
+async def test_checks_that_fail_for_want_of_a_file_descriptor_change_nothing(inference: InferenceCheck | None) -> None:
+    world = World()
+    world.says = OutOfFiles("no connection")
+    async with world.checked(HealthSettings(interval=FAST, timeout=Duration(0.01), inference=inference)):
+        await world.rounds(10)
+        assert (world.doubts, world.failures) == (set(), [])
+        world.says = 503
+        await until(lambda: UNHEALTHY in world.doubts)
+        world.says = OutOfFiles("no connection")
+        await world.rounds(10)
+        assert UNHEALTHY in world.doubts

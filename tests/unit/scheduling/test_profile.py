@@ -1,0 +1,100 @@
+"""Filter, score, pick."""
+
+from itertools import repeat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.decision import ScoredEndpoint
+from proxy.core.errors import NoEndpoints, Saturated
+from proxy.core.plugin import Filter, Picker, Scorer
+from proxy.scheduling.profile import FilterStep, shares
+from tests.helpers.scheduling.situations import Fixed, Keep, counted, pod, profile, request
+
+A, B, C = pod("a"), pod("b"), pod("c")
+
+
+def test_filters_run_in_order_and_see_what_the_one_before_kept() -> None:
+    steps = FilterStep("first", Keep(("a", "b"))), FilterStep("second", Keep(("b", "c")))
+    assert [one.endpoint for one in profile("default", *steps).run(request(), [A, B, C]).ranked] == [B]
+
+
+def test_every_survivor_is_ranked_with_the_weighted_mean_of_its_scores() -> None:
+    scorers = [
+        (Fixed({"a": 1.0, "b": 0.0, "c": 0.5}), 0.75),
+        (Fixed({"a": 0.0, "b": 1.0, "c": 0.5}), 0.25),
+    ]
+    ranked = profile("default", scorers=scorers).run(request(), [A, B, C]).ranked
+    assert ranked == (ScoredEndpoint(A, 0.75), ScoredEndpoint(C, 0.5), ScoredEndpoint(B, 0.25))
+
+
+def test_without_scorers_everybody_has_0() -> None:
+    assert [one.score for one in profile("default").run(request(), [A, B]).ranked] == [0.0, 0.0]
+
+
+def test_a_filter_is_asked_of_more_endpoints_than_it_spares() -> None:
+    only = profile("only", FilterStep("first", Keep(("a",))))
+    only.rounds = repeat(next(only.rounds)._replace(spared=2))
+    two, three = [pod("a"), pod("b")], [pod("a"), pod("b"), pod("c")]
+    assert len(only.order(request(), two)) == 2
+    assert [one.name for one in only.order(request(), three)] == ["a"]
+
+
+def test_an_emptied_list_names_profile_and_filter_and_stops_the_chain() -> None:
+    steps = FilterStep("roles", Keep(())), FilterStep("later", Keep(()), exhausts=True)
+    with pytest.raises(NoEndpoints, match=r"filter 'roles' of profile 'default'"):
+        profile("default", *steps).run(request(), [A])
+
+
+def test_a_filter_that_knows_says_that_all_are_busy() -> None:
+    with pytest.raises(Saturated, match=r"filter 'load' of profile 'default'"):
+        profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [A])
+
+
+def test_no_pods_at_all_is_said_without_blaming_a_filter() -> None:
+    with pytest.raises(NoEndpoints, match="No pod is ready"):
+        profile("default", FilterStep("load", Keep(()), exhausts=True)).run(request(), [])
+
+
+def test_where_the_picker_picks_none_the_best_score_wins() -> None:
+    class Nobody(Picker):
+        def pick(self, run, request, scored):  # type: ignore[no-untyped-def]
+            return []
+
+    scorers = [(Fixed({"a": 0.0, "b": 1.0}), 1.0)]
+    assert profile("default", scorers=scorers, picker=Nobody()).run(request(), [A, B]).best is B
+    assert profile("default", scorers=scorers, picker=Nobody()).order(request(), [A, B])[0] is B
+
+
+def test_plugins_see_a_tuple_so_that_a_scorer_cannot_sort_it_under_another() -> None:
+    class Sorting(Scorer):
+        def score(self, run, request, endpoints):  # type: ignore[no-untyped-def]
+            endpoints.sort(key=lambda endpoint: endpoint.name, reverse=True)
+            return [0.5] * len(endpoints)
+
+    class Listing(Filter):
+        def filter(self, run, request, endpoints):  # type: ignore[no-untyped-def]
+            assert isinstance(endpoints, tuple)
+            return list(endpoints)
+
+    seen: list[tuple[str, str]] = []
+    scorers: list[tuple[Scorer, float]] = [(Sorting(), 0.5), (Fixed({"a": 0.25, "b": 0.5, "c": 1.0}), 0.5)]
+    steps = FilterStep("first", Listing()), FilterStep("second", Listing())
+    made, candidates = profile("default", *steps, scorers=scorers, faults=counted(seen)), [A, B, C]
+    assert made.order(request(), candidates) == (C, B, A)
+    assert [one.score for one in made.run(request(), candidates).ranked] == [0.5, 0.25, 0.125]
+    assert candidates == [A, B, C]
+    assert seen == [("mine", "raised")] * 2
+
+
+@given(st.lists(st.floats(0, 1e308), max_size=8))
+def test_shares_keep_proportions_and_sum_to_1_or_are_all_0(weights: list[float]) -> None:
+    parts = shares(weights)
+    assert len(parts) == len(weights)
+    assert all(0.0 <= part <= 1.0 for part in parts)
+    if any(weights):
+        assert sum(parts) == pytest.approx(1.0)
+        assert parts.index(max(parts)) == weights.index(max(weights))
+    else:
+        assert not any(parts)

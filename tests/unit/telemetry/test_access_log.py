@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.clock import ManualClock
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Usage
+from proxy.core.identity import Identity
+from proxy.telemetry import line_writer, observer
+from proxy.telemetry.access_log import FIELDS, AccessLog, lines_of
+from proxy.telemetry.instruments import Counter
+from proxy.telemetry.logs import json_line
+from proxy.telemetry.observer import BATCH
+from proxy.telemetry.records import NO_LEG, Record
+from tests.helpers.telemetry.fakes import FakeCall, World
+
+
+class Output:
+    """Where lines go: blocks while the gate is shut, fails while it is broken, takes so many bytes at once."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.broken = False
+        self.at_once: int | None = None
+        self.wrote = threading.Event()
+
+    def write(self, batch: bytes) -> int:
+        self.gate.wait(5)
+        if self.broken:
+            raise BrokenPipeError
+        self.written.append(batch[: self.at_once])
+        self.wrote.set()
+        return len(self.written[-1])
+
+    @property
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in b"".join(self.written).splitlines()]
+
+
+def log_to(output: Output, lost: Counter | None = None, clock: ManualClock | None = None) -> AccessLog:
+    return AccessLog(output.write, clock or ManualClock(), lost or Counter())
+
+
+def logged(
+    log: AccessLog, call: FakeCall | None = None, status: int = 200, outcome: Ending | Reason = Ending.COMPLETE
+) -> None:
+    """A request that no pod was asked for."""
+    world = World(log)
+    world.observer.request_ended(call or FakeCall(), status, outcome, None, 120)
+    world.observer.flush()
+
+
+async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
+    output = Output()
+    world = World(log := log_to(output, clock=ManualClock(1.5)))
+    world.clock.advance(1.5)
+    exchange = world.leg(world.fleet.add("pod-a"), attempt=1)
+    async with log:
+        world.observer.request_ended(FakeCall(identity=Identity("k", "acme")), 200, Ending.COMPLETE, exchange)
+        world.observer.flush()
+    assert output.lines == [
+        {
+            "time": "2023-11-14T22:13:20Z",
+            "request_id": "req-1",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "model": "sim",
+            "endpoint": "pod-a",
+            "status": 200,
+            "outcome": "complete",
+            "ttft": 0.3,
+            "duration": 1.5,
+            "prompt_tokens": 100,
+            "completion_tokens": 11,
+            "cached_tokens": 64,
+            "bytes": 5000,
+            "attempts": 2,
+            "key": "k",
+            "tenant": "acme",
+        }
+    ]
+    assert tuple(output.lines[0]) == FIELDS
+
+
+async def test_a_refused_request_has_a_line_without_a_pod() -> None:
+    output = Output()
+    async with log_to(output) as log:
+        logged(log, FakeCall("/nothing"), 404, Reason.UNKNOWN_PATH)
+    (line,) = output.lines
+    assert (line["path"], line["status"], line["outcome"], line["bytes"]) == ("/nothing", 404, "unknown-path", 120)
+    assert line["attempts"] == 0
+    assert not {"model", "endpoint", "ttft", "prompt_tokens"} & line.keys()
+
+
+async def test_prompts_and_keys_are_not_in_the_log() -> None:
+    output = Output()
+    call = FakeCall(headers={"authorization": "Bearer secret"}, body=b'{"prompt": "private"}')
+    async with log_to(output) as log:
+        logged(log, call)
+    assert b"secret" not in output.written[0]
+    assert b"private" not in output.written[0]
+
+
+async def test_signs_that_are_no_unicode_do_not_stop_the_log() -> None:
+    output = Output()
+    async with log_to(output) as log:
+        world = World(log)
+        world.observer.request_ended(FakeCall("/caf\udce9", id="a\nb\udcff"), 404, Reason.UNKNOWN_PATH)
+        world.observer.request_ended(FakeCall("/next"), 200, Ending.COMPLETE)
+        world.observer.flush()
+    assert [line["path"] for line in output.lines] == ["/caf\\udce9", "/next"]
+    assert b"".join(output.written).count(b"\n") == 2
+
+
+async def test_lines_are_written_in_batches() -> None:
+    output = Output()
+    async with log_to(output) as log:
+        world = World(log)
+        for _ in range(BATCH + 1):
+            world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE)
+        world.observer.flush()
+    assert [batch.count(b"\n") for batch in output.written] == [BATCH, 1]
+
+
+async def test_a_few_lines_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "INTERVAL", 0.001)
+    output = Output()
+    async with log_to(output) as log:
+        world = World(log)
+        running = asyncio.get_running_loop().create_task(world.observer.run())
+        world.observer.request_ended(FakeCall(), 200, Ending.COMPLETE)
+        assert await asyncio.to_thread(output.wrote.wait, 5)
+        running.cancel()
+
+
+async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_writer, "BACKLOG", 1000)
+    output, lost = Output(), Counter()
+    output.gate.clear()
+    async with log_to(output, lost) as log:
+        for _ in range(20):
+            logged(log)
+        output.gate.set()
+    assert lost.value > 0
+    assert len(output.lines) + lost.value == 20
+
+
+async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_writer, "STOP_TIMEOUT", 0.02)
+    output = Output()
+    output.gate.clear()
+    async with asyncio.timeout(10), log_to(output) as log:
+        logged(log)
+    assert output.written == []
+    output.gate.set()
+
+
+async def test_a_reader_that_is_gone_is_reported_once_and_its_lines_counted(caplog: pytest.LogCaptureFixture) -> None:
+    output, lost = Output(), Counter()
+    output.broken = True
+    async with log_to(output, lost) as log:
+        for _ in range(3):
+            logged(log)
+    assert lost.value == 3
+    assert len(caplog.records) == 1
+
+
+async def test_what_is_taken_in_parts_is_written_whole() -> None:
+    output = Output()
+    output.at_once = 7
+    async with log_to(output) as log:
+        for _ in range(3):
+            logged(log)
+    assert len(output.lines) == 3
+
+
+TEXT = st.text(st.characters(exclude_categories=())) | st.sampled_from(['},{"time":', ',"ttft":null', "},{", "\\"])
+SECONDS = st.floats(0, 1e6)
+TOKENS = st.integers(0, 2**40)
+LEGS = st.tuples(
+    TEXT,
+    TEXT,
+    st.none() | SECONDS,
+    st.none() | st.builds(Usage, TOKENS, TOKENS, st.none() | TOKENS),
+    TOKENS,
+    st.integers(0, 9),
+)
+RECORDS = st.tuples(
+    st.tuples(TEXT, TEXT, TEXT, SECONDS, st.none() | st.builds(Identity, TEXT, TEXT)),
+    SECONDS,
+    st.integers(100, 599),
+    st.sampled_from([*Ending, *Reason]),
+    TOKENS,
+    st.just(NO_LEG) | LEGS,
+)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=5), SECONDS)
+def test_a_batch_reads_as_its_lines_one_by_one(records: list[Record], epoch: float) -> None:
+    batch = lines_of(records, epoch)
+    assert list(map(json.loads, batch.splitlines())) == [json.loads(plain_line(record, epoch)) for record in records]
+    assert [list(json.loads(line)) for line in batch.splitlines()] == [
+        [name for name in FIELDS if name in json.loads(plain_line(record, epoch))] for record in records
+    ]
+
+
+def plain_line(record: Record, epoch: float) -> bytes:
+    (request_id, method, path, received_at, identity), ended_at, status, outcome, sent, leg = record
+    model, endpoint, first, usage, received, attempt = leg
+    fields: dict[str, Any] = {
+        "time": datetime.fromtimestamp(ended_at + epoch, UTC),
+        "request_id": request_id,
+        "method": method,
+        "path": path,
+        "model": model,
+        "endpoint": endpoint,
+        "status": status,
+        "outcome": outcome.value,
+        "ttft": None if first is None else round((first - received_at) * 1e6) / 1e6,
+        "duration": round((ended_at - received_at) * 1e6) / 1e6,
+        "prompt_tokens": usage and usage.prompt_tokens,
+        "completion_tokens": usage and usage.completion_tokens,
+        "cached_tokens": usage and usage.cached_tokens,
+        "bytes": sent or received,
+        "attempts": attempt + 1,
+        "key": identity and identity.name,
+        "tenant": identity and identity.tenant,
+    }
+    return json_line({name: value for name, value in fields.items() if value is not None})

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending, Usage
+from proxy.telemetry import observer
+from proxy.telemetry.observer import BATCH
+from tests.helpers.telemetry.fakes import FakeCall, World
+from tests.helpers.waiting import PATIENCE
+
+
+def test_a_whole_stream_is_counted_once_everywhere() -> None:
+    world = World()
+    world.clock.advance(1.5)
+    world.request(world.leg(world.fleet.add("pod-a")))
+    seen = world.scrape()
+    assert seen["kvlane_requests_total"] == {("sim", "complete", "chat", "2xx"): 1}
+    assert seen["kvlane_time_to_first_token_seconds_sum"] == {("sim", "true"): 0.3, ("sim", "false"): 0}
+    assert seen["kvlane_time_per_output_token_seconds_sum"]["sim",] == pytest.approx(0.1)
+    assert seen["kvlane_request_duration_seconds_sum"] == {("sim",): 1.5}
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+    assert seen["kvlane_completion_tokens_total"] == {("sim",): 11}
+    assert seen["kvlane_cached_tokens_total"] == {("sim",): 64}
+    assert seen["kvlane_prefix_actual_prompt_tokens_total"] == {(): 100}
+    assert seen["kvlane_prefix_actual_hit_tokens_total"] == {(): 64}
+    assert seen["kvlane_scheduling_decisions_total"] == {("pod-a",): 1}
+    assert seen["kvlane_scheduling_duration_seconds_count"] == {(): 1}
+    assert seen["kvlane_attempts_total"] == {("complete", "pod-a"): 1}
+    assert seen["kvlane_retries_total"] == {(): 0}
+
+
+def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
+    world = World()
+    exchange = world.leg(world.fleet.add("pod-a"))
+    exchange.usage = None
+    world.observer.leg_ended(exchange)
+    seen = world.scrape()
+    assert seen["kvlane_time_per_output_token_seconds_sum"]["sim",] == pytest.approx(1.0 / 20)
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 0}
+
+
+@pytest.mark.parametrize("change", ["one token", "no stream", "no last byte"])
+def test_time_per_token_is_not_invented(change: str) -> None:
+    world = World()
+    exchange = world.leg(world.fleet.add("pod-a"), stream=change != "no stream")
+    if change == "one token":
+        exchange.usage = Usage(100, 1)
+    if change == "no last byte":
+        exchange.last_byte_at = None
+    world.observer.leg_ended(exchange)
+    assert world.scrape()["kvlane_time_per_output_token_seconds_count"] == {("sim",): 0}
+
+
+def test_an_answer_in_one_piece_has_its_own_time_to_first_token() -> None:
+    world = World()
+    world.observer.first_byte(world.leg(world.fleet.add("pod-a"), stream=False))
+    assert world.scrape()["kvlane_time_to_first_token_seconds_count"] == {("sim", "true"): 0, ("sim", "false"): 1}
+
+
+def test_an_error_of_a_pod_has_no_latencies_and_no_tokens() -> None:
+    world = World()
+    world.request(world.leg(world.fleet.add("pod-a")))
+    failed = world.leg(world.fleet.endpoints[0])
+    failed.status = 500
+    world.request(failed)
+    seen = world.scrape()
+    assert seen["kvlane_requests_total"]["sim", "complete", "chat", "5xx"] == 1
+    for name in ("time_to_first_token", "time_per_output_token", "request_duration"):
+        assert sum(seen[f"kvlane_{name}_seconds_count"].values()) == 1
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+
+
+Leg = tuple[str, bool, int | None, Usage | None, float | None]
+"""Model, stream, status, usage, and when the last byte came."""
+
+legs = st.tuples(
+    st.sampled_from(["a", "b", "c"]),
+    st.booleans(),
+    st.sampled_from([200, 201, 399, 400, 503, None]),
+    st.builds(Usage, st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 9)) | st.none(),
+    st.sampled_from([2.0, None]),
+)
+
+
+@given(st.lists(legs, max_size=12))
+def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Leg]) -> None:
+    together, alone = World(), World()
+    for world in (together, alone):
+        endpoint = world.fleet.add("pod-a")
+        for model, stream, status, usage, last in given:
+            exchange = world.leg(endpoint, model, stream=stream)
+            exchange.status, exchange.usage, exchange.last_byte_at = status, usage, last
+            if status is not None:
+                world.observer.first_byte(exchange)
+            world.observer.leg_ended(exchange)
+            if world is alone:
+                world.observer.flush()
+    batch, single = together.scrape(), alone.scrape()
+    for name in (
+        *("prompt_tokens_total", "completion_tokens_total", "cached_tokens_total"),
+        *("prefix_actual_prompt_tokens_total", "prefix_actual_hit_tokens_total", "attempts_total"),
+        *("time_to_first_token_seconds_count", "time_to_first_token_seconds_sum"),
+        *("time_per_output_token_seconds_count", "time_per_output_token_seconds_sum"),
+    ):
+        assert batch[f"kvlane_{name}"] == pytest.approx(single[f"kvlane_{name}"])
+    whole = {model: [leg for leg in given if leg[0] == model and leg[2] in (200, 201, 399)] for model in "abc"}
+    assert batch["kvlane_completion_tokens_total"] == {
+        (model,): sum(usage.completion_tokens for _, _, _, usage, _ in answered if usage)
+        for model, answered in whole.items()
+        if answered
+    }
+
+
+def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> None:
+    world = World()
+    exchange = world.leg(world.fleet.add("pod-a"))
+    exchange.usage = Usage(100, 11, None)
+    world.observer.leg_ended(exchange)
+    seen = world.scrape()
+    assert seen["kvlane_prefix_actual_prompt_tokens_total"] == {(): 0}
+    assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
+
+
+def test_predicted_hits_are_counted_beside_the_prompts_they_were_predicted_for() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    predicted, unpredicted = world.leg(endpoint), world.leg(endpoint)
+    predicted.predicted_cached_tokens = 48
+    world.observer.leg_ended(predicted)
+    world.observer.leg_ended(unpredicted)
+    seen = world.scrape()
+    assert seen["kvlane_prefix_predicted_prompt_tokens_total"] == {(): 100}
+    assert seen["kvlane_prefix_predicted_hit_tokens_total"] == {(): 48}
+
+
+def test_a_second_leg_is_a_retry_and_both_legs_are_attempts() -> None:
+    world = World()
+    first = world.leg(world.fleet.add("pod-a"))
+    first.status, first.ending = None, Ending.UPSTREAM_FAILED
+    world.observer.leg_ended(first)
+    world.observer.leg_ended(world.leg(world.fleet.add("pod-b"), attempt=1))
+    seen = world.scrape()
+    assert seen["kvlane_retries_total"] == {(): 1}
+    assert seen["kvlane_attempts_total"] == {("upstream-failed", "pod-a"): 1, ("complete", "pod-b"): 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        (Reason.UNKNOWN_MODEL, "refused"),
+        (Reason.UPSTREAM_FAILED, "upstream-failed"),
+        (Reason.UPSTREAM_TIMED_OUT, "timed-out"),
+    ],
+)
+def test_a_refusal_is_counted_by_reason_and_as_an_outcome(reason: Reason, outcome: str) -> None:
+    world = World()
+    world.observer.request_ended(FakeCall(), 503, reason)
+    seen = world.scrape()
+    assert seen["kvlane_refused_total"] == {(reason.value,): 1}
+    assert seen["kvlane_requests_total"] == {("", outcome, "chat", "5xx"): 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("/v1/responses/resp_123/cancel", "responses"),
+        ("/v1/audio/transcriptions", "audio"),
+        ("/v1/chat/completionsX", "other"),
+        ("/wp-login.php", "other"),
+    ],
+)
+def test_paths_are_grouped_so_that_ids_and_scanners_make_no_series(path: str, group: str) -> None:
+    world = World()
+    world.observer.request_ended(FakeCall(path), 404, Reason.UNKNOWN_PATH)
+    assert world.scrape()["kvlane_requests_total"] == {("", "refused", group, "4xx"): 1}
+
+
+def test_a_model_becomes_a_label_only_when_a_pod_has_answered_for_it() -> None:
+    world = World()
+    invented = world.leg(world.fleet.add("pod-a"), model="invented")
+    invented.status = 404
+    world.request(invented)
+    seen = world.scrape()
+    assert seen["kvlane_requests_total"] == {("other", "complete", "chat", "4xx"): 1}
+    assert "invented" not in seen.text
+
+
+@pytest.mark.parametrize("made_up", ["x" * 257, "\ud800"])
+def test_a_name_that_is_no_label_is_none_even_if_a_pod_answers_for_it(made_up: str) -> None:
+    world = World()
+    world.request(world.leg(world.fleet.add("pod-a"), model=made_up))
+    assert world.scrape()["kvlane_prompt_tokens_total"] == {("other",): 100}
+
+
+def test_models_beyond_the_limit_are_one_series() -> None:
+    world = World(limit=3)
+    endpoint = world.fleet.add("pod-a")
+    for number in range(10):
+        world.request(world.leg(endpoint, model=f"model-{number}"))
+    seen = world.scrape()
+    assert seen["kvlane_prompt_tokens_total"] == {
+        ("model-0",): 100, ("model-1",): 100, ("model-2",): 100, ("other",): 700
+    }  # fmt: skip
+    assert seen["kvlane_requests_total"]["other", "complete", "chat", "2xx"] == 7
+
+
+def test_faults_of_scorers_and_dissent_of_shadows_are_counted() -> None:
+    world = World()
+    a, b = world.fleet.add("pod-a"), world.fleet.add("pod-b")
+    world.observer.plugin_fault("my-scorer", "nan")
+    world.observer.shadow(Decision(a), ProfileResult("candidate", (ScoredEndpoint(a, 1.0),)))
+    world.observer.shadow(Decision(a), ProfileResult("candidate", (ScoredEndpoint(b, 1.0),)))
+    seen = world.scrape()
+    assert seen["kvlane_scorer_faults_total"] == {("nan", "my-scorer"): 1}
+    assert seen["kvlane_shadow_decisions_total"] == {("true", "candidate"): 1, ("false", "candidate"): 1}
+
+
+def test_the_first_byte_of_a_stream_shows_while_the_stream_goes_on() -> None:
+    world = World()
+    world.observer.first_byte(world.leg(world.fleet.add("pod-a")))
+    assert world.scrape()["kvlane_time_to_first_token_seconds_count"]["sim", "true"] == 1
+
+
+def test_every_request_has_its_model_although_its_leg_was_in_an_earlier_batch() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    for _ in range(3):
+        failed = world.leg(endpoint)
+        failed.status = 500
+        world.observer.first_byte(failed)
+        world.observer.leg_ended(failed)
+    for number in range(2 * BATCH + 1):
+        world.request(world.leg(endpoint, model=f"model-{number}"))
+    assert ("other", "complete", "chat", "2xx") not in world.scrape()["kvlane_requests_total"]
+
+
+async def test_the_event_loop_runs_between_two_batches() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    for _ in range(BATCH + 1):
+        world.observer.leg_ended(world.leg(endpoint))
+    settling = asyncio.get_running_loop().create_task(world.observer.settle())
+    seen = []
+    while not settling.done():
+        seen.append(world.series.of(endpoint).attempts.get("complete", 0))
+        await asyncio.sleep(0)
+    assert set(seen) == {0, BATCH, BATCH + 1}
+
+
+async def test_what_two_settle_at_a_time_is_counted_once_and_whole_for_both() -> None:
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    for _ in range(3 * BATCH):
+        world.request(world.leg(endpoint))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.observer.settle())
+        await asyncio.sleep(0)
+        world.request(world.leg(endpoint))
+        await world.observer.settle()
+        assert world.series.of(endpoint).attempts == {"complete": 3 * BATCH + 1}
+        assert world.series.of(endpoint).decisions == 3 * BATCH + 1
+    body, _ = await world.exposition.render("")
+    assert b'kvlane_requests_total{model="sim",outcome="complete",path="chat",status="2xx"} 769.0' in body
+
+
+async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(observer, "INTERVAL", 0.001)
+    world = World()
+    endpoint = world.fleet.add("pod-a")
+    running = asyncio.get_running_loop().create_task(world.observer.run())
+    strange = world.leg(endpoint)
+    strange.ending = None
+    world.observer.leg_ended(strange)
+    async with asyncio.timeout(PATIENCE):
+        while not caplog.records:
+            await asyncio.sleep(0.001)
+        world.observer.leg_ended(world.leg(endpoint))
+        while not world.series.of(endpoint).attempts:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_nothing_that_is_kept_holds_a_request_or_its_body() -> None:
+    world = World()
+    world.request(world.leg(world.fleet.add("pod-a")))
+    kept = [*world.observer._decided, *world.observer._begun, *world.observer._legs, *world.observer._requests]
+    assert len(kept) == 4
+    assert all(isinstance(value, str | int | float | Ending | Endpoint | Usage | None) for value in flat(kept))
+
+
+def flat(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from flat(value)
+        else:
+            yield value

@@ -1,0 +1,74 @@
+"""The actuator that POSTs, against a server."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import ClientError, web
+from aiohttp.test_utils import TestServer
+
+from proxy.autoscale.actuators.webhook import Webhook
+from proxy.autoscale.loop import Outcome
+from tests.helpers.autoscale.actuators.orders import order
+
+
+class Hook:
+    def __init__(self) -> None:
+        self.status = 204
+        self.seen: list[tuple[dict[str, str], bytes]] = []
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.seen.append((dict(request.headers), await request.read()))
+        return web.Response(status=self.status, headers={"location": "/elsewhere"})
+
+
+@pytest.fixture
+async def hook() -> AsyncIterator[tuple[Hook, str]]:
+    hook, app = Hook(), web.Application()
+    app.router.add_post("/scale", hook.take)
+    async with TestServer(app) as server:
+        yield hook, str(server.make_url("/scale"))
+
+
+async def test_what_is_sent_is_signed(hook: tuple[Hook, str]) -> None:
+    server, url = hook
+    webhook = Webhook(url, "key", 5.0, lambda: 123.0)
+    assert await webhook.scale(order(5)) is Outcome.OK
+    assert await webhook.scale(order(5)) is Outcome.OK
+    (headers, body), (again, _) = server.seen
+    expected = hmac.new(b"key", body, hashlib.sha256).hexdigest()
+    assert {name.lower(): value for name, value in headers.items()}["x-signature"] == f"sha256={expected}"
+    said = json.loads(body)
+    assert (said["sent_at"], said["order"]["desired"], said["pool"]) == (123.0, 5, "default")
+    assert headers["idempotency-key"] == again["idempotency-key"] == "default/decode/7/5"
+
+
+async def test_without_a_key_there_is_no_signature(hook: tuple[Hook, str]) -> None:
+    server, url = hook
+    await Webhook(url, None, 5.0, lambda: 0.0).scale(order(5))
+    assert "x-signature" not in {name.lower() for name in server.seen[0][0]}
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (200, Outcome.OK),
+        (409, Outcome.BUSY),
+        (403, Outcome.REFUSED),
+        (500, Outcome.ERROR),
+        (302, Outcome.ERROR),
+    ],
+)
+async def test_the_status_says_what_came_of_it(hook: tuple[Hook, str], status: int, outcome: Outcome) -> None:
+    server, url = hook
+    server.status = status
+    assert await Webhook(url, None, 5.0, lambda: 0.0).scale(order(5)) is outcome
+
+
+async def test_nobody_there_is_an_error() -> None:
+    with pytest.raises(ClientError):
+        await Webhook("http://127.0.0.1:1/scale", None, 5.0, lambda: 0.0).scale(order(5))

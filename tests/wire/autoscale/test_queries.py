@@ -1,0 +1,181 @@
+"""Metrics and signals that are queries, against a small Prometheus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from proxy.autoscale.measures import Known, Measured, metrics_of, signals_of
+from proxy.autoscale.prometheus import ask, value_of
+from proxy.autoscale.queries import Queries, Unanswered
+from proxy.autoscale.settings import PoolSettings, load
+from proxy.autoscale.sources import PrometheusSettings
+from proxy.core.clock import ManualClock
+from proxy.core.errors import ConfigError
+from tests.helpers.autoscale.pools import pool
+
+ROLES = [
+    {
+        "name": "prefill",
+        "min": 1,
+        "max": 9,
+        "metrics": [{"name": "arrivals", "kind": "total", "target": 4, "source": "promql: sum(rate(asked[1m]))"}],
+    },
+    {"name": "decode", "min": 1, "max": 9, "metrics": [{"name": "requests_running", "kind": "avg", "target": 8}]},
+]
+SIGNALS = {"decode": {"swap": {"source": "promql:avg(swapped)", "saturation": 2}}}
+
+
+def querying() -> PoolSettings:
+    section = {"roles": ROLES, "coordination": {"mode": "preferred", "signals": SIGNALS}}
+    return load({"prometheus": {"url": "http://p:9090"}, "pools": {"default": section}}).pools["default"]
+
+
+class FakePrometheus:
+    """Answers instant queries with the text of a value, or with a whole result."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.headers: list[str | None] = []
+        self.app = web.Application()
+        self.app.router.add_get("/prefix/api/v1/query", self.query)
+
+    async def query(self, request: web.Request) -> web.Response:
+        self.headers.append(request.headers.get("authorization"))
+        found = self.values.get(request.query["query"])
+        if found is None:
+            said = {"status": "error", "errorType": "bad_data", "error": "parse error"}
+            return web.json_response(said, status=400)
+        if isinstance(found, str):
+            found = {"resultType": "vector", "result": [{"metric": {}, "value": [1790000000.0, found]}]}
+        return web.json_response({"status": "success", "data": found})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[FakePrometheus, str]]:
+    fake = FakePrometheus()
+    async with TestServer(fake.app) as running:
+        yield fake, str(running.make_url("/prefix/"))
+
+
+async def test_a_query_has_the_value_that_prometheus_gives(server: tuple[FakePrometheus, str], tmp_path: Path) -> None:
+    fake, url = server
+    fake.values["sum(up)"] = "2.5"
+    assert await ask(PrometheusSettings(url), "sum(up)") == 2.5
+    token = tmp_path / "token"
+    token.write_text("abc\n")
+    assert await ask(PrometheusSettings(url, token_file=str(token)), "sum(up)") == 2.5
+    assert await ask(PrometheusSettings(url, token="xyz"), "sum(up)") == 2.5
+    assert fake.headers == [None, "Bearer abc", "Bearer xyz"]
+
+
+async def test_a_query_that_is_wrong_says_why(server: tuple[FakePrometheus, str]) -> None:
+    with pytest.raises(Unanswered, match="parse error"):
+        await ask(PrometheusSettings(server[1]), "sum(")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (PrometheusSettings("http://127.0.0.1:1"), "ClientConnector"),
+        (PrometheusSettings("http://127.0.0.1:1", token_file="/nowhere/token"), "FileNotFound"),
+        (PrometheusSettings("https://127.0.0.1:1", ca_file="/nowhere/ca"), "FileNotFound"),
+    ],
+)
+async def test_a_server_that_cannot_be_asked_is_no_value(settings: PrometheusSettings, why: str) -> None:
+    with pytest.raises(Unanswered, match=why):
+        await ask(settings, "up")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"resultType": "vector", "result": []}, "no series"),
+        ({"resultType": "vector", "result": [{"value": [0, "1"]}] * 2}, "2 series"),
+        ({"resultType": "matrix", "result": []}, "a matrix"),
+        ({"resultType": "scalar", "result": [0, "NaN"]}, "no finite number"),
+        ({"resultType": "vector", "result": [{"value": [0, "+Inf"]}]}, "no finite number"),
+    ],
+)
+def test_only_one_finite_number_is_a_value(data: Any, why: str) -> None:
+    with pytest.raises(Unanswered, match=why):
+        value_of({"status": "success", "data": data})
+
+
+@pytest.mark.parametrize("said", ["", [], None, {"status": "error"}, {"status": "success"}])
+def test_what_is_no_answer_of_prometheus_is_no_value(said: Any) -> None:
+    with pytest.raises(Unanswered):
+        value_of(said)
+
+
+def test_a_scalar_is_a_value() -> None:
+    assert value_of(json.loads('{"status":"success","data":{"resultType":"scalar","result":[1,"0.5"]}}')) == 0.5
+
+
+class Told:
+    """Answers what it was told, and counts."""
+
+    def __init__(self, **values: float) -> None:
+        self.values = values
+        self.asked = 0
+
+    async def __call__(self, query: str) -> float:
+        self.asked += 1
+        if query not in self.values:
+            raise Unanswered("no series")
+        return self.values[query]
+
+
+async def test_metrics_and_signals_are_what_their_queries_say() -> None:
+    clock, settings = ManualClock(now=100.0), querying()
+    queries = Queries(Told(**{"sum(rate(asked[1m]))": 12.0, "avg(swapped)": 0.5}), clock)
+    await queries.look(settings)
+    measured = Measured((), Known(), 101.0, 45.0, queried=queries.answers)
+    prefill, decode = settings.roles
+    metrics, signals = metrics_of(settings, prefill, measured), signals_of(settings, decode, measured)
+    assert (metrics["arrivals"].value, metrics["arrivals"].at) == (12.0, 100.0)
+    assert (signals["swap"].value, signals["swap"].at) == (0.5, 100.0)
+
+
+async def test_a_value_that_is_not_renewed_grows_old(caplog: pytest.LogCaptureFixture) -> None:
+    clock, settings, told = ManualClock(now=100.0), querying(), Told(**{"sum(rate(asked[1m]))": 12.0})
+    queries = Queries(told, clock)
+    await queries.look(settings)
+    told.values = {}
+    for _ in range(3):
+        clock.advance(15)
+        await queries.look(settings)
+    assert {source: one.at for source, one in queries.answers.items()} == {"promql: sum(rate(asked[1m]))": 100.0}
+    assert told.asked == 8
+    assert sum("has no value" in one.message for one in caplog.records) == 2
+
+
+async def test_what_is_not_asked_for_any_more_is_forgotten() -> None:
+    clock = ManualClock(now=100.0)
+    queries = Queries(Told(**{"sum(rate(asked[1m]))": 12.0}), clock)
+    await queries.look(querying())
+    await queries.look(pool())
+    assert not queries.answers
+
+
+def test_queries_need_somebody_to_ask() -> None:
+    signals = {"decode": {"swap": {"source": "promql: ", "saturation": 2}}}
+    section = {"roles": ROLES, "coordination": {"mode": "preferred", "signals": signals}}
+    with pytest.raises(ConfigError) as caught:
+        load({"pools": {"default": section}})
+    assert {problem.path for problem in caught.value.problems} == {
+        "autoscale.pools.default.roles[0].metrics[0].source",
+        "autoscale.pools.default.coordination.signals.decode.swap.source",
+    }
+
+
+@pytest.mark.parametrize("prometheus", [{"url": "prometheus"}, {"url": "http://p", "token": "a", "tokenFile": "b"}])
+def test_a_prometheus_that_is_none_is_said(prometheus: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="prometheus"):
+        load({"prometheus": prometheus, "pools": {}})

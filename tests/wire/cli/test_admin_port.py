@@ -1,0 +1,51 @@
+"""Commands that ask the admin port say what to do where it cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.cli import main
+from tests.helpers.cli.kvlane import kvlane
+from tests.helpers.http.authority import Authority
+from tests.helpers.scenarios.stack import stack
+
+
+async def run(*words: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, words)
+
+
+@pytest.mark.parametrize("words", [("drain", "pod-0"), ("explain",), ("top", "--once")], ids=" ".join)
+async def test_the_data_port_is_told_from_the_admin_port(words: tuple[str, ...]) -> None:
+    async with stack(1) as s:
+        asked = await run(*words, "--url", s.url)
+    assert asked.exit_code == 2
+    assert asked.stderr.rstrip().endswith("Is this the admin port, 9190 unless configured?")
+
+
+async def test_what_is_not_there_is_no_question_of_ports() -> None:
+    async with stack(1, settings={"telemetry": {"decisions": {}}}) as s:
+        asked = await run("explain", "--id", "nothing", "--url", s.admin)
+    assert (asked.exit_code, "9190" in asked.stderr) == (2, False)
+
+
+async def test_a_scheme_that_the_port_does_not_speak_is_named() -> None:
+    async with stack(1) as s:
+        asked = await run("drain", "pod-0", "--url", s.admin.replace("http:", "https:"))
+    assert asked.exit_code == 2
+    assert "if the port speaks no TLS, write http://" in asked.stderr
+
+
+async def test_over_tls_an_authority_is_asked_for_and_can_be_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    tls = {"cert": str(authority.issue("kvlane"))}
+    async with stack(1, settings={"admin": {"port": 0, "tls": tls}}) as s:
+        plain, secure = s.admin, s.admin.replace("http:", "https:")
+        assert "if the port speaks TLS, write https://" in (await run("drain", "pod-0", "--url", plain)).stderr
+        assert "SSL_CERT_FILE=ca.pem" in (await run("drain", "pod-0", "--url", secure)).stderr
+        with kvlane("drain", "pod-0", "--url", secure, SSL_CERT_FILE=str(authority.file)) as trusting:
+            assert await asyncio.to_thread(trusting.ended) == 0
+        assert trusting.output == "pod-0: draining, empty\n"

@@ -1,0 +1,109 @@
+"""The plugin with an external service, in the whole proxy: with its service well, hanging, and gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.production import PRODUCE_DEADLINE
+from tests.helpers.docs.greenest import Forecast, forecast, installed
+from tests.helpers.docs.pages import ROOT, yaml_blocks
+from tests.helpers.scenarios.stack import CHAT, Stack, stack
+from tests.helpers.waiting import until
+
+PATIENCE = 20.0
+"""Seconds after which a request counts as stuck, however slow the machine."""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path) -> Iterator[None]:
+    with installed(tmp_path):
+        yield
+
+
+def settings(service: Forecast) -> dict[str, Any]:
+    """The configuration that the page shows, with the service's port."""
+    (block,) = (block for block in yaml_blocks("configurations") if block.page == ROOT / "docs" / "writing-plugins.md")
+    scheduling: dict[str, Any] = yaml.safe_load(block.text)["scheduling"]
+    (producer,) = (plugin for plugin in scheduling["plugins"] if plugin["type"] == "green-forecast-producer")
+    producer["parameters"]["port"] = service.port
+    return {"scheduling": scheduling}
+
+
+async def answered_by(s: Stack, text: str) -> str:
+    async with asyncio.timeout(PATIENCE):
+        response, _ = await s.chat(text, max_tokens=2)
+    assert response.status == 200
+    return response.headers["x-kvlane-endpoint"]
+
+
+@pytest.mark.parametrize("best", ["pod-0", "pod-1"])
+async def test_a_service_that_answers_decides(best: str) -> None:
+    async with forecast({best: 0.9}) as service, stack(2, settings=settings(service)) as s:
+        assert {await answered_by(s, f"question {number}") for number in range(4)} == {best}
+        assert service.asked == 4
+
+
+async def test_a_service_that_hangs_costs_the_deadline_and_not_the_request() -> None:
+    async with forecast(None) as service, stack(2, settings=settings(service)) as s:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await answered_by(s, "Hello!")
+        assert loop.time() - started >= PRODUCE_DEADLINE
+        await until(lambda: service.given_up == 1)
+
+
+async def test_requests_do_not_wait_for_each_others_deadlines() -> None:
+    async with forecast(None) as service, stack(2, settings=settings(service)) as s:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        async with asyncio.timeout(PATIENCE):
+            responses = await asyncio.gather(*(s.chat(f"question {number}", max_tokens=2) for number in range(40)))
+        assert [response.status for response, _ in responses] == [200] * 40
+        assert loop.time() - started < 40 * PRODUCE_DEADLINE / 2
+        await until(lambda: service.given_up == service.asked == 40)
+
+
+async def test_what_the_other_producers_know_still_decides_while_it_hangs() -> None:
+    documents = [f"document {number} " * 400 for number in range(3)]
+    async with forecast(None) as service, stack(2, settings=settings(service)) as s:
+        homes = {document: await answered_by(s, document) for document in documents}
+        assert len(set(homes.values())) == 2, "all on one pod would prove nothing"
+        for document in documents:
+            assert await answered_by(s, document) == homes[document]
+
+
+async def test_a_stream_is_answered_while_it_hangs() -> None:
+    body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
+    async with forecast(None) as service, stack(2, settings=settings(service)) as s, asyncio.timeout(PATIENCE):
+        async with s.http.post(s.url + CHAT, json=body) as response:
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert service.asked == 1
+
+
+async def test_a_client_that_leaves_while_it_hangs_takes_its_question_with_it() -> None:
+    async with forecast(None) as service, stack(2, settings=settings(service)) as s:
+        asked = asyncio.get_running_loop().create_task(s.chat())
+        await until(lambda: service.asked == 1)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await until(lambda: service.given_up == 1)
+        await s.idle()
+        assert not any(len(list(pod.requests)) for pod in s.pods)
+
+
+async def test_a_service_that_is_gone_costs_nothing() -> None:
+    async with forecast(None) as service:
+        gone = settings(service)
+    async with stack(2, settings=gone) as s:
+        await answered_by(s, "Hello!")
+
+
+async def test_a_service_that_talks_nonsense_costs_nothing() -> None:
+    async with forecast({"pod-0": 7.0, "pod-1": float("nan")}) as service, stack(2, settings=settings(service)) as s:
+        await answered_by(s, "Hello!")

@@ -1,0 +1,268 @@
+"""The port for gateways, spoken to message by message: what an Envoy may be configured to say, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import orjson
+import pytest
+
+from proxy.app import App
+from proxy.core.endpoint import update
+from proxy.core.errors import ConfigError
+from proxy.extproc import messages
+from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
+from proxy.extproc.replies import DESTINATION
+from proxy.settings import from_mapping, load
+from proxy.sim import SimConfig, SimFleet
+from tests.helpers.http.authority import Authority
+from tests.helpers.scenarios.stack import BLIND, Stack, stack
+from tests.helpers.waiting import PATIENCE, until
+
+BODY = orjson.dumps({"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3})
+CONFIG = Path(__file__).parents[3] / "config"
+NO_FIELDS: Mapping[str, str] = {}
+
+
+class Talk:
+    """With kvlane, as a gateway."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def say(self, **fields: Any) -> None:
+        await self._call.write(messages.ProcessingRequest(**fields))
+
+    async def hear(self) -> Any:
+        async with asyncio.timeout(PATIENCE):
+            return await self._call.read()
+
+    async def head(self, mode: int = FULL_DUPLEX_STREAMED, more: Mapping[str, str] = NO_FIELDS) -> None:
+        fields = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json", **more}
+        await self.say(
+            request_headers={"headers": headers(fields)},
+            protocol_config={"request_body_mode": mode, "response_body_mode": FULL_DUPLEX_STREAMED},
+        )
+
+    async def end(self) -> None:
+        await self._call.done_writing()
+
+
+def headers(fields: Mapping[str, str]) -> dict[str, Any]:
+    return {"headers": [{"key": key, "raw_value": value.encode()} for key, value in fields.items()]}
+
+
+def set_by(mutation: Any) -> dict[str, str]:
+    return {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
+
+
+@asynccontextmanager
+async def gateway(
+    settings: Mapping[str, Any] | None = None, each: Sequence[Mapping[str, Any]] = (), **own: Any
+) -> AsyncIterator[tuple[Stack, Any]]:
+    """kvlane before two pods, and a gRPC channel to it."""
+    given = {**(settings or {}), "extproc": {"host": "127.0.0.1", "port": 0, **own}}
+    async with (
+        stack(2, settings=given, each=each) as s,
+        grpc.aio.insecure_channel(f"127.0.0.1:{s.app.picker_port}") as channel,
+    ):
+        yield s, channel
+
+
+def talk(channel: Any) -> Talk:
+    process = channel.stream_stream(
+        f"/{messages.SERVICE}/Process",
+        messages.ProcessingRequest.SerializeToString,
+        messages.ProcessingResponse.FromString,
+    )
+    return Talk(process())
+
+
+async def health(channel: Any, service: str) -> int:
+    check = channel.unary_unary(
+        f"/{messages.HEALTH}/Check",
+        messages.HealthCheckRequest.SerializeToString,
+        messages.HealthCheckResponse.FromString,
+    )
+    status: int = (await check(messages.HealthCheckRequest(service=service))).status
+    return status
+
+
+async def test_the_destination_is_named_in_a_header_and_in_the_metadata() -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.head(more={"x-gateway-destination-endpoint": "10.9.9.9:1", "x-prefiller-host-port": "10.9.9.9:2"})
+        await one.say(request_body={"body": BODY[:10]})
+        await one.say(request_body={"body": BODY[10:], "end_of_stream": True})
+        reply = await one.hear()
+        named = set_by(reply.request_headers.response.header_mutation)[DESTINATION]
+        assert named in {pod.url.removeprefix("http://") for pod in s.pods}
+        assert plain(reply.dynamic_metadata.fields) == {"envoy.lb": {DESTINATION: named}}
+        assert list(reply.request_headers.response.header_mutation.remove_headers) == ["x-prefiller-host-port"]
+        piece = (await one.hear()).request_body.response.body_mutation.streamed_response
+        assert (piece.body, piece.end_of_stream) == (BODY, True)
+        await one.end()
+        await until(lambda: s.app.ledger.in_flight == 0)
+
+
+async def test_trailers_are_replied_to_behind_the_body() -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.head()
+        await one.say(request_body={"body": BODY})
+        await one.say(request_trailers={})
+        kinds = [(await one.hear()).WhichOneof("kind") for _ in range(3)]
+        assert kinds == ["request_headers", "request_body", "request_trailers"]
+        await one.say(response_headers={"headers": headers({":status": "200", "content-type": "text/event-stream"})})
+        await one.say(response_body={"body": b"data: [DONE]\n\n"})
+        await one.say(response_trailers={})
+        kinds = [(await one.hear()).WhichOneof("kind") for _ in range(3)]
+        assert kinds == ["response_headers", "response_body", "response_trailers"]
+
+
+async def test_a_buffered_body_is_asked_for_and_then_replied_to() -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.head(BUFFERED)
+        assert (await one.hear()).WhichOneof("kind") == "request_headers"
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        reply = await one.hear()
+        assert DESTINATION in set_by(reply.request_body.response.header_mutation)
+        assert reply.request_body.response.body_mutation.WhichOneof("kind") is None
+
+
+@pytest.mark.parametrize("mode", [NONE, STREAMED])
+async def test_a_gateway_that_sends_no_whole_bodies_is_told_to(mode: int) -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.head(mode)
+        reply = (await one.hear()).immediate_response
+        assert reply.status.code == 500
+        assert b"request_body_mode" in reply.body
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_has_come() -> None:
+    async with gateway({"listen": {"maxBody": "1KiB"}}) as (s, channel):
+        one = talk(channel)
+        await one.head()
+        await one.say(request_body={"body": b"x" * 2000})
+        assert (await one.hear()).immediate_response.status.code == 413
+        await until(lambda: s.app._path.server.retained == 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "shown"),
+    [
+        (BUFFERED, {"response_headers": {"headers": headers({":status": "413"})}}),  # Envoy's own, in place of the body
+        (BUFFERED_PARTIAL, {"request_body": {"body": BODY[:10]}}),
+    ],
+)
+async def test_a_body_that_is_too_large_for_the_gateway_is_refused_as_too_large(mode: Any, shown: Any) -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.head(mode)
+        assert (await one.hear()).WhichOneof("kind") == "request_headers"
+        await one.say(**shown)
+        assert (await one.hear()).immediate_response.status.code == 413
+        await until(lambda: s.app._path.server.retained == 0)
+
+
+async def test_an_upgrade_is_refused() -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.head(more={"upgrade": "websocket"})
+        assert (await one.hear()).immediate_response.status.code == 400
+
+
+async def test_a_stream_that_begins_with_nothing_sensible_is_ended() -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.say(request_body={"body": b"x"})
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await one.hear()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_pod_that_needs_a_key_gets_it_and_what_lies_under_a_path_is_found() -> None:
+    async with gateway(BLIND, [{"apiKey": "sk-pod"}] * 2) as (s, channel):
+        for endpoint in s.app.fleet.endpoints:
+            update(endpoint, url=endpoint.url + "/engine")
+        one = talk(channel)
+        await one.head(more={"authorization": "Bearer of-the-client"})
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        told = set_by((await one.hear()).request_headers.response.header_mutation)
+        assert (told["authorization"], told[":path"]) == ("Bearer sk-pod", "/engine/v1/chat/completions")
+
+
+async def test_a_request_that_gets_no_answer_in_its_time_is_refused() -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.head(more={"x-request-timeout-ms": "200"})
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        replies = [await one.hear() for _ in range(3)]
+        assert replies[2].immediate_response.status.code == 504
+        await until(lambda: s.app.ledger.in_flight == 0)
+
+
+async def test_health_is_that_of_the_process_and_of_its_readiness() -> None:
+    async with gateway() as (s, channel):
+        for service in ("", "liveness", "readiness", messages.SERVICE):
+            assert await health(channel, service) == messages.SERVING, service
+        with pytest.raises(grpc.aio.AioRpcError):
+            await health(channel, "another")
+        s.app._path.turn_away()
+        assert await health(channel, "liveness") == messages.SERVING
+        assert await health(channel, messages.SERVICE) == messages.NOT_SERVING
+
+
+async def test_the_port_speaks_tls_with_a_certificate_that_may_change(tmp_path: Path) -> None:
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    file = tmp_path / "own.pem"
+    file.write_bytes(first.issue("kvlane").read_bytes())
+    async with gateway(tls={"cert": str(file)}) as (s, _):
+        for authority in (first, second):
+            file.write_bytes(authority.issue("kvlane").read_bytes())
+            trusting = grpc.ssl_channel_credentials(authority.file.read_bytes())
+            async with grpc.aio.secure_channel(f"127.0.0.1:{s.app.picker_port}", trusting) as channel:
+                assert await health(channel, "") == messages.SERVING
+
+
+async def test_without_the_certificate_it_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"none\.pem"):
+        async with gateway(tls={"cert": str(tmp_path / "none.pem")}):
+            pass
+
+
+async def test_an_endpoint_picker_config_of_llm_d_picks_for_a_gateway() -> None:
+    async with SimFleet(2, SimConfig(time_scale=20)) as sim:
+        free = {"host": "127.0.0.1", "port": 0}
+        pods = {"static": [{"url": url} for url in sim.urls]}
+        ours: dict[str, dict[str, Any]] = {"pods": pods, "telemetry": {"accessLog": False}}
+        overrides = {"listen": free, "admin": free, "extproc": free, **ours}
+        async with (
+            App(load(CONFIG / "endpoint-picker.yaml", {}, overrides)) as app,
+            grpc.aio.insecure_channel(f"127.0.0.1:{app.picker_port}") as channel,
+        ):
+            one = talk(channel)
+            await one.head()
+            await one.say(request_body={"body": BODY, "end_of_stream": True})
+            named = set_by((await one.hear()).request_headers.response.header_mutation)[DESTINATION]
+            assert f"http://{named}" in sim.urls
+
+
+def test_without_the_extra_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "proxy.extproc.server", None)
+    with pytest.raises(ConfigError, match=r"extproc\.port: needs the extra: pip install 'kvlane\[extproc\]'"):
+        App(from_mapping({"extproc": {"port": 0}}))
+
+
+async def test_it_listens_only_if_that_is_configured() -> None:
+    async with stack(1) as s:
+        assert s.app.picker_port is None

@@ -1,0 +1,142 @@
+"""Pods of several pools in one fleet."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+
+from proxy.core.clock import SystemClock
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.pool_pods import PoolPods, pods_of
+from proxy.fleet.runner import FleetRunner
+from proxy.fleet.settings import PodSettings, PodSources
+from proxy.fleet.slow_start import SlowStart
+from proxy.http.upstream.fetch import PooledFetcher
+from tests.helpers.fleet.pods import FakePod
+from tests.unit.fleet.test_datastore import Calls, cards, pod
+from tests.unit.fleet.test_mirror import Pair
+from tests.wire.fleet.test_runner import FAST
+
+
+def ready(fleet: Fleet, name: str, pool: str, *models: str) -> Endpoint:
+    endpoint = fleet.add(pod(name), pool=pool)
+    fleet.listed(endpoint, cards(*models))
+    fleet.reached(endpoint)
+    return endpoint
+
+
+def test_a_pool_has_its_own_pods_and_the_fleet_has_all() -> None:
+    fleet = Calls().fleet
+    a, b, c = ready(fleet, "a", "default", "m"), ready(fleet, "b", "large", "m"), ready(fleet, "c", "large", "n")
+    large = PoolPods(fleet, "large")
+    assert list(fleet.serving("m")) == [a, b]
+    assert (list(large.serving("m")), list(large.ready)) == ([b], [b, c])
+    assert list(PoolPods(fleet, "huge").serving("m")) == []
+    fleet.drain("b")
+    assert (list(large.serving("m")), list(large.ready)) == ([], [c])
+    assert pods_of(fleet, "default", 1) is fleet
+
+
+def test_whoever_watches_a_pool_hears_of_no_other() -> None:
+    fleet, heard = Calls().fleet, list[str]()
+    ready(fleet, "a", "default")
+    ready(fleet, "b", "large")
+    stop = PoolPods(fleet, "large").watch(
+        lambda endpoint: heard.append(f"+{endpoint.name}"), lambda endpoint: heard.append(f"-{endpoint.name}")
+    )
+    for name in "ab":
+        fleet.remove(name)
+    ready(fleet, "c", "large")
+    stop()
+    ready(fleet, "d", "large")
+    assert heard == ["+b", "-b", "+c"]
+
+
+def test_a_pod_that_comes_to_another_pool_is_another_endpoint() -> None:
+    calls = Calls()
+    before = ready(calls.fleet, "a", "default", "m")
+    before.charge(1, 0)
+    after = calls.fleet.add(pod("a"), pool="large")
+    assert (after is before, after.pool, after.load.requests, after.state) == (
+        False,
+        "large",
+        0,
+        EndpointState.STARTING,
+    )
+    assert calls.heard == [("ready", "a"), ("removed", "a")]
+    assert calls.fleet.endpoints == [after]
+
+
+def test_the_pods_of_a_pool_that_is_gone_leave_whoever_wanted_them() -> None:
+    fleet = Calls().fleet
+    fleet.form(("default", "large"))
+    a = ready(fleet, "a", "default")
+    fleet.reconcile("static of large", [pod("b")], "large")
+    busy = ready(fleet, "c", "large")
+    busy.charge(1, 0)
+    fleet.form(("default",))
+    fleet.sweep()
+    assert (fleet.endpoints, fleet.pools) == ([a, busy], ("default",))
+    assert busy.state is EndpointState.DRAINING
+
+
+def test_doubts_in_one_pool_are_no_majority_in_another() -> None:
+    fleet = Calls().fleet
+    here = [ready(fleet, name, "default") for name in "abcdef"]
+    there = [ready(fleet, name, "large") for name in "xy"]
+    for endpoint in (*here[:2], *there):
+        fleet.doubt(endpoint, "ill")
+    assert list(PoolPods(fleet, "large").ready) == there
+    assert list(PoolPods(fleet, "default").ready) == here[2:]
+    assert fleet.panics
+    fleet.trust(there[0], "ill")
+    assert (list(PoolPods(fleet, "large").ready), fleet.panics) == ([there[0]], False)
+
+
+def test_a_pod_that_comes_back_starts_slowly_in_its_pool() -> None:
+    calls = Calls()
+    fleet = Fleet(calls.clock, slow_start=SlowStart(10.0, calls.clock, random.Random(1)))
+    _, back = ready(fleet, "a", "large"), ready(fleet, "b", "large")
+    fleet.refused(back)
+    fleet.reached(back)
+    large = PoolPods(fleet, "large")
+    drawn = [len(large.serving("")) for _ in range(200)]
+    assert 0 < drawn.count(2) < 60
+    calls.clock.advance(10.0)
+    assert len(large.serving("")) == 2
+
+
+def test_a_mirror_has_pods_in_the_pools_of_the_origin() -> None:
+    pair = Pair()
+    pair.origin.reached(pair.origin.add(pod("a"), pool="large"))
+    pair.tell()
+    before = pair.seen("a")
+    assert before.pool == "large"
+    pair.origin.reached(pair.origin.add(pod("a"), pool="huge"))
+    pair.tell()
+    after = pair.seen("a")
+    assert (after is before, after.pool, after.state) == (False, "huge", EndpointState.READY)
+    pair.origin.remove("a")
+    pair.tell_all()
+    assert list(pair.mirror.endpoints) == []
+
+
+async def test_each_pool_is_asked_by_a_runner_that_leaves_the_others_alone() -> None:
+    fleet, clock = Fleet(SystemClock()), SystemClock()
+    async with FakePod() as one, FakePod() as two, AsyncExitStack() as stack:
+        fetcher = await stack.enter_async_context(PooledFetcher(1.0, clock))
+        here, there = (
+            PodSources((PodSettings(made.url, name),), refresh=FAST) for made, name in ((one, "a"), (two, "b"))
+        )
+        first = await stack.enter_async_context(FleetRunner(fleet, here, fetcher, clock, random.Random(1)))
+        second = FleetRunner(fleet, there, fetcher, clock, random.Random(1), pool="large")
+        async with second:
+            assert await first.first_contact(5)
+            assert await second.first_contact(5)
+            assert {endpoint.name: endpoint.pool for endpoint in fleet.ready} == {"a": "default", "b": "large"}
+            nobody = PodSources(refresh=FAST)
+            first.change(nobody)
+            assert [endpoint.name for endpoint in fleet.endpoints] == ["b"]
+            second.let_go(nobody)
+            assert fleet.endpoints == []

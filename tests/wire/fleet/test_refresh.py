@@ -1,0 +1,286 @@
+"""The loop that asks one pod, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from proxy.core.clock import SystemClock
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness
+from proxy.fleet.budget import Budget
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.dialects import Engines
+from proxy.fleet.refresh import Refresher
+from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
+from proxy.http.upstream.fetch import PooledFetcher
+from tests.helpers.fleet.pods import FakePod, exposition, models
+from tests.helpers.waiting import PATIENCE, until
+
+
+async def rounds(budget: Budget, count: int) -> None:
+    seen = budget.rounds
+    await until(lambda: budget.rounds >= seen + count)
+
+
+class Asked:
+    """One endpoint of a fleet, with its refresh loop running."""
+
+    def __init__(self, fleet: Fleet, endpoint: Endpoint, refresher: Refresher, budget: Budget) -> None:
+        self.fleet = fleet
+        self.endpoint = endpoint
+        self.refresher = refresher
+        self.budget = budget
+        self.restarts = 0
+        self.misses = 0
+
+    def is_in(self, state: EndpointState) -> Callable[[], bool]:
+        return lambda: self.endpoint.state is state
+
+
+@asynccontextmanager
+async def asking(
+    settings: PodSettings, timeout: float = 0.1, refresh: RefreshSettings | None = None
+) -> AsyncIterator[Asked]:
+    clock = SystemClock()
+
+    def restarted(endpoint: Endpoint) -> None:
+        asked.restarts += 1
+
+    def missed(endpoint: Endpoint) -> None:
+        asked.misses += 1
+
+    fleet, budget = Fleet(clock, on_restarted=restarted, on_missed=missed), Budget(0.01, 1.0)
+    endpoint = fleet.add(settings)
+    async with PooledFetcher(timeout, clock) as fetcher:
+        refresher = Refresher(
+            endpoint, fleet, fetcher, refresh or RefreshSettings(), Engines(), budget, clock, random.Random(1)
+        )
+        asked = Asked(fleet, endpoint, refresher, budget)
+        task = asyncio.get_running_loop().create_task(refresher.run())
+        try:
+            yield asked
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_pod_becomes_ready_with_its_metrics_and_its_models() -> None:
+    async with FakePod() as pod:
+        pod.bodies["/metrics"] = exposition(running=3, waiting=2)
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await until(asked.is_in(EndpointState.READY))
+            assert asked.endpoint.models == frozenset({"m"})
+            metrics = asked.endpoint.metrics
+            assert (metrics.running, metrics.waiting, metrics.freshness) == (3, 2, Freshness.FRESH)
+            pod.bodies["/metrics"] = exposition(running=4)
+            await until(lambda: asked.endpoint.metrics.running == 4)
+            assert asked.restarts == 0
+
+
+async def test_what_is_dispatched_while_a_scrape_is_on_its_way_still_counts_on_top_of_it() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=PATIENCE) as asked:
+        await until(asked.is_in(EndpointState.READY))
+
+        def dispatch_once(path: str) -> None:
+            asked.endpoint.charge(1, 0)
+            pod.bodies["/metrics"] = exposition(running=7)
+            pod.hang.add("/metrics")
+
+        pod.while_answering = dispatch_once
+        await until(lambda: asked.endpoint.metrics.running == 7)
+        assert asked.endpoint.view.running == 8
+
+
+async def test_why_a_scrape_came_to_nothing_is_known_until_one_does_not() -> None:
+    async with FakePod() as pod:
+        exposed = pod.bodies.pop("/metrics")
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await until(lambda: asked.fleet.scrape_failure(asked.endpoint) == "status 404")
+            pod.hang.add("/metrics")
+            await until(lambda: "no answer" in (asked.fleet.scrape_failure(asked.endpoint) or ""))
+            pod.hang.clear()
+            pod.bodies["/metrics"] = exposed
+            await until(lambda: asked.fleet.scrape_failure(asked.endpoint) is None)
+
+
+async def test_the_next_scrape_takes_over_what_was_dispatched_before_it() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+        await until(asked.is_in(EndpointState.READY))
+        asked.endpoint.charge(1, 0)
+        await rounds(asked.budget, 3)
+        assert asked.endpoint.view.running == 0
+
+
+async def test_a_pod_without_metrics_is_ready_and_stale() -> None:
+    async with FakePod() as pod:
+        del pod.bodies["/metrics"]
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await until(asked.is_in(EndpointState.READY))
+            await rounds(asked.budget, 4)
+            assert asked.endpoint.metrics.freshness is Freshness.STALE
+            assert asked.misses >= 4
+
+
+async def test_metrics_may_have_a_port_and_a_path_of_their_own() -> None:
+    async with FakePod() as pod, FakePod() as exporter:
+        exporter.bodies["/stats"] = exposition(running=9)
+        refresh = RefreshSettings(path="/stats", port=int(exporter.url.rpartition(":")[2]), scheme="http")
+        async with asking(PodSettings(url=pod.url), refresh=refresh) as asked:
+            await until(lambda: asked.endpoint.metrics.running == 9)
+
+
+async def test_a_pod_with_nothing_but_health_is_ready_and_serves_any_model() -> None:
+    async with FakePod() as pod:
+        del pod.bodies["/metrics"], pod.bodies["/v1/models"]
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await until(asked.is_in(EndpointState.READY))
+            assert asked.endpoint.models is None
+            assert list(asked.fleet.serving("anything")) == [asked.endpoint]
+
+
+async def test_a_pod_whose_metrics_hang_is_ready_all_the_same() -> None:
+    async with FakePod() as pod:
+        pod.hang.add("/metrics")
+        async with asking(PodSettings(url=pod.url), timeout=0.03) as asked:
+            await until(asked.is_in(EndpointState.READY))
+            assert asked.endpoint.metrics.freshness is Freshness.STALE
+
+
+async def test_a_pod_that_answers_nothing_good_stays_starting() -> None:
+    async with FakePod() as pod:
+        pod.bodies.clear()
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await rounds(asked.budget, 5)
+            assert asked.endpoint.state is EndpointState.STARTING
+
+
+async def test_a_pod_that_never_answers_stays_starting() -> None:
+    pod = FakePod()
+    await pod.start()
+    await pod.stop()
+    async with asking(PodSettings(url=pod.url)) as asked:
+        await rounds(asked.budget, 5)
+        assert asked.endpoint.state is EndpointState.STARTING
+        await pod.start()
+        await until(asked.is_in(EndpointState.READY))
+        assert asked.restarts == 0
+        await pod.stop()
+
+
+async def test_a_slow_pod_becomes_stale_and_stays_ready() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url), timeout=0.03) as asked:
+        pod.bodies["/metrics"] = exposition(running=3)
+        await until(lambda: asked.endpoint.metrics.running == 3)
+        pod.hang.add("/metrics")
+        await rounds(asked.budget, 1)
+        assert asked.endpoint.metrics.freshness is Freshness.FRESH
+        await until(lambda: asked.endpoint.metrics.freshness is Freshness.STALE)
+        assert asked.endpoint.metrics.running == 3
+        assert asked.endpoint.state is EndpointState.READY
+        pod.hang.clear()
+        await until(lambda: asked.endpoint.metrics.freshness is Freshness.FRESH)
+
+
+async def test_a_pod_that_answers_nonsense_becomes_stale() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+        await until(asked.is_in(EndpointState.READY))
+        pod.bodies["/metrics"] = "<html>hello</html>"
+        await until(lambda: asked.endpoint.metrics.freshness is Freshness.STALE)
+        assert asked.endpoint.state is EndpointState.READY
+
+
+async def test_a_pod_that_refuses_is_ejected_and_counts_as_restarted_when_it_is_back() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+        await until(asked.is_in(EndpointState.READY))
+        await pod.stop()
+        await until(asked.is_in(EndpointState.EJECTED))
+        pod.bodies["/v1/models"] = json.dumps(models("other"))
+        pod.bodies["/metrics"] = exposition(started=2000.0)
+        await pod.start()
+        await until(asked.is_in(EndpointState.READY))
+        assert asked.endpoint.models == frozenset({"other"})
+        await rounds(asked.budget, 2)
+        assert asked.restarts == 1
+
+
+async def test_a_pod_with_another_start_time_was_restarted() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+        await until(asked.is_in(EndpointState.READY))
+        pod.bodies["/metrics"] = exposition(started=2000.0)
+        await until(lambda: asked.restarts == 1)
+        pod.bodies["/metrics"] = exposition(started=2000.5)
+        await rounds(asked.budget, 3)
+        assert asked.restarts == 1
+
+
+async def test_a_pod_whose_counters_went_backwards_was_restarted() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+        pod.bodies["/metrics"] = exposition(queries=100.0)
+        await until(lambda: asked.endpoint.metrics.prefix_queries == 100)
+        pod.bodies["/metrics"] = exposition(queries=5.0)
+        await until(lambda: asked.restarts == 1)
+
+
+async def test_a_changed_port_takes_effect_on_the_next_scrape() -> None:
+    async with FakePod() as old, FakePod() as new, asking(PodSettings(url=old.url, name="a")) as asked:
+        await until(asked.is_in(EndpointState.READY))
+        new.bodies["/metrics"] = exposition(running=9)
+        asked.fleet.add(PodSettings(url=new.url, name="a"))
+        await until(lambda: asked.endpoint.metrics.running == 9)
+
+
+async def test_the_key_of_a_pod_is_sent_as_its_bearer_token() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url, api_key="secret")) as asked:
+        await until(asked.is_in(EndpointState.READY))
+        assert pod.authorization == "Bearer secret"
+
+
+async def test_models_that_fail_are_asked_again_and_do_not_change_what_is_known() -> None:
+    async with FakePod() as pod:
+        pod.status["/v1/models"] = 500
+        async with asking(PodSettings(url=pod.url)) as asked:
+            await until(asked.is_in(EndpointState.READY))
+            assert asked.endpoint.models is None
+            pod.status.clear()
+            await until(lambda: asked.endpoint.models == frozenset({"m"}))
+
+
+async def test_models_are_not_asked_with_every_scrape() -> None:
+    async with FakePod() as pod, asking(PodSettings(url=pod.url)) as asked:
+        await rounds(asked.budget, 10)
+        assert pod.asked.count("/metrics") >= 10
+        assert pod.asked.count("/v1/models") == 1
+        assert "/health" not in pod.asked
+
+
+async def test_an_answer_without_an_end_is_given_up() -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asking(PodSettings(url=f"http://127.0.0.1:{port}"), timeout=0.05) as asked:
+        await asyncio.wait_for(asked.refresher.tried.wait(), PATIENCE)
+        assert asked.endpoint.state is EndpointState.STARTING
+
+
+async def test_what_an_exporter_says_of_gpus_becomes_an_attribute_and_its_absence_is_none_of_the_pod() -> None:
+    async with FakePod() as pod, FakePod() as exporter:
+        exporter.bodies["/metrics"] = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 40\n'
+        refresh = RefreshSettings(dcgm=DcgmSettings(port=exporter.port), attributes={})
+        async with asking(PodSettings(url=pod.url), refresh=refresh) as asked:
+            await until(lambda: asked.endpoint.metrics.attributes == {"GPUUtilization": 0.4})
+            await exporter.stop()
+            await until(lambda: asked.endpoint.metrics.attributes == {})
+            assert asked.endpoint.state is EndpointState.READY
+            assert asked.endpoint.metrics.freshness is Freshness.FRESH
+            await exporter.start()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import aiohttp
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from proxy.http import admin_relay
+from tests.helpers.http.admin.fakes import admin_port, engine
+from tests.helpers.ports import free_port
+
+
+async def echo(request: web.Request) -> web.Response:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    seen = {"method": request.method, "path": request.raw_path, "headers": headers, "body": await request.text()}
+    return web.json_response(seen, status=207, headers={"x-engine": "yes"})
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH"])
+async def test_any_method_reaches_the_control_path_of_its_pod(method: str) -> None:
+    async with admin_port() as port, engine(echo) as url:
+        port.add("pod-a", url)
+        path = "/admin/pods/pod-a/proxy/v1/load_lora_adapter?x=1&y=a+b"
+        async with port.client.request(method, path, data=b'{"lora_name": "a"}') as answer:
+            assert answer.status == 207
+            assert answer.headers["x-engine"] == "yes"
+            seen = await answer.json()
+    assert (seen["method"], seen["body"]) == (method, '{"lora_name": "a"}')
+    assert seen["path"] == "/v1/load_lora_adapter?x=1&y=a+b"
+
+
+async def test_escaped_signs_stay_escaped() -> None:
+    async with admin_port() as port, engine(echo) as url:
+        port.add("pod-a", url)
+        path = "admin/pods/pod-a/proxy/a%2Fb%20c?d=%2F"
+        async with port.client.session.get(URL(str(port.client.make_url("/")) + path, encoded=True)) as answer:
+            assert (await answer.json())["path"] == "/a%2Fb%20c?d=%2F"
+
+
+async def test_the_key_of_the_admin_port_is_not_for_the_pod() -> None:
+    async with admin_port("sesame") as port, engine(echo) as url:
+        port.add("open", url)
+        port.add("closed", url, api_key="pod-key")
+        headers = {"authorization": "Bearer sesame"}
+        for name, expected in (("open", None), ("closed", "Bearer pod-key")):
+            seen = await port.client.get(f"/admin/pods/{name}/proxy/sleep", headers=headers)
+            assert (await seen.json())["headers"].get("authorization") == expected
+
+
+async def test_a_redirect_is_answered_and_not_followed() -> None:
+    async def away(request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"location": "http://169.254.169.254/"})
+
+    async with admin_port() as port, engine(away) as url:
+        port.add("pod-a", url)
+        async with port.client.get("/admin/pods/pod-a/proxy/x", allow_redirects=False) as answer:
+            assert answer.status == 302
+
+
+async def test_an_answer_that_is_compressed_unasked_arrives_readable() -> None:
+    async def compressed(request: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(b"hello"), headers={"content-encoding": "gzip"})
+
+    async with admin_port() as port, engine(compressed) as url:
+        port.add("pod-a", url)
+        async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
+            assert await answer.read() == b"hello"
+
+
+async def test_a_pod_that_is_not_there_is_a_bad_gateway_that_does_not_name_its_url() -> None:
+    nobody = free_port()
+    async with admin_port() as port:
+        port.add("pod-a", f"http://127.0.0.1:{nobody}")
+        error = await port.error("POST", "/admin/pods/pod-a/proxy/sleep", 502)
+    assert "'pod-a'" in error["message"]
+    assert str(nobody) not in error["message"]
+
+
+async def test_a_pod_that_never_answers_is_a_gateway_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_relay, "TIMEOUT", aiohttp.ClientTimeout(total=0.05))
+    released = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.Response:
+        await released.wait()
+        return web.Response()
+
+    async with admin_port() as port, engine(silent) as url:
+        port.add("pod-a", url)
+        error = await port.error("GET", "/admin/pods/pod-a/proxy/x", 504)
+        released.set()
+    assert error["code"] == "upstream_timed_out"
+
+
+async def test_an_answer_that_breaks_off_does_not_look_whole(caplog: pytest.LogCaptureFixture) -> None:
+    async def breaking(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        await answer.write(b"half")
+        await asyncio.sleep(0.02)
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async with admin_port() as port, engine(breaking) as url:
+        port.add("pod-a", url)
+        with pytest.raises(aiohttp.ClientError):
+            async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
+                await answer.read()
+    assert "broke off" in caplog.text

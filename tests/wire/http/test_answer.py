@@ -1,0 +1,252 @@
+"""Streams that pass chunk by chunk: what goes out, what is remembered, and when the sweep ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+import pytest
+
+from proxy.core.errors import UpstreamFailed
+from proxy.core.exchange import Ending, Usage
+from proxy.http.answer import UNSETTLED
+from proxy.http.framing import HELD_LIMIT
+from proxy.http.upstream.connection import HEAD_LIMIT
+from proxy.http.upstream.errors import Disconnected
+from proxy.reliability.settings import Timeouts
+from tests.helpers.http.support import SSE_HEAD, chunk, event, plain
+from tests.helpers.http.wire import Leg
+
+END = b"0\r\n\r\n"
+
+
+async def test_a_stream_of_events_is_written_as_it_comes_and_hardly_kept() -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD)
+    events = [event(f"{number:0200d}") for number in range(500)]
+    for at, each in enumerate(events):
+        leg.read(each)
+        assert leg.client.written.endswith(each)
+        assert sum(map(len, leg.connection.meter.pieces)) <= UNSETTLED
+        assert at < 1 or leg.connection.receive == leg.answer._pass_chunks
+    leg.read(event('{"usage":{"prompt_tokens":4,"completion_tokens":2}}'))
+    leg.read(END)
+    assert (
+        leg.client.written.partition(b"\r\n\r\n")[2]
+        == b"".join(events) + event('{"usage":{"prompt_tokens":4,"completion_tokens":2}}') + END
+    )
+    assert leg.exchange.chunks == 501
+    assert leg.exchange.usage == Usage(4, 2)
+    assert leg.exchange.ending is Ending.COMPLETE
+    assert leg.released == [leg.connection]
+
+
+@pytest.mark.parametrize("cut", range(1, len(event("second"))))
+async def test_a_chunk_that_is_cut_waits_and_the_next_ones_pass_again(cut: int) -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD + event("first"))
+    leg.read(event("more"))
+    before = leg.client.written
+    leg.read(event("second")[:cut])
+    assert leg.client.written == before
+    assert leg.connection.receive == leg.answer.received
+    leg.read(event("second")[cut:])
+    leg.read(event("third"))
+    assert leg.client.written == before + event("second") + event("third")
+    assert leg.connection.receive == leg.answer._pass_chunks
+    leg.read(END)
+    assert leg.exchange.chunks == 4
+
+
+async def test_a_large_chunk_among_small_ones_is_split_and_the_next_ones_pass_again() -> None:
+    leg, large = Leg(), chunk(b"x" * 3 * HELD_LIMIT)
+    leg.read(SSE_HEAD + event("first"))
+    leg.read(event("more"))
+    for at in range(0, len(large), 50_000):
+        leg.read(large[at : at + 50_000])
+    leg.read(event("after"))
+    leg.read(event("last"))
+    assert leg.client.written.endswith(event("after") + event("last"))
+    assert leg.connection.receive == leg.answer._pass_chunks
+    leg.read(END)
+    assert leg.exchange.response_bytes == len(b"data: firstmoreafterlast" * 1) + 3 * 6 + 4 * 2 + 3 * HELD_LIMIT
+
+
+async def test_the_first_byte_is_told_once_and_not_by_the_head() -> None:
+    leg = Leg()
+    leg.clock.advance(5.0)
+    leg.read(SSE_HEAD)
+    leg.read(b"d\r\n")
+    assert leg.first_bytes == []
+    leg.read(b"data: first\n\n\r\n")
+    leg.clock.advance(1.0)
+    leg.read(event("second"))
+    leg.read(END)
+    assert leg.first_bytes == [leg.exchange]
+    assert (leg.exchange.first_byte_at, leg.exchange.last_byte_at) == (5.0, 6.0)
+
+
+async def test_events_that_pass_keep_a_stream_alive_and_silence_ends_it() -> None:
+    leg, idle = Leg(), Timeouts().idle
+    leg.read(SSE_HEAD + event("first"))
+    for _ in range(5):
+        leg.read(event("x"))
+        leg.clock.advance(idle * 0.8)
+        leg.answer.check(leg.clock.now())
+        assert leg.exchange.ending is None
+    leg.clock.advance(idle * 1.1)
+    leg.answer.check(leg.clock.now())
+    assert leg.exchange.ending is Ending.TIMED_OUT
+    assert leg.exchange.chunks == 6
+    assert b'"error"' in leg.client.written
+
+
+async def test_a_client_that_leaves_is_counted_with_what_it_was_sent() -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD + event("first"))
+    leg.read(event("second"))
+    leg.answer.gone()
+    leg.read(event("third"))
+    assert leg.exchange.ending is Ending.CLIENT_GONE
+    assert leg.exchange.response_bytes == len(b"data: first\n\ndata: second\n\n")
+    assert leg.pod.aborted
+
+
+@pytest.mark.parametrize("how", ["gone", "lost", "complete"])
+async def test_a_connection_that_ended_keeps_nothing_of_the_request(how: str) -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD + event("first"))
+    leg.read(event("second"))
+    answer = weakref.ref(leg.answer)
+    if how == "gone":
+        leg.answer.gone()
+    elif how == "lost":
+        leg.end(ConnectionResetError())
+    else:
+        leg.read(END)
+    del leg.answer
+    assert answer() is None
+
+
+async def test_answers_on_one_connection_know_nothing_of_each_other() -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD + event("first") + event('"usage":{"prompt_tokens":4,"completion_tokens":2}') + END)
+    leg.answer = type(leg.answer)(leg.answer._call, leg.exchange, leg.rim, leg.connection)
+    leg.exchange.response_bytes = leg.exchange.chunks = 0
+    leg.exchange.first_byte_at = leg.exchange.usage = leg.exchange.ending = None
+    leg.connection.send(leg.answer, b"POST", b"")
+    leg.read(plain(b"{}"))
+    assert (leg.exchange.response_bytes, leg.exchange.chunks, leg.exchange.usage) == (2, 1, None)
+    assert leg.client.written.endswith(b"\r\n\r\n{}")
+    assert len(leg.released) == 2
+
+
+async def test_informational_heads_in_any_number_and_place_are_passed_over() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n"
+    for pieces in (
+        [early * 3 + plain()],
+        [early, early + plain()[:20], plain()[20:]],
+        [early[:9], early[9:] + plain()],
+    ):
+        leg = Leg()
+        for piece in pieces:
+            leg.read(piece)
+        assert leg.client.written.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert leg.released == [leg.connection]
+
+
+@pytest.mark.parametrize(("said", "silent"), [(b"", True), (b"H", False), (b"HTTP/1.1 103 Early\r\n\r\n", False)])
+async def test_a_pod_that_has_said_anything_has_begun(said: bytes, silent: bool) -> None:
+    leg = Leg()
+    if said:
+        leg.read(said)
+    leg.end()
+    error = leg.answer.done.result()
+    assert isinstance(error, Disconnected)
+    assert error.silent is silent
+
+
+async def test_a_head_that_never_ends_is_given_up() -> None:
+    leg = Leg()
+    leg.read(b"HTTP/1.1 200 OK\r\n")
+    for number in range(HEAD_LIMIT // 1000):
+        leg.read(b"x-%05d: %b\r\n" % (number, b"y" * 1000))
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.pod.aborted
+    assert leg.client.written == b""
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 2", plain(), b"rubbish"])
+async def test_a_connection_on_which_more_comes_is_not_used_again(more: bytes) -> None:
+    leg = Leg()
+    leg.read(plain(b"{}") + more)
+    assert leg.client.written.endswith(b"\r\n\r\n{}")
+    assert leg.released == []
+    assert leg.pod.aborted
+    idle = Leg()
+    idle.read(plain(b"{}"))
+    idle.read(more)
+    assert idle.client.written.endswith(b"\r\n\r\n{}")
+    assert idle.pod.aborted
+
+
+async def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
+    for body in (b"", b"{}"):
+        leg = Leg()
+        leg.connection.head_only = True
+        leg.read(plain(b"{}").removesuffix(b"{}") + body)
+        assert leg.exchange.ending is Ending.COMPLETE
+        assert leg.client.written.endswith(b"content-length: 2\r\nx-request-id: id-1\r\n\r\n")
+        assert leg.pod.aborted
+    await asyncio.sleep(0)
+
+
+async def test_an_answer_that_is_given_up_before_its_first_byte_is_for_another_pod() -> None:
+    leg = Leg()
+    leg.clock.advance(7.0)
+    leg.answer.check(leg.clock.now())
+    assert not leg.answer.done.done()
+    leg.given_up = "the pod is gone"
+    leg.answer.check(leg.clock.now())
+    error = leg.answer.done.result()
+    assert isinstance(error, UpstreamFailed)
+    assert (leg.client.written, leg.pod.aborted) == (b"", True)
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_a_stream_that_is_given_up_ends_with_an_error_event() -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD + event("first"))
+    leg.answer.check(1.0)
+    leg.given_up = "the pod is gone"
+    leg.clock.advance(9.0)
+    leg.answer.check(9.0)
+    assert leg.asked == [1.0]
+    assert b"error" in leg.client.written
+    assert b"[DONE]" not in leg.client.written
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_while_bytes_flow_nobody_asks_whether_to_give_up() -> None:
+    leg = Leg()
+    leg.given_up = "the pod is gone"
+    leg.read(SSE_HEAD)
+    for second in range(20):
+        leg.read(event(str(second)))
+        leg.answer.check(float(second))
+    assert leg.asked == []
+    leg.read(END)
+    assert leg.exchange.ending is Ending.COMPLETE
+
+
+async def test_a_client_that_does_not_read_and_an_upload_that_is_not_over_are_not_silence_of_the_pod() -> None:
+    for hold in ("reading", "upload"):
+        leg = Leg()
+        leg.given_up = "the pod is gone"
+        if hold == "reading":
+            leg.answer.paused = True
+        else:
+            leg.connection.request_sent = False
+        for second in range(20):
+            leg.answer.check(float(second))
+        assert leg.asked == []

@@ -1,0 +1,209 @@
+"""Answers of pods that are for the next stage: gathered, with the client's headers and nothing for the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from proxy.core.clock import ManualClock, SystemClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed, UpstreamTimedOut
+from proxy.core.exchange import Ending, Exchange, Usage
+from proxy.core.ports import Call, Clock, Relay
+from proxy.core.request import InferenceRequest
+from proxy.http import collected
+from proxy.http.upstream.errors import Disconnected, Garbled
+from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
+from tests.helpers.waiting import PATIENCE
+from tests.wire.http.test_failures import breaking_off, nobody, silent
+
+ANSWER = b'{"kv_transfer_params":{"remote_engine_id":"e"},"usage":{"prompt_tokens":9,"completion_tokens":1}}'
+
+
+@dataclass
+class Collecting:
+    """What a gateway does that asks one pod first, and passes on what the other one says."""
+
+    first: Endpoint
+    second: Endpoint
+    seconds: float = 5.0
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    exchange: Exchange | None = None
+    body: bytes | None = None
+    error: BaseException | None = None
+
+    async def serve(self, call: Call, relay: Relay) -> None:
+        request = InferenceRequest(call.id, call.path, "m", body=b'{"max_tokens":1}', headers=call.headers)
+        self.exchange = exchange = self._leg(request, self.first)
+        exchange.upstream_headers += self.headers
+        try:
+            self.body = await relay.collect(exchange, self.seconds)
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, UpstreamFailed):
+                raise
+        try:
+            await relay.relay(self._leg(request, self.second))
+        except UpstreamFailed as error:
+            raise BadGateway("nobody answered") from error
+
+    def _leg(self, request: InferenceRequest, pod: Endpoint) -> Exchange:
+        return Exchange(request, Decision(pod), pod, 0, SystemClock().now())
+
+
+@asynccontextmanager
+async def collecting(
+    first: Pod | Endpoint,
+    seconds: float = 5.0,
+    headers: tuple[tuple[str, str], ...] = (),
+    clock: Clock | None = None,
+) -> AsyncIterator[tuple[Rig, Collecting]]:
+    endpoint = first.endpoint if isinstance(first, Pod) else first
+    async with Pod(answering(plain(b'{"second":1}'))) as second, rig(second, clock=clock) as port:
+        gateway = Collecting(endpoint, second.endpoint, seconds, list(headers))
+        port.gateway.serve = gateway.serve  # type: ignore[method-assign]
+        yield port, gateway
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        plain(ANSWER),
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        + chunk(ANSWER[:30])
+        + chunk(ANSWER[30:])
+        + b"0\r\n\r\n",
+    ],
+)
+async def test_the_answer_is_gathered_and_the_client_gets_only_the_next_one(raw: bytes) -> None:
+    async with Pod(answering(raw)) as pod, collecting(pod) as (port, gateway):
+        seen = await port.ask(post())
+        assert seen.json() == {"second": 1}
+        assert gateway.body == ANSWER
+        assert gateway.exchange is not None
+        assert gateway.exchange.ending is Ending.COMPLETE
+        assert gateway.exchange.status == 200
+        assert gateway.exchange.usage == Usage(9, 1)
+
+
+async def test_the_pod_gets_the_clients_headers_and_the_bytes_that_were_made_for_it() -> None:
+    async with Pod(answering(plain(ANSWER))) as pod, collecting(pod) as (port, _):
+        await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "authorization: Bearer k", "x-request-id: r-7"))
+        (received,) = pod.requests
+        assert received.all(b"authorization") == [b"Bearer k"]
+        assert received.all(b"x-request-id") == [b"r-7"]
+        assert received.all(b"content-length") == [b"16"]
+
+
+async def test_another_id_takes_the_place_of_the_clients() -> None:
+    headers = (("x-request-id", "___prefill_addr_p___r-7"),)
+    async with Pod(answering(plain(ANSWER))) as pod, collecting(pod, headers=headers) as (port, _):
+        await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "x-request-id: r-7"))
+        (received,) = pod.requests
+        assert received.all(b"x-request-id") == [b"___prefill_addr_p___r-7"]
+
+
+async def test_a_request_that_the_pod_rejects_is_no_failure_of_the_pod_and_its_error_is_returned() -> None:
+    fault = plain(b'{"error":{}}').replace(b"200 OK", b"400 Bad Request")
+    async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post())
+        assert (gateway.body, gateway.error) == (b'{"error":{}}', None)
+        assert gateway.exchange is not None
+        assert (gateway.exchange.status, gateway.exchange.ending) == (400, Ending.COMPLETE)
+
+
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable", b"500 Oh"])
+async def test_a_pod_that_declines_says_with_what(status: bytes) -> None:
+    async with Pod(answering(plain(b"busy").replace(b"200 OK", status))) as pod, collecting(pod) as (port, gateway):
+        seen = await port.ask(post())
+        assert seen.json() == {"second": 1}
+        assert isinstance(gateway.error, Declined)
+        assert gateway.error.status == int(status[:3])
+        assert gateway.exchange is not None
+        assert gateway.exchange.ending is Ending.UPSTREAM_FAILED
+
+
+async def test_what_goes_wrong_is_said_as_it_is_of_any_leg() -> None:
+    async with collecting(nobody()) as (port, gateway):
+        await port.ask(post())
+        assert isinstance(gateway.error, ConnectFailed)
+    async with Pod(breaking_off(plain(ANSWER)[:-9])) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post())
+        assert isinstance(gateway.error, Disconnected)
+    async with Pod(answering(b"nonsense\r\n\r\n")) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post())
+        assert isinstance(gateway.error, Garbled)
+    switched = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    async with Pod(answering(switched)) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post())
+        assert isinstance(gateway.error, Garbled)
+
+
+async def test_an_answer_that_is_too_long_for_a_token_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collected, "LARGEST", 1000)
+
+    async def endless(request: Received) -> None:
+        await request.body()
+        await request.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", *[b"x" * 999] * 3, pause=0.01)
+        await request.gone()
+
+    async with Pod(endless) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post())
+        assert isinstance(gateway.error, Garbled)
+
+
+async def test_a_pod_that_does_not_answer_in_time_sees_the_request_leave() -> None:
+    left = asyncio.Event()
+
+    async def slow(request: Received) -> None:
+        await silent(request)
+        left.set()
+
+    async with Pod(slow) as pod, collecting(pod, seconds=0.05) as (port, gateway):
+        seen = await port.ask(post())
+        assert seen.json() == {"second": 1}
+        assert isinstance(gateway.error, UpstreamTimedOut)
+        assert gateway.exchange is not None
+        assert gateway.exchange.ending is Ending.TIMED_OUT
+        await asyncio.wait_for(left.wait(), PATIENCE)
+
+
+async def test_a_client_that_leaves_takes_the_request_with_it_and_the_next_pod_gets_none() -> None:
+    began, left = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Received) -> None:
+        await request.body()
+        began.set()
+        await request.gone()
+        left.set()
+
+    async with Pod(slow) as pod, collecting(pod) as (port, gateway):
+        async with port.client() as client:
+            client.send(post())
+            await asyncio.wait_for(began.wait(), PATIENCE)
+            client.leave()
+            await asyncio.wait_for(left.wait(), PATIENCE)
+        await port.until_ended()
+        assert gateway.exchange is not None
+        assert gateway.exchange.ending is Ending.CLIENT_GONE
+        assert gateway.body is None
+
+
+async def test_a_used_connection_that_was_just_closing_costs_nothing() -> None:
+    async def once(request: Received) -> None:
+        if request.connection == 1 and len(pod.requests) == 2:
+            request.break_off()
+            return
+        await request.body()
+        await request.send(plain(ANSWER))
+
+    async with Pod(once) as pod, collecting(pod, clock=ManualClock()) as (port, gateway):
+        await port.ask(post())
+        await port.ask(post())
+        assert gateway.error is None
+        assert pod.connections == 2

@@ -1,0 +1,185 @@
+"""Streams of which it has to be known what their clients have, whatever the reads of the pod's connection are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import CutShort, KvlaneError
+from proxy.core.exchange import Ending, Exchange
+from proxy.core.request import InferenceRequest, Naming, changed
+from proxy.http import continued
+from proxy.http.continued import Story, kind_of_continued
+from proxy.http.framing import chunk
+from tests.helpers.http.messages import reads
+from tests.helpers.http.support import CHAT, SSE_HEAD, Seen, understand
+from tests.helpers.http.wire import Leg
+from tests.wire.http.test_without_usage import answer
+
+MANY = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+BODY = b'{"messages":[{"role":"user","content":"Hello"}],"stream":true}'
+WANTED = BODY[:-1] + b',"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
+"""By a client that takes all that its engine says."""
+
+ANSWER = answer(["One", " two", '"quoted"', "\n\n", " é", ""])
+EVENTS, PLAIN = ANSWER.asked, ANSWER.plain
+END = b"0\r\n\r\n"
+
+
+class Continued(Leg):
+    """The same with an answer that may go on."""
+
+    def __init__(self, speaks_11: bool, asks_usage: bool = False, asked: str = "m", body: bytes = BODY) -> None:
+        super().__init__(speaks_11, asks_usage=asks_usage, asked=asked)
+        call = cast(Any, self.answer)._call
+        self.exchange.request = changed(self.exchange.request, body=body)
+        kind = kind_of_continued(call, self.exchange, ["m"])
+        assert kind is not None
+        self.answer = kind(call, self.exchange, self.rim, self.connection)
+        self.connection.send(self.answer, b"POST", b"")
+        self.story: Story = call.story
+
+    @property
+    def error(self) -> KvlaneError | None:
+        return self.answer.done.result()
+
+    def seen(self) -> Seen:
+        return understand(self.client.written)
+
+
+def cut(pieces: list[bytes], speaks_11: bool = True, **kind: Any) -> Continued:
+    async def played() -> Continued:
+        leg = Continued(speaks_11, **kind)
+        for piece in pieces:
+            leg.read(piece)
+        leg.end(ConnectionResetError())
+        return leg
+
+    return asyncio.run(played())
+
+
+@MANY
+@given(st.data(), st.booleans(), st.sampled_from(["aligned", "any", "none"]), st.sampled_from([BODY, WANTED]))
+def test_what_is_known_to_have_gone_out_is_what_has(
+    data: st.DataObject, speaks_11: bool, chunks: str, wanted: bytes
+) -> None:
+    body = b"".join(EVENTS)
+    head = SSE_HEAD
+    if chunks == "aligned":
+        raw = b"".join(map(chunk, EVENTS))
+    elif chunks == "any":
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(body) - 1), max_size=8)))
+        raw = b"".join(chunk(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
+    else:
+        head, raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b""), body
+    kept = data.draw(st.integers(0, len(raw)))
+    leg = cut(data.draw(reads(head + raw[:kept])), speaks_11, body=wanted)
+    if not leg.client.written:
+        assert not isinstance(leg.error, CutShort)
+        return
+    assert isinstance(leg.error, CutShort)
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    leg.story.end(cast(Any, leg.answer)._call)
+    sent, mark, _ = leg.seen().body.rpartition(b'data: {"error"')
+    assert mark
+    whole = EVENTS if wanted is WANTED else PLAIN
+    assert sent in [b"".join(events[:count]) for events in (EVENTS, whole) for count in range(len(events) + 1)]
+    texts = ["One", " two", '"quoted"', "\n\n", " é", ""]
+    said = "".join(texts[: sent.count(b'"content"')])
+    assert leg.story.partial.settled() == said
+
+
+def test_paced_events_pass_as_they_come() -> None:
+    async def played() -> None:
+        leg = Continued(True, body=WANTED)
+        leg.read(SSE_HEAD)
+        for event in EVENTS:
+            before = leg.client.written
+            leg.read(chunk(event))
+            assert leg.client.written.removeprefix(before).endswith(chunk(event))
+        leg.read(END)
+        assert leg.exchange.ending is Ending.COMPLETE
+        assert leg.seen().body == b"".join(EVENTS)
+        assert leg.story.partial.settled() == 'One two"quoted"\n\n é'
+
+    asyncio.run(played())
+
+
+def counted(event: bytes, prompt: int, completion: int) -> bytes:
+    """As vLLM says it where it is asked for."""
+    usage = b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
+    return event.replace(b"]", b"]" + usage % (prompt, prompt + completion, completion))
+
+
+@pytest.mark.parametrize("asks_usage", [False, True])
+def test_counts_that_were_asked_for_are_read_and_taken_out(asks_usage: bool) -> None:
+    said = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n'
+    first, second = counted(said, 5, 3), counted(said, 5, 6)
+    leg = cut([SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage)
+    assert isinstance(leg.error, CutShort)
+    leg.story.end(cast(Any, leg.answer)._call)
+    assert leg.seen().body.startswith(said + said + b'data: {"error"')
+    assert (leg.story.partial.prompt, leg.story.partial.shown) == (5, 6)
+
+
+def test_counts_that_the_client_wants_too_stay() -> None:
+    said = counted(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n', 5, 3)
+    leg = cut([SSE_HEAD, chunk(said), b"nonsense"], body=WANTED)
+    assert leg.exchange.request.body == WANTED
+    leg.story.end(cast(Any, leg.answer)._call)
+    assert leg.seen().body.startswith(said + b'data: {"error"')
+    assert leg.story.partial.shown == 3
+
+
+def test_a_pod_that_is_asked_after_another_has_failed_is_asked_the_same() -> None:
+    async def asked_twice() -> None:
+        leg = Continued(True)
+        call, before = cast(Any, leg.answer)._call, leg.exchange.request
+        assert b"continuous_usage_stats" in before.body
+        assert before.asks_usage
+        assert kind_of_continued(call, leg.exchange, ["m"]) is not None
+        assert leg.exchange.request.body == before.body
+        assert call.story is not leg.story
+        assert call.story.counted.takes_counts
+
+    asyncio.run(asked_twice())
+
+
+def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes out in parts then, and the answer cannot go on."""
+    monkeypatch.setattr(continued, "LARGEST_EVENT", 1000)
+    leg = cut([SSE_HEAD, chunk(EVENTS[0]), chunk(b"data: " + b"x" * 1000), chunk(b"y" * 500)], body=WANTED)
+    assert leg.error is None
+    body = leg.seen().body
+    assert body.startswith(EVENTS[0] + b"data: " + b"x" * 1000)
+    assert b'\n\ndata: {"error"' in body
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stream": False},
+        {"model": "n"},
+        {"path": "/v1/messages"},
+        {"path": "/v1/responses"},
+        {"body": BODY[:-1] + b',"n":2}'},
+    ],
+    ids=str,
+)
+def test_most_answers_are_not_kept(changes: dict[str, Any]) -> None:
+    class Call:
+        answered = 0
+        upload = story = None
+
+    request = InferenceRequest("1", CHAT, "m", body=BODY, stream=True, naming=Naming("m"))
+    pod = Endpoint("pod")
+    for asked, is_kept in ((request, True), (changed(request, **changes), False)):
+        exchange = Exchange(asked, Decision(pod), pod, 0, 0.0)
+        assert (kind_of_continued(cast(Any, Call()), exchange, ["m"]) is not None) is is_kept
+        assert (exchange.request is not asked) is is_kept

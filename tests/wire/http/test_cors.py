@@ -1,0 +1,81 @@
+"""Pages of other sites: what browsers are told that they may."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.exchange import Ending
+from proxy.http.settings import CorsSettings, Security
+from tests.helpers.http.support import CHAT, Pod, Seen, answering, plain, post, rig
+
+PAGE = "https://chat.example"
+OTHER = "https://evil.example"
+
+
+def allowing(*origins: str) -> Security:
+    return Security(cors=CorsSettings(origins))
+
+
+def question(origin: str, *fields: str) -> bytes:
+    lines = "\r\n".join((f"origin: {origin}", "access-control-request-method: POST", *fields))
+    return f"OPTIONS {CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{lines}\r\n\r\n".encode()
+
+
+def allowed(seen: Seen) -> list[str]:
+    return seen.all("access-control-allow-origin")
+
+
+OPEN_POD = plain(extra=b"access-control-allow-origin: *\r\nAccess-Control-Allow-Credentials: true\r\n")
+
+
+async def test_unless_it_is_configured_no_page_may_read_an_answer_whatever_the_pod_says() -> None:
+    async with Pod(answering(OPEN_POD)) as pod, rig(pod) as port:
+        seen = await port.ask(post(CHAT, b"{}", f"origin: {PAGE}"))
+        assert seen.status == 200
+        assert not [name for name, _ in seen.headers if name.lower().startswith("access-control-")]
+        assert (await port.ask(question(PAGE))).status == 405
+
+
+async def test_a_page_that_is_allowed_is_told_so_with_every_answer() -> None:
+    async with Pod(answering(OPEN_POD)) as pod, rig(pod, security=allowing(PAGE)) as port:
+        for request in (post(CHAT, b"{}", f"origin: {PAGE}"), post("/nowhere", b"{}", f"origin: {PAGE}")):
+            seen = await port.ask(request)
+            assert (allowed(seen), seen.all("vary")) == ([PAGE], ["origin"])
+            assert seen.all("access-control-allow-credentials") == []
+        assert not [line for line in pod.requests[0].headers if line[0].startswith(b"access-control")]
+
+
+async def test_another_page_and_a_client_that_is_none_are_told_nothing() -> None:
+    async with Pod(answering(OPEN_POD)) as pod, rig(pod, security=allowing(PAGE)) as port:
+        for fields in ((), (f"origin: {OTHER}",)):
+            seen = await port.ask(post(CHAT, b"{}", *fields))
+            assert (seen.status, allowed(seen)) == (200, [])
+        assert allowed(await port.ask(question(OTHER))) == []
+
+
+async def test_a_browser_that_asks_first_is_answered_without_a_pod() -> None:
+    async with rig(security=allowing(PAGE)) as port:
+        seen = await port.ask(question(PAGE, "access-control-request-headers: authorization, content-type"))
+        assert (seen.status, allowed(seen)) == (200, [PAGE])
+        assert seen.all("access-control-allow-headers") == ["authorization, content-type"]
+        assert "POST" in seen.all("access-control-allow-methods")[0]
+        ended = await port.until_ended()
+        assert (ended.status, ended.outcome) == (200, Ending.COMPLETE)
+        assert port.gateway.calls == []
+
+
+async def test_names_that_are_none_are_not_repeated() -> None:
+    async with rig(security=allowing(PAGE)) as port:
+        seen = await port.ask(question(PAGE, "access-control-request-headers: a b"))
+        assert seen.all("access-control-allow-headers") == []
+
+
+async def test_every_page_may_where_it_says_so() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod, security=allowing("*")) as port:
+        assert allowed(await port.ask(post(CHAT, b"{}", f"origin: {OTHER}"))) == ["*"]
+
+
+@pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://*.example/x", "", "null"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match="origins"):
+        CorsSettings((origin,))

@@ -1,0 +1,300 @@
+"""Pods that refuse, die, talk nonsense or fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Reason
+from proxy.core.exchange import Ending
+from tests.helpers.http.support import (
+    CHAT,
+    SSE_HEAD,
+    STREAMED,
+    Pod,
+    Received,
+    Script,
+    answering,
+    chunk,
+    event,
+    plain,
+    post,
+    rig,
+    timeouts,
+)
+from tests.helpers.ports import free_port
+
+
+def breaking_off(*pieces: bytes) -> Script:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(*pieces, pause=0.01)
+        request.break_off()
+
+    return script
+
+
+async def silent(request: Received) -> None:
+    await request.body()
+    await request.gone()
+
+
+def nobody() -> Endpoint:
+    return Endpoint("gone", f"http://127.0.0.1:{free_port()}")
+
+
+async def test_a_pod_that_refuses_leaves_the_request_to_the_next() -> None:
+    async with Pod(answering(plain())) as pod, rig(nobody(), pod) as port:
+        seen = await port.ask(post())
+        assert seen.status == 200
+        assert [exchange.ending for exchange in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+
+
+async def test_a_name_that_does_not_resolve_and_a_url_that_is_none_are_failures_to_connect() -> None:
+    async with rig(Endpoint("a", "http://kvlane.invalid:1"), Endpoint("b", "unix:/x")) as port:
+        seen = await port.ask(post())
+    assert seen.status == 502
+    assert seen.json()["error"]["code"] == "upstream_failed"
+
+
+async def test_a_connection_that_does_not_come_about_in_time_is_given_up() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port_number = full.getsockname()[1]
+        filling = [socket.socket() for _ in range(4)]
+        try:
+            for each in filling:
+                each.setblocking(False)
+                each.connect_ex(("127.0.0.1", port_number))
+            async with rig(Endpoint("full", f"http://127.0.0.1:{port_number}"), timeouts=timeouts(connect=0.1)) as port:
+                seen = await port.ask(post())
+                assert seen.status == 502
+                assert port.exchange.ending is Ending.UPSTREAM_FAILED
+        finally:
+            for each in filling:
+                each.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"not http at all\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nx",
+        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000,
+        SSE_HEAD + b"zz\r\n",
+    ],
+)
+async def test_a_pod_without_a_usable_answer_leaves_the_request_to_the_next(answer: bytes) -> None:
+    async with Pod(breaking_off(answer)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
+        seen = await port.ask(post())
+    assert (seen.status, seen.ending) == (200, "complete")
+
+
+async def test_a_head_without_end_is_not_collected_for_ever() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000)
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod) as port:
+        assert (await port.ask(post())).status == 502
+
+
+async def test_when_no_pod_answers_the_client_is_told_in_the_shape_of_the_api() -> None:
+    async with Pod(breaking_off()) as pod, rig(pod) as port:
+        seen = await port.ask(post("/v1/messages"))
+        ended = await port.until_ended()
+    assert seen.status == 502
+    assert seen.json()["type"] == "error"
+    assert seen.all("x-kvlane-reason") == ["upstream-failed"]
+    assert (ended.status, ended.outcome) == (502, Reason.UPSTREAM_FAILED)
+
+
+async def test_a_cut_answer_in_one_piece_ends_without_the_rest() -> None:
+    cut = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this"
+    async with Pod(breaking_off(cut)) as pod, rig(pod, pod) as port:
+        seen = await port.ask(post(close=False))
+        assert port.exchange.ending is Ending.UPSTREAM_FAILED
+        assert len(port.gateway.exchanges) == 1
+    assert seen.ending in ("cut", "reset")
+
+
+async def test_a_cut_answer_in_chunks_ends_without_a_last_chunk() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with Pod(breaking_off(head, chunk(b"[1,"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(close=False))
+    assert seen.ending in ("cut", "reset")
+    assert not seen.raw.endswith(b"0\r\n\r\n")
+
+
+async def test_a_cut_answer_to_an_old_client_ends_with_a_reset() -> None:
+    """It reads up to the end of the connection, so an orderly close would look whole."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with Pod(breaking_off(head, chunk(b"[1,"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(version="1.0"))
+    assert seen.ending == "reset"
+
+
+async def test_a_cut_stream_ends_with_an_error_event() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+        ended = await port.until_ended()
+    first, error, rest = seen.body.split(b"\n\n")
+    assert (first, rest) == (b"data: 1", b"")
+    assert error.startswith(b'data: {"error":')
+    assert b"[DONE]" not in seen.body
+    assert seen.ending == "complete"
+    assert (ended.status, ended.outcome) == (200, Ending.UPSTREAM_FAILED)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        (CHAT, b'data: {"error":{"message":"The pod stopped answering; this answer is incomplete.",'),
+        ("/v1/completions", b'data: {"error":{"message":"The pod stopped answering; this answer is incomplete.",'),
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"The pod '),
+        ("/v1/responses", b'event: error\ndata: {"type":"error","code":"server_error","message":"The pod '),
+    ],
+)
+async def test_the_error_event_is_worded_as_the_api_words_it(path: str, error: bytes, version: str) -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(path, STREAMED, version=version))
+        ended = await port.until_ended()
+    assert seen.body.startswith(b"data: 1\n\n" + error)
+    assert seen.body.endswith(b"}\n\n")
+    assert seen.body.count(b"\n\n") == 2
+    assert (seen.ending, ended.outcome) == ("complete", Ending.UPSTREAM_FAILED)
+
+
+async def test_half_an_event_is_closed_by_a_blank_line_before_the_error() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"), chunk(b"data: ha"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+    assert seen.body.startswith(b'data: 1\n\ndata: ha\n\ndata: {"error"')
+
+
+async def test_half_a_chunk_of_a_stream_is_not_sent() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"), event("never seen")[:10])) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+    assert b"nev" not in seen.body
+    assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
+
+
+async def test_the_request_behind_a_cut_stream_is_served_on_the_same_connection() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED, close=False) + post(body=STREAMED))
+    assert seen.raw.count(b"HTTP/1.1 200 ") == seen.raw.count(b'data: {"error":') == 2
+
+
+async def test_a_cut_stream_to_an_old_client_ends_with_an_error_event_too() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED, version="1.0"))
+    assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_compressed_stream_that_is_cut_can_only_be_aborted(version: str) -> None:
+    head = SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
+    async with Pod(breaking_off(head, chunk(b"\x1f\x8b"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED, version=version))
+        ended = await port.until_ended()
+    assert seen.ending == "reset" if version == "1.0" else seen.ending in ("cut", "reset")
+    assert not seen.raw.endswith(b"0\r\n\r\n")
+    assert ended.outcome is Ending.UPSTREAM_FAILED
+
+
+async def test_a_stream_that_never_begins_is_timed_out_and_the_pod_let_go() -> None:
+    async with Pod(silent) as pod, rig(pod, timeouts=timeouts(first_byte=0.1)) as port:
+        seen = await port.ask(post(body=STREAMED))
+        ended = await port.until_ended()
+    assert seen.status == 504
+    assert port.exchange.ending is Ending.TIMED_OUT
+    assert ended.outcome is Reason.UPSTREAM_TIMED_OUT
+
+
+async def test_a_head_is_not_yet_a_first_byte() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD)
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod, timeouts=timeouts(first_byte=0.1)) as port:
+        seen = await port.ask(post(body=STREAMED))
+        assert port.exchange.ending is Ending.TIMED_OUT
+    assert seen.status == 504
+
+
+async def test_a_stream_that_stalls_ends_with_an_error_event() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, event("1"))
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod, timeouts=timeouts(idle=0.1)) as port:
+        seen = await port.ask(post(body=STREAMED))
+        assert port.exchange.ending is Ending.TIMED_OUT
+    assert b'"error"' in seen.body
+
+
+async def test_a_slow_stream_that_moves_is_left_alone() -> None:
+    events = [event(str(n)) for n in range(8)]
+    async with (
+        Pod(answering(SSE_HEAD, *events, b"0\r\n\r\n", pause=0.05)) as pod,
+        rig(pod, timeouts=timeouts(idle=0.2)) as port,
+    ):
+        seen = await port.ask(post(body=STREAMED))
+        assert port.exchange.ending is Ending.COMPLETE
+    assert seen.ending == "complete"
+
+
+async def test_an_answer_in_one_piece_is_bounded_by_the_whole_request_only() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await asyncio.sleep(0.3)
+        await request.send(plain())
+
+    patience = timeouts(first_byte=0.05, idle=0.05)
+    async with Pod(script) as pod, rig(pod, timeouts=patience) as port:
+        assert (await port.ask(post())).status == 200
+    async with Pod(silent) as pod, rig(pod, timeouts=timeouts(request=0.1)) as port:
+        assert (await port.ask(post())).status == 504
+
+
+async def test_a_gateway_that_breaks_is_a_500_and_the_next_request_is_served() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
+        port.gateway.crash = RuntimeError("boom")
+        client.send(post(close=False))
+        assert b" 500 " in await client.answer()
+        port.gateway.crash = None
+        client.send(post(CHAT, close=False))
+        assert b" 200 " in await client.answer()
+
+
+ABORTED = b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}],"usage":{"completion_tokens":0}}'
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        plain(ABORTED),
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        + chunk(ABORTED)
+        + b"0\r\n\r\n",
+        SSE_HEAD + chunk(b"data: " + ABORTED + b"\n\n") + event("[DONE]") + b"0\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_the_engine_aborted_as_it_stops_is_asked_of_another_pod(raw: bytes) -> None:
+    async with Pod(answering(raw)) as stopping, Pod(answering(plain())) as pod, rig(stopping, pod) as port:
+        seen = await port.ask(post())
+        assert seen.body == b'{"ok":true}'
+        assert [each.ending for each in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+        await port.ask(post())
+        assert stopping.connections == (1 if raw == plain(ABORTED) else stopping.connections)

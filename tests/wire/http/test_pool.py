@@ -1,0 +1,322 @@
+"""Connections to pods: kept, reused, found broken, and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, update
+from proxy.core.errors import UpstreamFailed
+from proxy.core.exchange import Ending
+from proxy.http.head import AnswerHead
+from proxy.http.upstream.connection import Connection
+from proxy.http.upstream.errors import Disconnected
+from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool
+from tests.helpers.http.support import Pod, Received, Script, answering, plain, post, rig
+from tests.helpers.waiting import until
+
+
+async def keep(pod: Pod, pool: UpstreamPool, count: int = 1) -> list[Connection]:
+    """Idle connections, as if answers had ended on them."""
+    connections = [await pool.connect(pool.pods[pod.endpoint.url]) for _ in range(count)]
+    for connection in connections:
+        connection._release(connection)
+    return connections
+
+
+async def test_requests_share_connections_and_parallel_ones_do_not() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await asyncio.sleep(0.05)
+        await request.send(plain())
+
+    async with Pod(script) as pod, rig(pod) as port:
+        await port.ask(post())
+        await port.ask(post())
+        assert pod.connections == 1
+        await asyncio.gather(*(port.ask(post()) for _ in range(3)))
+        assert pod.connections == 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        plain(extra=b"connection: close\r\n"),
+        plain().replace(b"HTTP/1.1", b"HTTP/1.0"),
+        plain() + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        plain() + b"rubbish",
+    ],
+)
+async def test_a_connection_that_cannot_be_trusted_is_not_used_again(answer: bytes) -> None:
+    async with Pod(answering(answer)) as pod, rig(pod) as port:
+        for _ in range(2):
+            assert (await port.ask(post())).body == b'{"ok":true}'
+        assert pod.connections == 2
+
+
+async def test_a_kept_connection_that_dies_under_a_request_is_replaced_once_by_a_fresh_one() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        if request.connection == 1 and len(pod.requests) > 1:
+            request.break_off()
+            return
+        await request.send(plain())
+
+    async with Pod(script) as pod, rig(pod, clock=ManualClock()) as port:
+        for _ in range(2):
+            assert (await port.ask(post())).status == 200
+        assert pod.connections == 2
+        assert len(port.gateway.exchanges) == 2
+        assert port.exchange.ending is Ending.COMPLETE
+
+
+def breaking_off_kept_ones(clock: ManualClock, seconds: float = 0.0) -> Script:
+    """Breaks off, so many seconds after it came, what is not the first request of its connection."""
+    seen: set[asyncio.StreamWriter] = set()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        if request.writer in seen:
+            clock.advance(seconds)
+            request.break_off()
+            return
+        seen.add(request.writer)
+        await request.send(plain())
+
+    return script
+
+
+async def test_a_pod_that_hangs_up_on_a_kept_connection_after_a_while_has_had_the_request() -> None:
+    clock = ManualClock()
+    async with Pod(breaking_off_kept_ones(clock, 0.02)) as pod, rig(pod, clock=clock) as port:
+        assert (await port.ask(post())).status == 200
+        assert (await port.ask(post())).status == 502
+        assert (len(pod.requests), pod.connections) == (2, 1)
+
+
+async def test_a_request_meets_a_connection_that_was_just_closing_only_once() -> None:
+    clock = ManualClock()
+
+    async def busy_once(request: Received) -> None:
+        """Its first connection is kept, and then found closing; on the second one the pod hangs up."""
+        await request.body()
+        if request.connection == 1 and len(first.requests) == 1:
+            await request.send(plain())
+        else:
+            request.break_off()
+
+    second_script = breaking_off_kept_ones(clock)
+    async with Pod(busy_once) as first, Pod(second_script) as second, rig(first, second, clock=clock) as port:
+        assert (await port.ask(post())).status == 200
+        port.gateway.pods = [second.endpoint]
+        assert (await port.ask(post())).status == 200
+        port.gateway.pods = [first.endpoint, second.endpoint]
+        assert (await port.ask(post())).status == 502
+        assert (len(first.requests), len(second.requests)) == (3, 2)
+
+
+async def test_a_pod_that_is_gone_when_its_kept_connection_breaks_has_had_the_request() -> None:
+    clock = ManualClock()
+
+    async def dies(request: Received) -> None:
+        await request.body()
+        if len(pod.requests) == 1:
+            await request.send(plain())
+        else:
+            pod.close()
+            request.break_off()
+
+    async with Pod(dies) as pod, rig(pod, clock=clock) as port:
+        assert (await port.ask(post())).status == 200
+        assert (await port.ask(post())).status == 502
+        assert isinstance(port.gateway.failure, Disconnected)
+
+
+async def test_a_fresh_connection_that_dies_is_a_failure_of_the_pod() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        request.break_off()
+
+    async with Pod(script) as pod, rig(pod) as port:
+        assert (await port.ask(post())).status == 502
+        assert len(pod.requests) == 1
+
+
+async def test_a_kept_connection_that_dies_after_a_byte_is_a_failure_of_the_pod() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        if len(pod.requests) > 1:
+            await request.send(b"HTTP/1.1 2")
+            request.break_off()
+        else:
+            await request.send(plain())
+
+    async with Pod(script) as pod, rig(pod) as port:
+        await port.ask(post())
+        assert (await port.ask(post())).status == 502
+        assert len(pod.requests) == 2
+
+
+async def test_what_the_pod_closed_while_idle_is_noticed() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port:
+        await port.ask(post())
+        pod.requests[0].writer.transport.abort()
+        await asyncio.sleep(0.02)
+        assert port.server.pool.pods[pod.endpoint.url].take() is None
+
+
+class FullClient:
+    """Takes an answer, and its buffer is full when the last of it comes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.head: AnswerHead | None = None
+
+    def begin(self, head: AnswerHead) -> None: ...
+
+    def received(self, raw: bytes) -> None:
+        raise AssertionError("the answer comes in one read")
+
+    def finished(self, raw: bytes, exact: bool) -> None:
+        self._connection.pause_reading()
+
+    def upgraded(self, rest: bytes) -> None: ...
+
+    def broke(self, error: Exception) -> None: ...
+
+    def failed(self, error: UpstreamFailed) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+async def test_a_connection_whose_answer_ended_while_paused_is_read_again() -> None:
+    pool = UpstreamPool(1.0, ManualClock())
+    async with Pod(answering(plain())) as pod:
+        connection = await pool.connect(pool.pods[pod.endpoint.url])
+        connection.send(FullClient(connection), b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", b"")
+        await until(lambda: pool.pods[pod.endpoint.url].take() is connection)
+        assert connection.transport.is_reading()
+        pool.forget(pod.endpoint)
+        connection.abort()
+
+
+async def test_a_pod_that_speaks_unasked_loses_the_connection() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port:
+        await port.ask(post())
+        pod.requests[0].writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.sleep(0.02)
+        assert port.server.pool.pods[pod.endpoint.url].take() is None
+
+
+async def test_what_was_idle_for_long_is_closed() -> None:
+    clock = ManualClock(100.0)
+    pool = UpstreamPool(1.0, clock)
+    async with Pod(answering(plain())) as pod:
+        (old,) = await keep(pod, pool)
+        clock.advance(IDLE_LIMIT / 2)
+        (fresh,) = await keep(pod, pool)
+        clock.advance(IDLE_LIMIT / 2)
+        pool.reap()
+        assert old.transport.is_closing()
+        assert pool.pods[pod.endpoint.url].take() is fresh
+        fresh._release(fresh)
+        clock.advance(IDLE_LIMIT)
+        assert pool.pods[pod.endpoint.url].take() is None
+        assert fresh.transport.is_closing()
+
+
+async def test_a_forgotten_pods_connections_close_now_or_when_they_come_back() -> None:
+    pool = UpstreamPool(1.0, ManualClock())
+    async with Pod(answering(plain())) as pod:
+        idle, busy = await keep(pod, pool, 2)
+        assert pool.pods[pod.endpoint.url].take() is busy
+        pool.forget(pod.endpoint)
+        pool.forget(pod.endpoint)
+        assert idle.transport.is_closing()
+        assert not busy.transport.is_closing()
+        busy._release(busy)
+        assert busy.transport.is_closing()
+        assert pool.pods[pod.endpoint.url].take() is None
+
+
+async def test_a_pod_that_nobody_asks_for_any_more_is_dropped_and_known_again() -> None:
+    pool = UpstreamPool(1.0, ManualClock())
+    async with Pod(answering(plain())) as pod:
+        (busy,) = await keep(pod, pool)
+        assert pool.pods[pod.endpoint.url].take() is busy
+        for _ in range(QUIET_LOOKS + 1):
+            assert pod.endpoint.url in pool.pods
+            pool.reap()
+        assert not pool.pods
+        assert not busy.transport.is_closing()
+        busy._release(busy)
+        assert busy.transport.is_closing()
+        assert pool.pods[pod.endpoint.url].take() is None
+
+
+def test_addresses_are_read_from_urls() -> None:
+    assert Address.of("http://vllm-0:8000") == Address("vllm-0", 8000, False, b"vllm-0:8000", b"")
+    assert Address.of("https://a.example/base/") == Address("a.example", 443, True, b"a.example", b"/base")
+    assert Address.of("http://[::1]:80") == Address("::1", 80, False, b"[::1]:80", b"")
+    assert Address.of("http://user:pw@host") == Address("host", 80, False, b"host", b"")
+    for wrong in ("", "vllm-0:8000", "ftp://a", "http://", "http://a:port"):
+        with pytest.raises(ValueError):
+            Address.of(wrong)
+
+
+async def test_an_endpoint_that_moved_is_reached_where_it_is() -> None:
+    async with Pod(answering(plain(b"old"))) as old, Pod(answering(plain(b"new"))) as new, rig(old.endpoint) as port:
+        assert (await port.ask(post())).body == b"old"
+        update(old.endpoint, url=new.endpoint.url)
+        assert (await port.ask(post())).body == b"new"
+        assert (old.connections, new.connections) == (1, 1)
+
+
+async def test_a_pod_on_ipv6_is_reached() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(plain())
+        writer.close()
+        await writer.wait_closed()
+
+    try:
+        server = await asyncio.start_server(serve, "::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    endpoint = Endpoint("six", f"http://[::1]:{server.sockets[0].getsockname()[1]}")
+    async with server, rig(endpoint) as port:
+        assert (await port.ask(post(body=b"{}"))).status == 200
+
+
+@pytest.mark.parametrize(("trusted", "status"), [(True, 200), (False, 502)])
+async def test_a_pod_behind_https_is_reached_if_its_certificate_is_trusted(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool, status: int
+) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with Pod(answering(plain()), context) as pod, rig(pod) as port:
+        for _ in range(2):
+            assert (await port.ask(post())).status == status
+        assert len(pod.requests) == (2 if trusted else 0)
+        assert not trusted or pod.connections == 1
+
+
+async def test_a_pod_that_answers_without_reading_the_request_is_not_given_another_on_that_connection() -> None:
+    async def script(request: Received) -> None:
+        await request.send(plain(b"no").replace(b"200 OK", b"429 Busy"))
+        if request.connection == 1:
+            await asyncio.sleep(30)
+
+    large = b'{"x":"' + b"y" * 16_000_000 + b'"}'
+    async with Pod(script) as pod, rig(pod) as port:
+        assert (await port.ask(post(body=large))).status == 429
+        assert (await port.ask(post(body=b""))).status == 429
+        assert pod.connections == 2

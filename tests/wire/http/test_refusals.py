@@ -1,0 +1,241 @@
+"""Pods that decline, by status or with the first event under a head that says 200: nothing of that goes out, and
+another pod is asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.core.errors import Declined
+from proxy.core.exchange import Ending
+from proxy.http.framing import HELD_LIMIT
+from proxy.openai.first_event import LONGEST
+from tests.helpers.http.messages import Message, messages, reads
+from tests.helpers.http.support import (
+    SSE_HEAD,
+    STREAMED,
+    Pod,
+    Received,
+    answering,
+    chunk,
+    event,
+    plain,
+    post,
+    rig,
+    timeouts,
+)
+from tests.helpers.http.wire import Leg, play
+
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+END = b"0\r\n\r\n"
+BUSY = event('{"error": {"message": "busy", "type": "Service Unavailable", "param": null, "code": 503}}')
+DECLINED = SSE_HEAD + BUSY + event("[DONE]") + END
+FAULT = SSE_HEAD + event('{"error": {"message": "too long", "type": "BadRequestError", "code": 400}}') + END
+GOOD = SSE_HEAD + event("1") + event("[DONE]") + END
+
+
+@pytest.mark.parametrize("cut", range(1, len(DECLINED)))
+async def test_wherever_a_refusal_is_cut_nothing_of_it_reaches_the_client(cut: int) -> None:
+    leg = Leg(others=True)
+    leg.read(DECLINED[:cut])
+    leg.read(DECLINED[cut:])
+    error = leg.answer.done.result()
+    assert isinstance(error, Declined)
+    assert (error.status, error.text) == (503, "busy")
+    assert leg.client.written == b""
+    assert leg.first_bytes == []
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.exchange.status is None
+
+
+@MANY
+@given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["whole", "closed", "closes"]))
+def test_in_any_reads_and_framings_a_refusal_is_one(
+    data: st.DataObject, speaks_11: bool, asks_usage: bool, kind: str
+) -> None:
+    raw = DECLINED
+    if kind == "closed":
+        raw = SSE_HEAD + BUSY
+    elif kind == "closes":
+        raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"") + b'data: {"error":{"code":503}}'
+    ending = "open" if kind == "whole" else "closed"
+    outcome = play(data.draw(reads(raw)), ending, speaks_11, asks_usage=asks_usage, others=True)
+    assert isinstance(outcome.error, Declined)
+    assert outcome.raw == b""
+
+
+@MANY
+@given(st.data(), st.sampled_from([GOOD, FAULT]), st.booleans())
+def test_any_other_answer_is_passed_from_its_first_event_on(data: st.DataObject, raw: bytes, speaks_11: bool) -> None:
+    whole = play([raw], "open", speaks_11)
+    assert whole.exchange.ending is Ending.COMPLETE
+    assert play(data.draw(reads(raw)), "open", speaks_11, others=True).raw == whole.raw
+
+
+async def test_a_refusal_that_is_whole_costs_no_connection() -> None:
+    leg = Leg(others=True)
+    leg.read(DECLINED)
+    assert leg.released == [leg.connection]
+    assert (leg.connection.meter.pieces, leg.connection.meter.marks, leg.connection.meter.tail) == ([], [], b"")
+    other = Leg(others=True)
+    other.read(SSE_HEAD + BUSY)
+    assert other.pod.aborted
+
+
+async def test_a_refusal_that_nobody_takes_is_for_the_client() -> None:
+    leg = Leg()
+    leg.read(DECLINED)
+    assert leg.client.written.partition(b"\r\n\r\n")[2] == DECLINED.removeprefix(SSE_HEAD)
+    assert leg.exchange.ending is Ending.COMPLETE
+
+
+async def test_only_so_much_is_waited_for() -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD)
+    piece = chunk(b"data: " + b"x" * 1000)
+    for _ in range(LONGEST // 1006):
+        leg.read(piece)
+        assert leg.client.written == b""
+    leg.read(piece)
+    assert leg.client.written.endswith(piece * (LONGEST // 1006 + 1))
+    assert len(leg.first_bytes) == 1
+
+
+REASON = b'{"error":{"message":"cannot schedule new futures after shutdown","code":503}}'
+LEAVING = b"HTTP/1.1 503 Gone\r\nRetry-After: 7\r\ncontent-length: %d\r\n\r\n%b" % (len(REASON), REASON)
+
+
+@pytest.mark.parametrize("cut", range(1, len(LEAVING)))
+async def test_wherever_an_answer_of_such_a_status_is_cut_nothing_of_it_reaches_the_client(cut: int) -> None:
+    leg = Leg(others=True)
+    leg.read(LEAVING[:cut])
+    leg.read(LEAVING[cut:])
+    error = leg.answer.done.result()
+    assert isinstance(error, Declined)
+    assert (error.status, error.retry_after, error.text) == (503, 7.0, REASON.decode())
+    assert leg.client.written == b""
+    assert leg.first_bytes == []
+    assert leg.released == [leg.connection]
+    assert leg.connection.meter.pieces == []
+
+
+@MANY
+@given(st.data(), messages(), st.booleans(), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n"]))
+def test_what_is_declined_depends_on_the_status_alone_and_nothing_else_changes(
+    data: st.DataObject, message: Message, speaks_11: bool, more: bytes
+) -> None:
+    raw = message.raw + (b"" if message.closes else more)
+    ending = "closed" if message.closes else "open"
+    alone = play([raw], ending, speaks_11)
+    beside = play(data.draw(reads(raw)), ending, speaks_11, others=True)
+    if alone.exchange.status == 500:
+        assert isinstance(beside.error, Declined)
+        assert beside.raw == b""
+        beside = play(data.draw(reads(raw)), ending, speaks_11)
+    assert beside.error is None
+    assert beside.exchange.ending is Ending.COMPLETE
+    assert (beside.seen().status, beside.seen().body) == (alone.seen().status, message.body)
+
+
+async def test_a_long_answer_of_such_a_status_is_not_kept_for_its_reason() -> None:
+    head = b"HTTP/1.1 500 Oops\r\ncontent-length: 1000000\r\n\r\n"
+    leg = Leg(others=True)
+    leg.read(head + b"x" * LONGEST)
+    assert not leg.answer.done.done()
+    leg.read(b"x")
+    assert isinstance(leg.answer.done.result(), Declined)
+    assert leg.pod.aborted
+    alone = Leg()
+    alone.read(head + b"x" * LONGEST)
+    alone.read(b"x" * (1000000 - LONGEST))
+    assert alone.client.written.endswith(b"\r\n\r\n" + b"x" * 1000000)
+
+
+async def test_the_answer_to_a_head_request_can_be_a_refusal_too() -> None:
+    for others in (True, False):
+        leg = Leg(others=others)
+        leg.connection.head_only = True
+        leg.read(LEAVING.removesuffix(REASON))
+        assert isinstance(leg.answer.done.result(), Declined) is others
+        assert (b" 503 " in leg.client.written) is not others
+
+
+async def test_framing_without_a_body_is_not_kept_without_end() -> None:
+    leg = Leg(others=True)
+    leg.read(SSE_HEAD)
+    piece = b"1;" + b"x" * 1000 + b"\r\na\r\n"
+    for _ in range(HELD_LIMIT // len(piece) + 1):
+        leg.read(piece)
+    assert leg.client.written.endswith(piece)
+
+
+async def test_who_is_asked_last_answers_the_client_whatever_it_says() -> None:
+    async with Pod(answering(LEAVING)) as first, Pod(answering(LEAVING)) as last, rig(first, last) as port:
+        seen = await port.ask(post())
+        assert len(port.gateway.exchanges) == 2
+        assert port.exchange.status == 503
+    assert (seen.status, seen.body, seen.all("retry-after")) == (503, REASON, ["7"])
+
+
+async def test_a_pod_that_dies_before_its_first_event_leaves_the_request_to_the_next() -> None:
+    async def dying(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, event("half")[:9], pause=0.01)
+        request.break_off()
+
+    async with Pod(dying) as bad, Pod(answering(GOOD)) as good, rig(bad, good) as port:
+        seen = await port.ask(post(body=STREAMED))
+        assert [each.ending for each in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+    assert (seen.status, seen.body) == (200, b"data: 1\n\ndata: [DONE]\n\n")
+
+
+async def test_a_status_by_which_a_pod_declines_sends_the_request_to_another() -> None:
+    async with Pod(answering(LEAVING)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
+        seen = await port.ask(post())
+        assert port.exchange.endpoint is good.endpoint
+    assert (seen.status, seen.json()) == (200, {"ok": True})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_request_that_one_pod_declines_is_answered_by_another(path: str, version: str) -> None:
+    said = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"x"}}\n\n'
+    refusal = SSE_HEAD + chunk(said) + END if path == "/v1/messages" else DECLINED
+    pieces = [refusal[at : at + 40] for at in range(0, len(refusal), 40)]
+    async with Pod(answering(*pieces, pause=0.001)) as bad, Pod(answering(GOOD)) as good, rig(bad, good) as port:
+        seen = await port.ask(post(path, STREAMED, version=version))
+        assert len(port.first_bytes) == 1
+        assert port.exchange.endpoint is good.endpoint
+    assert (seen.status, seen.body, seen.ending) == (200, b"data: 1\n\ndata: [DONE]\n\n", "complete")
+
+
+async def test_a_head_without_an_event_is_timed_out_as_an_answer_that_has_not_begun() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, b"5\r\ndata:")
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod, timeouts=timeouts(first_byte=0.1)) as port:
+        seen = await port.ask(post(body=STREAMED))
+    assert seen.status == 504
+
+
+async def test_a_client_that_leaves_before_the_first_event_takes_the_pods_request_with_it() -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD)
+        await request.gone()
+        gone.set()
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(post(body=STREAMED))
+        await asyncio.sleep(0.05)
+        client.leave()
+        async with asyncio.timeout(5):
+            await gone.wait()
+        assert (await port.until_ended()).outcome is Ending.CLIENT_GONE

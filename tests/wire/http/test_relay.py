@@ -1,0 +1,259 @@
+"""What a client and a pod see of each other through the relay."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.core.exchange import Ending, Usage
+from tests.helpers.http.support import (
+    CHAT,
+    SSE_HEAD,
+    STREAMED,
+    Pod,
+    Received,
+    answering,
+    chunk,
+    event,
+    plain,
+    post,
+    rig,
+)
+from tests.helpers.waiting import until
+
+
+async def test_an_answer_in_one_piece_passes_unchanged() -> None:
+    async with Pod(answering(plain(b'{"a":1}'))) as pod, rig(pod) as port:
+        seen = await port.ask(post())
+    assert (seen.status, seen.body, seen.ending) == (200, b'{"a":1}', "complete")
+    assert seen.all("content-type") == ["application/json"]
+    assert seen.all("content-length") == ["7"]
+
+
+async def test_a_stream_passes_with_its_own_chunks() -> None:
+    pieces = (SSE_HEAD, event("1"), event("2"), event("[DONE]"), b"0\r\n\r\n")
+    async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+        exchange = port.exchange
+    assert seen.raw.partition(b"\r\n\r\n")[2] == b"".join(pieces[1:])
+    assert seen.ending == "complete"
+    assert exchange.ending is Ending.COMPLETE
+    assert exchange.chunks == 3
+    assert exchange.response_bytes == len(seen.body)
+
+
+async def test_events_arrive_as_they_are_sent_and_not_at_the_end() -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, event("first"))
+        await go_on.wait()
+        await request.send(event("second"), b"0\r\n\r\n")
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(post(body=STREAMED))
+        await client.until(b"data: first\n\n")
+        go_on.set()
+        seen = await client.until(b"0\r\n\r\n")
+    assert b"second" in seen
+
+
+async def test_whole_chunks_do_not_wait_for_the_rest_of_a_read() -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        second = event("second")
+        await request.send(SSE_HEAD, event("first") + second[:7])
+        await go_on.wait()
+        await request.send(second[7:], b"0\r\n\r\n")
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(post(body=STREAMED))
+        await client.until(b"data: first\n\n\r\n")
+        go_on.set()
+        await client.until(b"data: second\n\n\r\n0\r\n\r\n")
+
+
+async def test_the_head_of_a_stream_comes_with_its_first_event_and_another_one_before_the_body() -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        if request.line.startswith(b"POST /v1/embeddings"):
+            await request.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        else:
+            await request.send(SSE_HEAD + event("1")[:-3])
+        await go_on.wait()
+        await request.send(event("1")[-3:] if b"chat" in request.line else b"", b"0\r\n\r\n")
+
+    async with Pod(script) as pod, rig(pod) as port:
+        async with port.client() as client:
+            client.send(post("/v1/embeddings"))
+            assert b" 200 OK" in await client.until(b"\r\n\r\n")
+            assert port.first_bytes == []
+        async with port.client() as client:
+            client.send(post(body=STREAMED))
+            await until(lambda: len(pod.requests) == 2)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.reader.read(1)
+            assert port.first_bytes == []
+            go_on.set()
+            assert b" 200 OK" in await client.until(event("1") + b"0\r\n\r\n")
+            assert len(port.first_bytes) == 1
+
+
+async def test_what_the_exchange_tells_of_an_answer() -> None:
+    usage = b'{"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
+    async with Pod(answering(plain(usage))) as pod, rig(pod) as port:
+        await port.ask(post())
+        exchange = port.exchange
+        ended = await port.until_ended()
+        assert port.first_bytes == [exchange]
+    assert exchange.status == 200
+    assert exchange.usage == Usage(7, 3)
+    assert exchange.response_bytes == len(usage)
+    assert exchange.first_byte_at is not None
+    assert exchange.last_byte_at is not None
+    assert exchange.first_byte_at <= exchange.last_byte_at
+    assert (ended.status, ended.outcome, ended.exchange) == (200, Ending.COMPLETE, exchange)
+
+
+async def test_usage_is_found_where_reads_cut_through_it() -> None:
+    last = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n'
+    pieces = (SSE_HEAD, event("x"), chunk(last[:30]), chunk(last[30:]), event("[DONE]"), b"0\r\n\r\n")
+    async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
+        await port.ask(post(body=STREAMED))
+        assert port.exchange.usage == Usage(5, 2)
+
+
+async def test_the_id_of_a_stored_response_is_found_at_its_beginning() -> None:
+    body = b'{"id":"resp_123","object":"response"}' + b" " * 100_000
+    async with Pod(answering(plain(body))) as pod, rig(pod) as port:
+        await port.ask(post("/v1/responses"))
+        assert port.exchange.response_id == "resp_123"
+        await port.ask(post(CHAT))
+        assert port.exchange.response_id is None
+
+
+async def test_errors_of_the_pod_are_relayed_untouched() -> None:
+    error = b'{"error":{"message":"too long","code":400}}'
+    answer = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    async with Pod(answering(answer % (len(error), error))) as pod, rig(pod) as port:
+        seen = await port.ask(post())
+        assert (seen.status, seen.body) == (400, error)
+        assert port.exchange.status == 400
+        assert not port.exchange.succeeded
+
+
+async def test_a_body_that_ends_with_the_connection_is_chunked_for_the_client() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(b"HTTP/1.0 200 OK\r\nserver: old\r\n\r\nhello ", b"world", pause=0.01)
+        request.break_off()
+
+    async with Pod(script) as pod, rig(pod) as port:
+        seen = await port.ask(post())
+        assert port.exchange.ending is Ending.COMPLETE
+    assert (seen.status, seen.body, seen.ending) == (200, b"hello world", "complete")
+    assert seen.all("transfer-encoding") == ["chunked"]
+
+
+async def test_trailers_are_dropped() -> None:
+    pieces = (SSE_HEAD, event("1"), b"0\r\nx-checksum: 1\r\n\r\n")
+    async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+    assert seen.raw.endswith(event("1") + b"0\r\n\r\n")
+
+
+async def test_informational_answers_are_not_passed_on() -> None:
+    early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+    async with Pod(answering(early + plain())) as pod, rig(pod) as port:
+        seen = await port.ask(post())
+    assert seen.raw.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert seen.all("link") == []
+
+
+async def test_answers_without_a_body_end_with_their_head() -> None:
+    for status in (204, 304):
+        answer = b"HTTP/1.1 %d X\r\netag: 1\r\n\r\n" % status
+        async with Pod(answering(answer)) as pod, rig(pod) as port, port.client() as client:
+            client.send(post(close=False))
+            await client.until(b"\r\n\r\n")
+            client.send(post(close=False))
+            assert b"%d X" % status in await client.until(b"\r\n\r\n")
+            assert pod.connections == 1
+
+
+async def test_an_empty_answer_counts_as_a_first_byte() -> None:
+    async with Pod(answering(plain(b""))) as pod, rig(pod) as port:
+        seen = await port.ask(post())
+        assert port.first_bytes == [port.exchange]
+    assert (seen.body, seen.ending) == (b"", "complete")
+
+
+async def test_an_encoded_body_stays_encoded() -> None:
+    async with Pod(answering(plain(b"\x1f\x8bnot really", b"content-encoding: gzip\r\n"))) as pod, rig(pod) as port:
+        seen = await port.ask(post(CHAT, b"{}", "accept-encoding: gzip"))
+        assert pod.requests[0].all(b"accept-encoding") == [b"gzip"]
+    assert seen.all("content-encoding") == ["gzip"]
+    assert seen.body == b"\x1f\x8bnot really"
+
+
+async def test_the_body_goes_up_byte_for_byte() -> None:
+    bodies: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    sent = [b'{"model": "m",  "x":"\xc3\xa9"}', b'{"model":"m","pad":"' + b"x" * 3_000_000 + b'"}']
+    async with Pod(script) as pod, rig(pod) as port:
+        for body in sent:
+            await port.ask(post(CHAT, body))
+    assert bodies == sent
+
+
+async def test_a_chunked_request_goes_up_with_its_length() -> None:
+    bodies: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        assert request.all(b"content-length") == [b"13"]
+        assert request.all(b"transfer-encoding") == []
+        bodies.append(await request.body())
+        await request.send(plain())
+
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n".encode()
+    async with Pod(script) as pod, rig(pod) as port:
+        seen = await port.ask(head + chunk(b'{"model":') + chunk(b'"m"}') + b"0\r\n\r\n")
+    assert seen.status == 200
+    assert bodies == [b'{"model":"m"}']
+
+
+async def test_an_http_10_client_gets_the_bare_body_and_a_close() -> None:
+    pieces = (SSE_HEAD, event("1"), event("2"), b"0\r\n\r\n")
+    async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED, version="1.0"))
+    assert seen.body == b"data: 1\n\ndata: 2\n\n"
+    assert seen.all("transfer-encoding") == []
+    assert seen.all("connection") == ["close"]
+
+
+async def test_an_http_10_client_that_keeps_its_connection_is_told_so() -> None:
+    async with Pod(answering(plain())) as pod, rig(pod) as port, port.client() as client:
+        for _ in range(2):
+            client.send(post(CHAT, b"{}", "connection: keep-alive", close=False, version="1.0"))
+            assert b"connection: keep-alive\r\n" in await client.answer()
+
+
+async def test_a_chunk_larger_than_what_is_held_is_split_and_whole_at_the_end() -> None:
+    large = b"data: " + b"x" * 300_000 + b"\n\n"
+    raw = SSE_HEAD + chunk(large) + event("after") + b"0\r\n\r\n"
+    pieces = [raw[i : i + 50_000] for i in range(0, len(raw), 50_000)]
+    async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+    assert seen.body == large + b"data: after\n\n"
+    assert seen.ending == "complete"

@@ -1,0 +1,125 @@
+"""Answers in which the model is called what the client called it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.core.exchange import Ending, Usage
+from proxy.http import rewritten
+from proxy.http.framing import chunk
+from tests.helpers.http.messages import reads
+from tests.helpers.http.support import SSE_HEAD
+from tests.helpers.http.wire import play
+from tests.wire.http.test_without_usage import Answer, answer
+
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ASKED = "org/gpt-4o"
+END = b"0\r\n\r\n"
+JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-engine: yes\r\n\r\n%b"
+WHOLE = {"id": "1", "model": "m", "choices": [{"text": '"model":"m"', "tool": {"model": "m"}}]}
+
+
+def body_of(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def said(events: tuple[bytes, ...]) -> bytes:
+    return b"".join(events).replace(b'"model":"m"', b'"model":"%b"' % ASKED.encode())
+
+
+def streamed(events: tuple[bytes, ...], last: bytes = END) -> bytes:
+    return SSE_HEAD + b"".join(map(chunk, events)) + last
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_a_whole_answer_has_the_asked_name_and_the_length_that_goes_with_it(size: int) -> None:
+    body = body_of({**WHOLE, "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+    raw = JSON % (len(body), body)
+    outcome = play([raw[at : at + size] for at in range(0, len(raw), size)], "open", asked=ASKED)
+    seen = outcome.seen()
+    assert seen.body == body.replace(b'"id":"1","model":"m"', b'"id":"1","model":"org/gpt-4o"')
+    assert b"x-engine: yes" in outcome.raw
+    assert outcome.exchange.ending is Ending.COMPLETE
+    assert outcome.exchange.usage == Usage(7, 3)
+    assert outcome.reused
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        JSON % (2, b"[]"),
+        JSON % (0, b""),
+        JSON.replace(b"application/json", b"audio/wav") % (13, b'{"model":"m"}'),
+        JSON.replace(b"200 OK", b"400 Bad Request") % (15, b'{"error":"no m"}'[:15]),
+        JSON.replace(b"x-engine: yes", b"content-encoding: gzip")
+        % (len(gzip.compress(b'{"model":"m"}', mtime=0)), gzip.compress(b'{"model":"m"}', mtime=0)),
+    ],
+)
+def test_what_names_no_model_passes_as_it_is(raw: bytes) -> None:
+    assert play([raw], "open", asked=ASKED).raw == play([raw], "open").raw
+
+
+def test_a_large_answer_passes_with_the_pods_name_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewritten, "LARGEST", 1000)
+    body = body_of({**WHOLE, "data": "x" * 3000})
+    raw = JSON % (len(body), body)
+    pieces = [raw[at : at + 500] for at in range(0, len(raw), 500)]
+    begun = play(pieces[:4], "open", asked=ASKED)
+    assert b'"model":"m"' in begun.raw
+    assert play(pieces, "open", asked=ASKED).seen().body == body
+
+
+def test_an_answer_that_breaks_off_before_its_end_can_be_asked_of_another_pod() -> None:
+    body = body_of(WHOLE)
+    outcome = play([(JSON % (len(body), body))[:-5]], "closed", asked=ASKED)
+    assert outcome.raw == b""
+    assert outcome.error is not None
+
+
+TEXTS = st.lists(st.sampled_from(["x", "", '"model":"m"', "data: [DONE]\n\n", "é"]), max_size=5)
+
+
+@MANY
+@given(st.builds(answer, TEXTS), st.data(), st.booleans(), st.booleans())
+def test_every_event_has_the_asked_name(made: Answer, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
+    raw = streamed(made.asked if asks else made.plain)
+    outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, asked=ASKED)
+    assert outcome.seen().body == said(made.plain)
+    assert outcome.exchange.ending is Ending.COMPLETE
+
+
+@MANY
+@given(st.builds(answer, TEXTS, st.none()), st.data(), st.booleans(), st.sampled_from(["closed", "reset"]))
+def test_a_stream_that_is_cut_ends_with_an_error_after_whole_events(
+    made: Answer, data: st.DataObject, asks: bool, ending: str
+) -> None:
+    raw = streamed(made.asked if asks else made.plain, last=b"")
+    at = data.draw(st.integers(len(SSE_HEAD) + 1, len(raw)))
+    outcome = play(data.draw(reads(raw[:at])), ending, asks_usage=asks, asked=ASKED)
+    if outcome.error is not None:
+        assert outcome.raw == b""
+        return
+    events = [event for event in outcome.seen().body.split(b"\n\n") if event]
+    assert "error" in json.loads(events[-1].removeprefix(b"data: "))
+    assert said(made.plain).startswith(b"".join(event + b"\n\n" for event in events[:-1]))
+
+
+def test_an_event_without_end_is_passed_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewritten, "LARGEST_EVENT", 100)
+    events = (b"data: {}\n\n", b'data: {"model":"m","x":"%b' % (b"x" * 200), b'y"}\n\n', b"data: [DONE]\n\n")
+    outcome = play([streamed(events[:2], last=b"")], "open", asked=ASKED)
+    assert b'"model":"org/gpt-4o"' in outcome.raw
+    assert play([streamed(events)], "open", asked=ASKED).seen().body == said(events)
+
+
+def test_json_of_unknown_length_is_renamed_at_its_end() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b'{"model": "m", "x": 1}'
+    outcome = play([head, chunk(body[:5]), chunk(body[5:]) + END], "open", asked=ASKED)
+    assert outcome.seen().body == body.replace(b'"m"', b'"org/gpt-4o"')

@@ -1,0 +1,196 @@
+"""Clients that do not read what is sent to them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from proxy.core.exchange import Ending
+from proxy.core.units import Duration
+from proxy.http.admin_server import AdminServer
+from proxy.http.hung_up import HungUp
+from proxy.http.settings import Admin, ServerTls
+from tests.helpers.http.authority import Authority, client_context
+from tests.helpers.http.support import (
+    ROOM,
+    SSE_HEAD,
+    STREAMED,
+    Client,
+    Pod,
+    Received,
+    Rig,
+    answering,
+    connection_of,
+    event,
+    plain,
+    post,
+    rig,
+    small,
+)
+from tests.helpers.waiting import PATIENCE, until
+from tests.wire.http.test_tunnel import SWITCHED, UPGRADE
+
+LARGE = 32 * 2**20
+"""Bytes; more than the kernel holds for a client with a small receive buffer."""
+
+SHORT = Duration(0.3)
+
+
+def stop_reading(client: Client) -> None:
+    client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def unread(port: Rig) -> AsyncIterator[Client]:
+    async with port.client(ROOM) as client:
+        stop_reading(client)
+        yield client
+
+
+class Endless:
+    """Sends until the other side leaves."""
+
+    def __init__(self, head: bytes, piece: bytes) -> None:
+        self.head, self.piece = head, piece
+        self.left = asyncio.Event()
+
+    async def __call__(self, request: Received) -> None:
+        try:
+            await request.send(self.head)
+            while True:
+                await request.send(self.piece)
+        except ConnectionError:
+            self.left.set()
+            raise
+
+
+@pytest.mark.parametrize(
+    ("asked", "head", "piece"),
+    [
+        (post(body=STREAMED), SSE_HEAD, event("x" * 8000)),
+        (post(), b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n", b"x" * 8000),
+        (post(), b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", b"x" * 8000),
+        (UPGRADE, SWITCHED, b"x" * 8000),
+    ],
+    ids=["stream", "sized", "until close", "tunnel"],
+)
+async def test_a_client_that_stops_reading_loses_its_request(asked: bytes, head: bytes, piece: bytes) -> None:
+    script = Endless(head, piece)
+    async with Pod(script) as pod, rig(pod, send_timeout=SHORT) as port, unread(port) as client:
+        client.send(asked)
+        ended = await port.until_ended()
+        assert ended.outcome is Ending.CLIENT_GONE
+        assert port.hung_up == {HungUp.SEND_TIMEOUT: 1}
+        await asyncio.wait_for(script.left.wait(), PATIENCE)
+        await until(lambda: not port.server._clients.connections)
+
+
+async def test_a_client_over_tls_that_stops_reading_loses_its_request(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "one")
+    script = Endless(SSE_HEAD, event("x" * 8000))
+    tls = ServerTls(str(authority.issue("kvlane")))
+    async with Pod(script) as pod, rig(pod, send_timeout=SHORT, tls=tls) as port:
+        sock = small()
+        sock.connect(("127.0.0.1", port.server.port))
+        reader, writer = await asyncio.open_connection(
+            sock=sock, ssl=client_context(authority.file), server_hostname="127.0.0.1"
+        )
+        stop_reading(Client(reader, writer))
+        writer.write(post(body=STREAMED))
+        assert (await port.until_ended()).outcome is Ending.CLIENT_GONE
+        await asyncio.wait_for(script.left.wait(), PATIENCE)
+        writer.transport.abort()
+
+
+async def test_a_client_that_reads_slowly_stays() -> None:
+    """It takes three times `sendTimeout` for what it takes before it reads on."""
+    async with Pod(answering(plain(b"x" * LARGE))) as pod, rig(pod, send_timeout=SHORT) as port:
+        with small(ROOM) as sock:
+            sock.connect(("127.0.0.1", port.server.port))
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(sock, post(close=False))
+            await until(lambda: bool(port.gateway.exchanges) and connection_of(port).writing_paused)
+            read = 0
+            for _ in range(12):
+                await asyncio.sleep(SHORT / 4)
+                read += len(await loop.sock_recv(sock, ROOM))
+            assert read < LARGE / 4
+            while read < LARGE:
+                piece = await loop.sock_recv(sock, 2**20)
+                assert piece
+                read += len(piece)
+            assert (await port.until_ended()).outcome is Ending.COMPLETE
+    assert port.hung_up == {}
+
+
+async def test_clients_that_pipeline_and_never_read_make_room_for_others() -> None:
+    path = b"/" + b"a" * 4000
+    asked = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n" % path * 3000
+    async with rig(max_connections=2, send_timeout=SHORT) as port, unread(port) as one, unread(port) as other:
+        for client in (one, other):
+            client.send(asked)
+        await until(lambda: len(port.server._clients.connections) == 2)
+        await until(lambda: port.hung_up[HungUp.SEND_TIMEOUT] == 2)
+        await until(lambda: not port.server._clients.connections)
+        assert (await port.ask(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).status == 200
+
+
+@pytest.mark.parametrize("close", [False, True])
+async def test_a_little_that_is_never_read_ends_its_connection_too(close: bool) -> None:
+    """Less than pauses writing, after the end of its request."""
+    async with (
+        Pod(answering(plain(b"x" * 60_000))) as pod,
+        rig(pod, send_timeout=SHORT) as port,
+        port.client(4096) as one,
+    ):
+        stop_reading(one)
+        await until(lambda: bool(port.server._clients.connections))
+        (connection,) = port.server._clients.connections
+        connection.socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        one.send(post(close=close))
+        assert (await port.until_ended()).outcome is Ending.COMPLETE
+        assert 0 < connection.socket.get_write_buffer_size() < 60_000
+        assert not connection.writing_paused
+        await until(lambda: not port.server._clients.connections)
+        assert port.hung_up == {HungUp.SEND_TIMEOUT: 1}
+
+
+async def test_a_client_that_reads_nothing_between_requests_has_no_longer_than_keep_alive() -> None:
+    async with Pod(answering(plain(b"x" * LARGE))) as pod, rig(pod, keep_alive=SHORT) as port, unread(port) as client:
+        client.send(post(close=False))
+        await port.until_ended()
+        await until(lambda: not port.server._clients.connections)
+
+
+async def test_a_reader_of_the_admin_port_that_stops_reading_is_cut() -> None:
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * LARGE)
+
+    async def feed(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 100_000)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/feed", feed)
+    async with AdminServer(Admin(port=0), app, SHORT) as server:
+        for asked in (b"GET /metrics", b"GET /feed"):
+            with small(ROOM) as sock:
+                sock.connect(("127.0.0.1", server.port))
+                sock.sendall(asked + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+                handlers = server._runner.server
+                assert handlers is not None
+                await until(lambda: bool(handlers.connections))  # noqa: B023
+                await until(lambda: not handlers.connections)  # noqa: B023
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}/metrics") as answer:
+            assert len(await answer.read()) == LARGE

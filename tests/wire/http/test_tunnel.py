@@ -1,0 +1,127 @@
+"""WebSockets: after the upgrade, bytes go both ways as they come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.core.exchange import Ending
+from tests.helpers.http.support import ROOM, Pod, Received, plain, rig, timeouts
+from tests.helpers.waiting import PATIENCE, until
+
+UPGRADE = (
+    b"GET /v1/realtime?model=m HTTP/1.1\r\nhost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+SWITCHED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n"
+)
+
+
+async def echo(request: Received) -> None:
+    await request.send(SWITCHED + b"hello ")
+    while data := await request.reader.read(65536):
+        await request.send(data)
+    request.break_off()
+
+
+async def test_bytes_go_both_ways_from_the_first_one() -> None:
+    async with Pod(echo) as pod, rig(pod) as port, port.client() as client:
+        client.send(UPGRADE + b"early ")
+        head = await client.until(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
+        assert b"connection: Upgrade\r\nupgrade: websocket\r\n" in head
+        assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in head
+        await client.until(b"hello early ")
+        client.send(b"\x81\x05later")
+        await client.until(b"later")
+        assert pod.requests[0].line == b"GET /v1/realtime?model=m HTTP/1.1"
+        assert pod.requests[0].all(b"sec-websocket-key") == [b"dGhlIHNhbXBsZSBub25jZQ=="]
+        assert pod.requests[0].all(b"upgrade") == [b"websocket"]
+
+
+async def test_a_pod_that_hangs_up_ends_the_tunnel() -> None:
+    async def script(request: Received) -> None:
+        await request.send(SWITCHED, b"bye")
+        request.break_off()
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(UPGRADE)
+        assert (await client.until_closed("GET")).raw.endswith(b"bye")
+        await port.until_ended()
+        assert port.exchange.ending is Ending.COMPLETE
+        assert port.exchange.status == 101
+
+
+async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.send(SWITCHED)
+        await request.gone()
+        gone.set()
+
+    async with Pod(script) as pod, rig(pod) as port:
+        async with port.client() as client:
+            client.send(UPGRADE)
+            await client.until(b"\r\n\r\n")
+        await asyncio.wait_for(gone.wait(), PATIENCE)
+        await port.until_ended()
+        assert port.exchange.ending is Ending.CLIENT_GONE
+
+
+async def test_a_refused_upgrade_is_an_ordinary_answer() -> None:
+    async def script(request: Received) -> None:
+        await request.send(plain(b"no").replace(b"200 OK", b"403 Forbidden"))
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        for _ in range(2):
+            client.send(UPGRADE)
+            assert (await client.answer()).startswith(b"HTTP/1.1 403 Forbidden\r\n")
+
+
+async def test_neither_side_is_read_faster_than_the_other_reads() -> None:
+    sent = 0
+
+    async def script(request: Received) -> None:
+        nonlocal sent
+        await request.send(SWITCHED)
+        while sent < 64 * 2**20:
+            await request.send(b"x" * 65536)
+            sent += 65536
+
+    async with Pod(script) as pod, rig(pod) as port, port.client(ROOM) as client:
+        client.send(UPGRADE)
+        await client.until(b"\r\n\r\n")
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        seen = -1
+        while seen != sent:
+            seen = sent
+            await asyncio.sleep(0.2)
+        assert sent < 64 * 2**20
+
+
+async def test_a_pod_that_does_not_read_stops_the_client() -> None:
+    async def script(request: Received) -> None:
+        await request.send(SWITCHED)
+        await asyncio.sleep(30)
+
+    async with Pod(script, room=ROOM) as pod, rig(pod) as port, port.client() as client:
+        client.send(UPGRADE)
+        await client.until(b"\r\n\r\n")
+        client.send(b"x" * 64 * 2**20)
+        left = -1
+        while left != client.writer.transport.get_write_buffer_size():
+            left = client.writer.transport.get_write_buffer_size()
+            await asyncio.sleep(0.2)
+        assert left > 2**20
+        await until(lambda: len(pod.requests) == 1)
+
+
+async def test_a_tunnel_may_last_longer_than_a_request() -> None:
+    async with Pod(echo) as pod, rig(pod, timeouts=timeouts(request=0.1)) as port, port.client() as client:
+        client.send(UPGRADE)
+        await client.until(b"hello ")
+        await asyncio.sleep(0.4)
+        client.send(b"still here")
+        await client.until(b"still here")

@@ -1,0 +1,136 @@
+"""Streams that a pod, or a proxy before it, ends in good order before the answer has."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from proxy.core.errors import CutShort, UpstreamFailed
+from proxy.core.exchange import Ending
+from proxy.openai.observe import is_cut
+from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
+from tests.helpers.http.wire import Leg
+from tests.wire.http.test_continued import Continued
+from tests.wire.http.test_without_usage import answer
+
+TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
+LAST = TOKEN.replace(b"null", b'"stop"')
+DONE = b"data: [DONE]\n\n"
+END = b"0\r\n\r\n"
+UNSIZED = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
+EVENTS = answer(["One", " two", " three"]).asked
+
+
+def played(leg_of: Any, *pieces: bytes, closes: bool = False) -> tuple[Leg, Seen]:
+    async def play() -> Leg:
+        leg: Leg = leg_of()
+        for piece in pieces:
+            leg.read(piece)
+        if closes:
+            leg.end()
+        return leg
+
+    leg = asyncio.run(play())
+    return leg, understand(leg.client.written)
+
+
+@pytest.mark.parametrize("speaks_11", [True, False])
+@pytest.mark.parametrize("asks_usage", [False, True])
+@pytest.mark.parametrize("asked", ["m", "alias"])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_stream_that_says_it_is_not_finished_ends_with_an_error(
+    speaks_11: bool, asks_usage: bool, asked: str, together: bool
+) -> None:
+    pieces = [SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1])]
+    pieces = [*pieces[:-1], pieces[-1] + END] if together else [*pieces, END]
+    leg, seen = played(lambda: Leg(speaks_11, asks_usage=asks_usage, asked=asked), *pieces)
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert seen.ending == "complete"
+    *sent, error, nothing = seen.body.split(b"\n\n")
+    assert len(sent) == 2
+    assert error.startswith(b'data: {"error"')
+    assert nothing == b""
+
+
+def test_one_whose_end_is_that_of_the_connection_does_so_too() -> None:
+    leg, seen = played(lambda: Leg(True), UNSIZED + TOKEN, TOKEN, closes=True)
+    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
+    assert seen.ending == "complete"
+
+
+def test_what_has_not_reached_the_client_is_for_another_pod() -> None:
+    async def play() -> Leg:
+        leg = Leg(True)
+        leg.read(SSE_HEAD + chunk(TOKEN) + END)
+        return leg
+
+    leg = asyncio.run(play())
+    assert isinstance(leg.answer.done.result(), UpstreamFailed)
+    assert leg.client.written == b""
+
+
+def test_another_pod_goes_on_with_it_where_one_may() -> None:
+    leg, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
+    assert isinstance(leg.answer.done.result(), CutShort)
+
+
+@pytest.mark.parametrize("ending", [(LAST,), (TOKEN, DONE), (b'data: {"error":{"message":"no"}}\n\n',)])
+def test_a_stream_that_ended_somehow_passes_as_it_is(ending: tuple[bytes, ...]) -> None:
+    leg, seen = played(lambda: Leg(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
+    assert leg.exchange.ending is Ending.COMPLETE
+    assert seen.body == TOKEN + b"".join(ending)
+
+
+@pytest.mark.parametrize(
+    ("path", "tail", "cut"),
+    [
+        ("/v1/completions", TOKEN, True),
+        ("/v1/completions", b"data: 1\n\n", False),
+        ("/v1/embeddings", TOKEN, False),
+        ("/v1/messages", b'data: {"type":"content_block_delta"}\n\n', True),
+        ("/v1/messages", b'data: {"type":"content_block_delta"}\n\ndata: {"type":"message_stop"}\n\n', False),
+        ("/v1/responses", b'data: {"type":"response.output_text.delta"}\n\n', True),
+        ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"type":"response.failed"}\n\n', False),
+        ("/v1/messages", b'event: content_block_delta\ndata: {"index":0}\n\nevent: message_stop\ndata: {}\n\n', False),
+        ("/v1/messages", b"event: content_block_delta\r\ndata: 1\r\n\r\nevent:message_stop\r\n", False),
+        ("/v1/messages", b'event: content_block_delta\ndata: {"index":0}\n\n', True),
+        ("/v1/messages", b'event: message_start\ndata: {}\n\nevent: error\ndata: {"message":"no"}\n\n', False),
+        ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.incomplete \ndata: {}\n\n", False),
+        ("/v1/responses", b"event: response.created\rdata: {}\r\revent: response.failed\rdata: {}\r\r", False),
+        ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.completed\ndata: {}\n\n", False),
+        ("/v1/responses", b"event: response.created\ndata: {}\n\nevent: response.completed_item\n\n", True),
+        ("/v1/responses", b'event: response.created\ndata: {"x":"event: response.completed"}\n\n', True),
+        (CHAT, TOKEN + b"event: error\ndata: {}\n\n", False),
+        (CHAT, b"", False),
+    ],
+)
+def test_each_api_has_its_own_end(path: str, tail: bytes, cut: bool) -> None:
+    assert is_cut(path, tail) is cut
+
+
+async def test_the_connection_it_came_by_is_as_good_as_before() -> None:
+    script = answering(SSE_HEAD + chunk(TOKEN), chunk(TOKEN) + END, pause=0.05)
+    async with Pod(script) as pod, rig(pod) as port:
+        for _ in range(2):
+            seen = await port.ask(post(body=STREAMED))
+            assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
+            assert seen.ending == "complete"
+        assert [exchange.chunks for exchange in port.gateway.exchanges] == [2, 2]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_last_event_that_is_known_by_its_name_alone_ends_the_stream(line_end: bytes, size: int) -> None:
+    events = [
+        b'event: message_start\ndata: {"message":{"content":[]}}\n\n',
+        b'event: content_block_delta\ndata: {"index":0,"delta":{"text":"Hi"}}\n\n',
+        b"event: message_stop\ndata: {}\n\n",
+    ]
+    stream = b"".join(events).replace(b"\n", line_end)
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    leg, seen = played(lambda: Leg(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
+    assert leg.exchange.ending is Ending.COMPLETE
+    assert seen.body == stream

@@ -1,0 +1,93 @@
+"""Where the API server is, and as whom it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from proxy.core.errors import ConfigError
+from proxy.core.params import load
+from proxy.core.units import Duration
+from proxy.kubernetes import access
+from proxy.kubernetes.access import Access
+from proxy.kubernetes.api import Api, ApiError, Resource
+from tests.helpers.http.authority import Authority, server_context
+from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
+
+PODS = Resource("", "v1", "pods")
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that Kubernetes puts into every container."""
+    folder = tmp_path / "account"
+    folder.mkdir()
+    (folder / "token").write_text("of-the-pod\n")
+    (folder / "namespace").write_text("ns\n")
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT", folder)
+    return folder
+
+
+def in_cluster_of(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> Access:
+    """What is not given is that of the cluster, whose server this is."""
+    at = urlsplit(server.url)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(at.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT_HTTPS", str(at.port))
+    return Access(timeout=Duration(2.0))
+
+
+async def test_in_a_pod_nothing_need_be_given(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path / "of-the-cluster")
+    (account / "ca.crt").write_text(authority.file.read_text())
+    async with FakeApiServer(server_context(authority.issue("server"))) as server:
+        server.token = "of-the-pod"
+        server.put(pods_in("ns"), pod("a"))
+        found = await Api(in_cluster_of(server, monkeypatch)).list(PODS, {})
+        assert [item["metadata"]["name"] for item in found.items] == ["a"]
+
+
+async def test_a_server_whose_certificate_nobody_vouches_for_is_told_no_token(
+    account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (account / "ca.crt").write_text(Authority(tmp_path / "of-the-cluster").file.read_text())
+    another = Authority(tmp_path / "another")
+    async with FakeApiServer(server_context(another.issue("server"))) as server:
+        with pytest.raises(ApiError, match="certificate"):
+            await Api(in_cluster_of(server, monkeypatch)).list(PODS, {})
+        assert not server.lists
+
+
+async def test_outside_of_a_pod_without_a_server_it_is_said_which_file_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT", tmp_path / "none")
+    with pytest.raises(ApiError, match="none/token"):
+        await Api(Access(namespace="ns")).list(PODS, {})
+
+
+def test_a_server_that_is_given_is_not_told_the_token_of_the_pod(account: Path) -> None:
+    assert "authorization" not in Access(server="http://127.0.0.1:8001").headers()
+    assert Access().headers()["authorization"] == "Bearer of-the-pod"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
+)
+def test_the_server_is_the_one_that_kubernetes_names(host: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT_HTTPS", "6443")
+    assert Access().url == url
+
+
+def test_a_server_that_is_no_url_is_refused_with_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Access, {"server": "kubernetes.default"}, "pods.kubernetes")
+    assert "pods.kubernetes: server: 'kubernetes.default' is no URL" in str(caught.value)
+
+
+def test_kinds_of_the_core_have_another_path_than_those_of_groups() -> None:
+    assert PODS.path("ns") == "/api/v1/namespaces/ns/pods"
+    slices = Resource("discovery.k8s.io", "v1", "endpointslices")
+    assert slices.path("ns") == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"

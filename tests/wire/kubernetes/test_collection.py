@@ -1,0 +1,488 @@
+"""A collection follows the server through all that can happen to a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.core.clock import SystemClock
+from proxy.core.tasks import Tasks
+from proxy.core.units import Duration
+from proxy.kubernetes.access import Access
+from proxy.kubernetes.api import _KEEP_ALIVE, PAGE, Api, Object, Resource, _socket
+from proxy.kubernetes.collection import Collection
+from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
+from tests.helpers.replicas.store import Wall
+from tests.helpers.waiting import until
+
+PODS = Resource("", "v1", "pods")
+POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
+
+FAST = Access(namespace="ns", timeout=Duration(2.0), watch=Duration(60.0), retry=Duration(0.01))
+
+
+class Followed(Collection[str]):
+    """The uids of objects by name, and how often something was new."""
+
+    def __init__(
+        self,
+        access: Access,
+        resource: Resource = PODS,
+        selector: str = "app=vllm",
+        read: Callable[[Object], str] | None = None,
+    ) -> None:
+        self.news = 0
+        clock, rng = SystemClock(), random.Random(1)
+        query = {"labelSelector": selector}
+        super().__init__(Api(access), resource, query, read or _uid, self._count, access.retry, clock, rng)
+
+    def _count(self) -> None:
+        self.news += 1
+
+
+def _uid(item: Object) -> str:
+    return str(item["metadata"]["uid"])
+
+
+@asynccontextmanager
+async def following(server: FakeApiServer, access: Access = FAST, resource: Resource = PODS) -> AsyncIterator[Followed]:
+    followed = Followed(replace(access, server=server.url), resource)
+    async with Tasks() as tasks:
+        tasks.start(followed.run(), "watch")
+        yield followed
+
+
+@asynccontextmanager
+async def two_pods(access: Access = FAST) -> AsyncIterator[tuple[FakeApiServer, Followed]]:
+    """That are known, and watched."""
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        server.put(pods_in(), pod("b"))
+        async with following(server, access) as followed:
+            await until(lambda: len(followed.objects) == 2 and server.open)
+            yield server, followed
+
+
+async def test_what_comes_changes_and_goes_is_seen_without_another_list() -> None:
+    async with two_pods() as (server, followed):
+        server.put(pods_in(), pod("c", uid="first"))
+        await until(lambda: followed.objects.get("c") == "first")
+        server.put(pods_in(), pod("c", uid="second"))
+        await until(lambda: followed.objects.get("c") == "second")
+        server.delete(pods_in(), "a")
+        await until(lambda: set(followed.objects) == {"b", "c"})
+        assert len(server.lists) == 1
+        assert len(server.watches) == 1
+
+
+async def test_only_what_is_selected_is_seen_and_what_loses_its_label_is_gone() -> None:
+    async with two_pods() as (server, followed):
+        server.put(pods_in(), pod("other", labels={"app": "web"}))
+        server.put(pods_in("elsewhere"), pod("far"))
+        server.put(pods_in(), pod("b", labels={"app": "web"}))
+        await until(lambda: set(followed.objects) == {"a"})
+
+
+async def test_a_change_that_changes_nothing_of_interest_is_no_news() -> None:
+    async with two_pods() as (server, followed):
+        news = followed.news
+        server.put(pods_in(), pod("a", address="10.9.9.9"))
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert followed.news == news + 1
+
+
+async def test_a_long_list_comes_in_pages() -> None:
+    async with FakeApiServer() as server:
+        for number in range(2 * PAGE + 1):
+            server.put(pods_in(), pod(f"p{number}"))
+        async with following(server) as followed:
+            await until(lambda: followed.listed)
+            assert len(followed.objects) == 2 * PAGE + 1
+            assert len(server.lists) == 3
+
+
+async def test_a_list_whose_pages_are_forgotten_in_between_begins_anew() -> None:
+    async with FakeApiServer() as server:
+        for number in range(PAGE + 1):
+            server.put(pods_in(), pod(f"p{number}"))
+        server.delay = 0.05
+        async with following(server) as followed:
+            await until(lambda: len(server.lists) == 2)
+            server.forget()
+            await until(lambda: followed.listed)
+            assert len(followed.objects) == PAGE + 1
+            assert len(server.lists) == 4
+
+
+@pytest.mark.parametrize("size", [1, 7])
+async def test_events_come_in_chunks_of_any_size(size: int) -> None:
+    async with two_pods() as (server, followed):
+        server.chunk = size
+        server.put(pods_in(), pod("c"))
+        server.delete(pods_in(), "a")
+        await until(lambda: set(followed.objects) == {"b", "c"})
+
+
+async def test_an_object_may_be_as_large_as_a_megabyte() -> None:
+    async with two_pods() as (server, followed):
+        server.put(pods_in(), pod("c", annotations={"note": "x" * (1 << 20)}))
+        await until(lambda: "c" in followed.objects)
+        assert len(server.watches) == 1
+
+
+async def test_a_severed_watch_goes_on_where_it_was_and_misses_nothing() -> None:
+    async with two_pods() as (server, followed):
+        server.sever()
+        server.put(pods_in(), pod("c"))
+        server.delete(pods_in(), "a")
+        await until(lambda: set(followed.objects) == {"b", "c"})
+        assert len(server.lists) == 1
+        assert server.watches[-1]["resourceVersion"] == server.watches[0]["resourceVersion"]
+
+
+async def test_a_watch_that_is_severed_in_the_middle_of_an_event_gets_it_again() -> None:
+    async with two_pods() as (server, followed):
+        server.say(b'{"type": "ADDED", "object": {"metadata": {"na')
+        server.sever()
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+
+
+async def test_a_watch_that_the_server_ends_in_time_is_followed_by_the_next_one() -> None:
+    async with two_pods(replace(FAST, watch=Duration(1.0))) as (server, followed):
+        await until(lambda: len(server.watches) == 2)
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert len(server.lists) == 1
+
+
+async def test_a_watch_that_is_silent_for_longer_than_it_may_last_is_given_up_for_another() -> None:
+    short = replace(FAST, watch=Duration(1.0), timeout=Duration(0.2))
+    async with FakeApiServer() as server:
+        server.mute = server.no_end = True
+        async with following(server, short) as followed:
+            await until(lambda: len(server.watches) == 1)
+            server.put(pods_in(), pod("a"))
+            await until(lambda: len(server.open) == 1 and server.silenced)
+            server.mute = False
+            await until(lambda: "a" in followed.objects)
+            assert len(server.watches) == 2
+
+
+async def test_a_bookmark_says_where_the_next_watch_begins() -> None:
+    async with two_pods() as (server, followed):
+        assert server.watches[0]["allowWatchBookmarks"] == "true"
+        server.pass_by(1000)
+        server.bookmark()
+        await until(lambda: followed._version == str(server.version))
+        server.forget()
+        server.sever()
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert len(server.lists) == 1
+        assert followed.news == 2
+
+
+@pytest.mark.parametrize("by_status", [False, True])
+async def test_after_gone_all_is_listed_again(by_status: bool) -> None:
+    async with two_pods() as (server, followed):
+        server.gone_by_status = by_status
+        server.sever()
+        server.put(pods_in(), pod("c"))
+        server.delete(pods_in(), "a")
+        server.forget()
+        await until(lambda: set(followed.objects) == {"b", "c"})
+        assert len(server.lists) == 2
+
+
+async def test_gone_in_the_middle_of_a_watch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with two_pods() as (server, followed):
+        server.fail(410)
+        await until(lambda: len(server.lists) == 2 and server.open)
+        assert set(followed.objects) == {"a", "b"}
+    assert not caplog.records
+
+
+async def test_gone_after_a_bookmark_goes_on_from_the_new_list_and_not_from_the_bookmark() -> None:
+    async with two_pods() as (server, followed):
+        server.pass_by(1000)
+        server.bookmark()
+        await until(lambda: followed._version == str(server.version))
+        bookmarked = server.version
+        server.mute = True
+        server.put(pods_in(), pod("c"))
+        server.delete(pods_in(), "a")
+        server.forget()
+        await until(lambda: server.silenced == 2)
+        server.mute = False
+        server.fail(410, "too old resource version")
+        await until(lambda: set(followed.objects) == {"b", "c"} and server.open)
+        assert len(server.lists) == 2
+        assert int(server.watches[-1]["resourceVersion"]) > bookmarked
+        server.bookmark()
+        server.put(pods_in(), pod("d"))
+        await until(lambda: "d" in followed.objects)
+        assert len(server.watches) == 2
+
+
+async def test_a_bookmark_after_gone_changes_nothing_that_was_listed() -> None:
+    async with two_pods() as (server, followed):
+        server.fail(410)
+        server.bookmark()
+        await until(lambda: len(server.lists) == 2 and server.open)
+        news = followed.news
+        server.bookmark()
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert followed.news == news + 1
+        assert set(followed.objects) == {"a", "b", "c"}
+
+
+async def test_a_server_that_forgets_at_once_is_asked_less_and_less_often() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        server.statuses["watch:pods"] = (410, "too old resource version")
+        async with following(server) as followed:
+            await until(lambda: followed._failures == 6)
+            assert followed._pause() > 10 * FAST.retry
+            assert set(followed.objects) == {"a"}
+            del server.statuses["watch:pods"]
+            server.put(pods_in(), pod("b"))
+            await until(lambda: set(followed.objects) == {"a", "b"})
+
+
+async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in("ns"), pod("a", uid="near"))
+        server.put(pods_in("other"), pod("a", uid="far"))
+        async with following(server) as near, following(server, replace(FAST, namespace="other")) as far:
+            await until(lambda: near.listed and far.listed and len(server.open) == 2)
+            assert (near.objects, far.objects) == ({"a": "near"}, {"a": "far"})
+            server.put(pods_in("other"), pod("a", uid="later"))
+            await until(lambda: far.objects == {"a": "later"})
+            server.delete(pods_in("other"), "a")
+            await until(lambda: not far.objects)
+            assert near.objects == {"a": "near"}
+            assert near.news == 1
+
+
+async def test_a_watch_through_a_wall_is_given_up_without_a_word_from_the_other_end() -> None:
+    """No FIN, no RST: connections stand, and nothing comes through them, not on new ones either."""
+    short = replace(FAST, watch=Duration(1.0), timeout=Duration(0.3))
+    async with FakeApiServer() as server, Wall(int(server.url.rpartition(":")[2])) as wall:
+        server.put(pods_in(), pod("a"))
+        server.put(pods_in(), pod("b"))
+        followed = Followed(replace(short, server=f"http://127.0.0.1:{wall.port}"))
+        async with Tasks() as tasks:
+            tasks.start(followed.run(), "watch")
+            await until(lambda: len(followed.objects) == 2 and server.open)
+            wall.up()
+            server.delete(pods_in(), "a")
+            server.put(pods_in(), pod("c"))
+            await until(lambda: followed._failures > 1)
+            assert set(followed.objects) == {"a", "b"}
+            wall.down()
+            await until(lambda: set(followed.objects) == {"b", "c"})
+
+
+async def test_connections_show_signs_of_life_so_that_a_dead_host_is_found_out_within_half_a_minute() -> None:
+    with _socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, between, count = (made.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in _KEEP_ALIVE)
+        assert idle + between * count <= 30
+
+
+async def test_an_error_in_a_watch_is_logged_and_outlived(caplog: pytest.LogCaptureFixture) -> None:
+    async with two_pods() as (server, followed):
+        server.fail(500, "etcd has lost its leader")
+        await until(lambda: len(server.watches) == 2 and server.open)
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert len(server.lists) == 1
+    assert "etcd has lost its leader" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json",
+        b"[]",
+        b'{"type": "ADDED"}',
+        b'{"type": "ADDED", "object": {"kind": "x"}}',
+        b'{"type": "ERROR", "object": {"code": "x", "message": 5}}',
+    ],
+)
+async def test_a_watch_that_makes_no_sense_is_begun_anew(line: bytes) -> None:
+    async with two_pods() as (server, followed):
+        server.say(line)
+        await until(lambda: len(server.watches) == 2 and server.open)
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+
+
+async def test_kinds_of_events_that_nobody_knows_are_passed_over() -> None:
+    async with two_pods() as (server, followed):
+        server.say(b'{"type": "RENAMED", "object": {"metadata": {"name": "a", "resourceVersion": "7"}}}')
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert len(server.watches) == 1
+
+
+async def test_an_object_that_cannot_be_read_is_left_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    async with two_pods() as (server, followed):
+        broken = pod("a")
+        del broken["metadata"]["uid"]
+        server.put(pods_in(), broken)
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+        assert followed.objects["a"] == "uid-of-a"
+    assert "pods a cannot be read" in caplog.text
+
+
+async def test_an_object_with_an_empty_list_where_one_thing_has_to_be_does_not_end_the_watch() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        followed = Followed(replace(FAST, server=server.url), read=lambda item: str(item.get("addresses", ["none"])[0]))
+        async with Tasks() as tasks:
+            tasks.start(followed.run(), "watch")
+            await until(lambda: set(followed.objects) == {"a"} and server.open)
+            server.put(pods_in(), {**pod("a"), "addresses": []})
+            server.put(pods_in(), pod("c"))
+            await until(lambda: set(followed.objects) == {"a", "c"})
+
+
+async def test_a_list_with_an_object_without_a_name_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        name = server.objects[pods_in()]["a"]["metadata"].pop("name")
+        async with following(server) as followed:
+            await until(lambda: followed.news)
+            assert not followed.listed
+            server.objects[pods_in()]["a"]["metadata"]["name"] = name
+            await until(lambda: set(followed.objects) == {"a"})
+    assert "an object of the list has no name" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        b'{"metadata": {"resourceVersion": "5"}, "items": 5}',
+        b'{"metadata": {"resourceVersion": "5", "continue": ["x"]}, "items": []}',
+        b'{"metadata": {"resourceVersion": []}, "items": []}',
+        b'{"metadata": null}',
+    ],
+)
+async def test_a_list_of_another_shape_is_asked_for_again(listed: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(listed), listed))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        followed = Followed(replace(FAST, server=url))
+        async with Tasks() as tasks:
+            tasks.start(followed.run(), "watch")
+            await until(lambda: asked == 3)
+    assert "is not a list of objects" in caplog.text
+
+
+async def test_objects_stay_while_the_server_is_away_and_are_put_right_when_it_is_back() -> None:
+    async with two_pods() as (server, followed):
+        await server.stop_listening()
+        server.delete(pods_in(), "a")
+        seen = len(server.watches)
+        await until(lambda: followed._failures > 4)
+        assert set(followed.objects) == {"a", "b"}
+        assert len(server.watches) == seen
+        await server.listen()
+        await until(lambda: set(followed.objects) == {"b"})
+
+
+async def test_no_server_at_the_start_is_said_once_and_it_is_found_when_it_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeApiServer() as server:
+        await server.stop_listening()
+        server.put(pods_in(), pod("a"))
+        async with following(server) as followed:
+            await until(lambda: followed._failures > 3)
+            assert (followed.listed, followed.news) == (False, 1)
+            await server.listen()
+            await until(lambda: set(followed.objects) == {"a"})
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+async def test_a_server_that_answers_too_late_is_asked_again() -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        server.delay = 0.4
+        async with following(server, replace(FAST, timeout=Duration(0.1))) as followed:
+            await until(lambda: len(server.lists) > 1)
+            assert not followed.listed
+            server.delay = 0.0
+            await until(lambda: followed.listed)
+
+
+async def test_who_may_not_watch_is_told_which_rule_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeApiServer() as server:
+        server.statuses["inferencepools"] = (403, 'User "system:serviceaccount:ns:kvlane" cannot list resource')
+        async with following(server, resource=POOLS) as followed:
+            await until(lambda: followed.news)
+    assert "system:serviceaccount:ns:kvlane" in caplog.text
+    rule = '{apiGroups: ["inference.networking.k8s.io"], resources: ["inferencepools"], verbs: [list, watch]}'
+    assert rule in caplog.text
+
+
+async def test_who_may_list_but_not_watch_is_told_too_and_does_not_list_all_the_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeApiServer() as server:
+        server.put(pods_in(), pod("a"))
+        server.statuses["watch:pods"] = (403, "cannot watch")
+        async with following(server, replace(FAST, retry=Duration(0.05))) as followed:
+            await until(lambda: followed._failures == 3)
+            assert len(server.watches) == 3
+            assert set(followed.objects) == {"a"}
+    assert 'resources: ["pods"]' in caplog.text
+
+
+async def test_a_token_that_is_replaced_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+    file.write_text("old\n")
+    async with FakeApiServer() as server:
+        server.token = "new"
+        server.put(pods_in(), pod("a"))
+        async with following(server, replace(FAST, token_file=str(file))) as followed:
+            await until(lambda: followed._failures)
+            assert not followed.listed
+            file.write_text("new\n")
+            await until(lambda: followed.listed)
+    assert "the token is not valid" in caplog.text
+
+
+async def test_a_kind_that_the_server_does_not_know_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeApiServer() as server:
+        server.statuses["inferencepools"] = (404, "the server could not find the requested resource")
+        async with following(server, resource=POOLS) as followed:
+            await until(lambda: followed.news)
+    assert "CRDs of v1" in caplog.text
+
+
+async def test_where_there_is_no_namespace_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeApiServer() as server, following(server, replace(FAST, namespace="")) as followed:
+        await until(lambda: followed.news)
+    assert "no namespace is given" in caplog.text

@@ -1,0 +1,314 @@
+"""Over real sockets: what was missed is asked for, and what nobody can tell any more is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]'")
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.kv import KvSources
+from proxy.kvevents.subscriptions import KvSubscriptions
+from tests.helpers.kvevents.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
+from tests.helpers.ports import free_port
+from tests.helpers.waiting import PATIENCE, until
+
+POD = ("pod", 0)
+
+
+def block(name: int, parent: int | None = None) -> Any:
+    return stored([name], [name, name], parent)
+
+
+@asynccontextmanager
+async def heard(sources: KvSources, *pods: Endpoint) -> AsyncIterator[tuple[Ear, Pods]]:
+    ear, fleet, wishes = Ear(), Pods(*pods), KvSubscriptions()
+    wishes.follow(sources, ear)
+    async with wishes.following(fleet.watch):
+        if pods and sources.port in ENGINES:
+            await ENGINES[sources.port].has_a_listener()
+        yield ear, fleet
+
+
+def at(ports: tuple[int, int], replay: bool = True, **more: Any) -> KvSources:
+    return KvSources(port=ports[0], replay_port=ports[1] if replay else 0, **more)
+
+
+async def known(ear: Ear, whole: bool = True, of: tuple[str, int] = POD) -> None:
+    await until(lambda: ear.known.get(of) is whole)
+
+
+async def test_what_a_pod_publishes_is_heard_in_its_order() -> None:
+    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        for name in range(5):
+            await it.publish(block(name, name - 1 if name else None), removed(name))
+        await until(lambda: len(ear.events) == 10)
+        assert ear.blocks() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert ear.known == {POD: True}
+        assert ear.forgotten == []
+
+
+async def test_a_proxy_that_comes_late_is_told_everything() -> None:
+    async with engine() as (it, ports):
+        for name in range(3):
+            await it.publish(block(name))
+        async with heard(at(ports), pod()) as (ear, _):
+            await known(ear)
+            assert ear.blocks() == [0, 1, 2]
+            await it.publish(block(3))
+            await until(lambda: ear.blocks() == [0, 1, 2, 3])
+            assert it.asked == [0]
+
+
+async def test_of_an_engine_that_forgot_its_beginnings_not_all_is_known_until_it_clears_its_cache() -> None:
+    async with engine(keeps=2) as (it, ports):
+        for name in range(5):
+            await it.publish(block(name))
+        async with heard(at(ports), pod()) as (ear, _):
+            await known(ear, False)
+            assert ear.blocks() == [3, 4]
+            await it.publish(CLEARED, block(9))
+            await known(ear)
+
+
+@pytest.mark.parametrize("frames", [3, 4])
+async def test_what_was_missed_is_asked_for(frames: int) -> None:
+    """Older engines answer in three frames."""
+    async with engine(frames=frames) as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        await it.publish(block(0))
+        await until(lambda: ear.blocks() == [0])
+        await it.publish(block(1), lose=True)
+        await it.publish(block(2), lose=True)
+        await it.publish(block(3))
+        await until(lambda: ear.blocks() == [0, 1, 2, 3])
+        assert it.asked[-1] == 1
+        assert ear.known == {POD: True}
+        assert ear.forgotten == []
+
+
+async def test_a_replayed_batch_that_arrives_again_counts_once() -> None:
+    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        for name in range(3):
+            await it.publish(block(name), lose=name < 2)
+        await until(lambda: ear.blocks() == [0, 1, 2])
+        for number, payload in it.buffer:
+            await it.send(number, payload)
+        await it.publish(block(3))
+        await until(lambda: 3 in ear.blocks())
+        assert ear.blocks() == [0, 1, 2, 3]
+        assert ear.forgotten == []
+
+
+async def test_what_nobody_can_tell_any_more_makes_the_pod_forgotten() -> None:
+    async with engine(keeps=1) as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        await it.publish(block(0))
+        await until(lambda: ear.blocks() == [0])
+        await it.publish(block(1), lose=True)
+        await it.publish(block(2))
+        await known(ear, False)
+        assert ear.forgotten == [POD]
+        await until(lambda: ear.blocks() == [2])
+
+
+async def test_without_a_replay_socket_a_gap_is_a_loss() -> None:
+    async with engine() as (it, ports), heard(at(ports, replay=False), pod()) as (ear, _):
+        await joined(it, ear)
+        await it.publish(block(1), lose=True)
+        await it.publish(block(2))
+        await known(ear, False)
+        assert ear.forgotten == [POD]
+        assert ear.blocks() == [2]
+
+
+async def test_a_replay_socket_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.kvevents.sockets.PATIENCE", 0.05)
+    async with engine(answers=False) as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await joined(it, ear)
+        await it.publish(block(1), lose=True)
+        await it.publish(block(2))
+        await known(ear, False)
+        await it.publish(block(3))
+        await until(lambda: ear.blocks() == [2, 3])
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_a_pod_that_restarts_is_forgotten(replay: bool) -> None:
+    async with engine() as (it, ports), heard(at(ports, replay), pod()) as (ear, _):
+        await joined(it, ear)
+        await it.publish(block(1))
+        await until(lambda: 1 in ear.blocks())
+        it.close()
+        await known(ear, False)
+        async with engine(ports=ports, start=it.clock + 100) as (anew, _):
+            if not replay:
+                await connected(anew, ear, 7)
+            await anew.publish(block(8))
+            await until(lambda: 8 in ear.blocks())
+            await known(ear)
+            assert 1 not in ear.blocks()
+            assert ear.forgotten == [POD]
+
+
+async def test_a_connection_that_was_cut_costs_nothing() -> None:
+    """The same engine on another socket: it is asked for the message that came last, and what came since."""
+    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        await it.publish(block(0))
+        await until(lambda: ear.blocks() == [0])
+        it.close()
+        await known(ear, False)
+        await it_was_busy(it)
+        async with engine(ports=ports) as (same, _):
+            same.buffer, same.number, same.clock = it.buffer, it.number, it.clock
+            await known(ear)
+            assert ear.blocks() == [0, 1]
+            assert ear.forgotten == []
+
+
+async def test_garbage_is_passed_over() -> None:
+    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        await it.send_frames(b"one frame")
+        await it.send_frames(b"topic", b"short", b"x")
+        await it.send(0, b"\xc1 no msgpack")
+        await it.publish({"type": "BlockTeleported"}, block(0))
+        await until(lambda: ear.blocks() == [0])
+        assert ear.known == {POD: True}
+
+
+async def test_topics_that_do_not_count_are_not_heard() -> None:
+    async with engine() as (it, ports), heard(at(ports, topic="kv@pod"), pod()) as (ear, _):
+        await known(ear)
+        await it.send(0, it.buffer[0][1] if it.buffer else b"x", topic="other")
+        await it.publish(block(0), topic="kv@pod@model")
+        await until(lambda: ear.blocks() == [0])
+
+
+async def test_every_rank_of_a_pod_has_a_port_of_its_own() -> None:
+    at_port = free_port(2)
+    async with (
+        engine(ports=(at_port, 0), answers=False) as (first, _),
+        engine(ports=(at_port + 1, 0), answers=False) as (second, _),
+    ):
+        labels = {"kvlane/data-parallel-size": "2", "kvlane/kv-events-port": str(at_port)}
+        async with heard(KvSources(port=1), pod(labels=labels)) as (ear, _):
+            await connected(first, ear, 1)
+            await until_heard(second, ear, rank=1)
+            assert set(ear.blocks(0)) == {1}
+            assert set(ear.blocks(1)) == {1}
+
+
+async def test_a_pod_that_leaves_is_told_of_and_not_listened_to() -> None:
+    async with engine() as (it, ports), heard(at(ports)) as (ear, fleet):
+        one = pod()
+        fleet.add(one)
+        await known(ear)
+        fleet.remove(one)
+        assert ear.left == ["pod"]
+        await it.publish(block(0))
+        await asyncio.sleep(0.05)
+        assert ear.blocks() == []
+
+
+async def test_pods_may_connect_to_the_proxy_instead() -> None:
+    import zmq.asyncio
+
+    context = zmq.asyncio.Context()
+    address = f"tcp://127.0.0.1:{free_port()}"
+    one, other = pod("one"), Endpoint("other", "http://10.0.0.2:8000")
+    async with heard(KvSources(bind=address, topic="kv@"), one, other) as (ear, _):
+        it = Engine(context)
+        it._publisher.connect(address)
+        numbers = iter(range(1000))
+        while not ear.events:
+            await it.publish(block(next(numbers)), topic="kv@one@model", rank=1)
+            await asyncio.sleep(0.02)
+        await it.publish(block(7), topic="kv@10.0.0.2:8000@model")
+        await it.publish(block(8), topic="kv@nobody@model")
+        await until(lambda: any(name == "other" for name, _, _ in ear.events))
+        assert {(name, rank) for name, rank, _ in ear.events} == {("one", 1), ("other", 0)}
+        it.close()
+    context.destroy(linger=0)
+
+
+def test_an_address_that_cannot_be_made_is_refused() -> None:
+    for sources in (KvSources(endpoint="tcp://{pod}:{port}"), KvSources(endpoint="{host}"), KvSources(bind="*:5557")):
+        with pytest.raises(ValueError):
+            KvSubscriptions().follow(sources, Ear())
+
+
+async def joined(it: Engine, ear: Ear) -> None:
+    """Heard from its first message on, which is not certain without a replay: sockets take a moment to connect."""
+    await it.publish(block(0), lose=True)
+    payload = it.buffer[0][1]
+    while not ear.blocks():
+        await it.send(0, payload)
+        await asyncio.sleep(0.01)
+    await known(ear)
+
+
+async def connected(it: Engine, ear: Ear, name: int) -> None:
+    await it.publish(block(name), lose=True)
+    payload = it.buffer[0][1]
+    async with asyncio.timeout(PATIENCE):
+        while name not in ear.blocks():
+            await it.send(0, payload)
+            await asyncio.sleep(0.01)
+
+
+async def until_heard(it: Engine, ear: Ear, rank: int) -> None:
+    await it.publish(block(1), lose=True)
+    payload = it.buffer[0][1]
+    async with asyncio.timeout(PATIENCE):
+        while not ear.blocks(rank):
+            await it.send(0, payload)
+            await asyncio.sleep(0.01)
+
+
+async def it_was_busy(it: Engine) -> None:
+    """While nobody listened."""
+    it.number = 1
+    import msgpack
+
+    it.clock += 1
+    it.buffer.append((1, msgpack.packb([it.clock, [block(1)], 0])))
+    it.number = 2
+
+
+async def test_while_it_serves_a_listener_that_comes_is_told_everything_and_one_that_goes_nothing_more() -> None:
+    async with engine() as (it, ports):
+        before, after, fleet, wishes = Ear(), Ear(), Pods(pod()), KvSubscriptions()
+        wishes.follow(at(ports), before)
+        async with wishes.following(fleet.watch):
+            await known(before)
+            await it.publish(block(1))
+            await until(lambda: before.blocks() == [1])
+            wishes.follow(at(ports), after)
+            assert after.events == []
+            await wishes.keep(lambda listener: listener is after)
+            await known(after)
+            await it.publish(block(2))
+            await until(lambda: after.blocks() == [1, 2])
+            assert before.blocks() == [1]
+
+
+async def test_a_wish_that_is_not_kept_is_forgotten_before_anybody_is_asked() -> None:
+    async with engine() as (it, ports):
+        kept, dropped, fleet, wishes = Ear(), Ear(), Pods(pod()), KvSubscriptions()
+        wishes.follow(at(ports), kept)
+        async with wishes.following(fleet.watch):
+            wishes.follow(at(ports), dropped)
+            await wishes.keep(lambda listener: listener is kept)
+            await known(kept)
+            await it.publish(block(1))
+            await until(lambda: kept.blocks() == [1])
+            assert dropped.events == []

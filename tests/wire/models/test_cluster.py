@@ -1,0 +1,124 @@
+"""Objectives and rewrites that stand in a cluster, beside those of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from proxy.core.clock import SystemClock
+from proxy.core.units import Duration
+from proxy.models.cluster import ClusterNames
+from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
+from tests.helpers.kubernetes.server import FakeApiServer, Object, objectives_in, rewrites_in
+from tests.helpers.waiting import until
+
+
+def objective(name: str, priority: int | None, pool: str = "llama") -> Object:
+    spec = {"poolRef": {"name": pool}, **({} if priority is None else {"priority": priority})}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def rewrite(name: str, *rules: Object, born: str = "2026-01-01T00:00:00Z", pool: str = "llama") -> Object:
+    metadata = {"name": name, "creationTimestamp": born}
+    return {"metadata": metadata, "spec": {"poolRef": {"name": pool}, "rules": list(rules)}}
+
+
+def rule(targets: Mapping[str, int | None], *models: str) -> Object:
+    listed = [{"modelRewrite": name, **({"weight": weight} if weight else {})} for name, weight in targets.items()]
+    return {"matches": [{"model": {"type": "Exact", "value": model}} for model in models], "targets": listed}
+
+
+class Followed:
+    def __init__(self, names: ClusterNames, settings: ModelSettings) -> None:
+        self._names, self._file = names, settings
+
+    @property
+    def settings(self) -> ModelSettings:
+        return self._names.added_to(self._file)
+
+    @property
+    def priorities(self) -> dict[str, int]:
+        return {name: one.priority for name, one in self.settings.objectives.items()}
+
+
+@asynccontextmanager
+async def following(server: FakeApiServer, file: ModelSettings | None = None, **keys: Any) -> AsyncIterator[Followed]:
+    wanted = ClusterObjects(server=server.url, namespace="ns", retry=Duration(0.01), **keys)
+    names = ClusterNames(wanted, lambda: None, SystemClock(), random.Random(1))
+    running = asyncio.get_running_loop().create_task(names.run())
+    try:
+        yield Followed(names, file or ModelSettings())
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_an_objective_has_its_priority_and_0_where_it_has_none() -> None:
+    async with FakeApiServer() as server:
+        server.put(objectives_in(), objective("chat", 10))
+        server.put(objectives_in(), objective("plain", None))
+        async with following(server) as followed:
+            await until(lambda: followed.priorities == {"chat": 10, "plain": 0})
+            server.put(objectives_in(), objective("chat", -5))
+            server.delete(objectives_in(), "plain")
+            await until(lambda: followed.priorities == {"chat": -5})
+
+
+async def test_what_the_file_says_of_a_name_counts() -> None:
+    file = ModelSettings(objectives={"chat": Objective(1)}, rewrites=(Rewrite("own", "m", targets=(Target("x"),)),))
+    async with FakeApiServer() as server:
+        server.put(objectives_in(), objective("chat", 10))
+        server.put(objectives_in(), objective("batch", -1))
+        server.put(rewrites_in(), rewrite("theirs", rule({"y": None}, "m")))
+        async with following(server, file) as followed:
+            await until(
+                lambda: followed.priorities == {"chat": 1, "batch": -1} and len(followed.settings.rewrites) == 2
+            )
+            assert [one.name for one in followed.settings.rewrites] == ["own", "theirs"]
+
+
+async def test_a_rule_is_one_rewrite_for_each_model_that_it_matches_and_older_objects_come_first() -> None:
+    async with FakeApiServer() as server:
+        server.put(rewrites_in(), rewrite("young", rule({"z": None}), rule({}), born="2026-02-01T00:00:00Z"))
+        server.put(rewrites_in(), rewrite("old", rule({"x": 9, "y": 1}, "a", "b")))
+        async with following(server) as followed:
+            await until(lambda: len(followed.settings.rewrites) == 3)
+            split = (Target("x", 9), Target("y", 1))
+            assert followed.settings.rewrites == (
+                Rewrite("old", "a", targets=split),
+                Rewrite("old", "b", targets=split),
+                Rewrite("young", "", targets=(Target("z"),)),
+            )
+
+
+async def test_objects_of_other_inference_pools_do_not_count_where_one_is_named() -> None:
+    async with FakeApiServer() as server:
+        server.put(objectives_in(), objective("chat", 10))
+        server.put(objectives_in(), objective("far", 3, pool="other"))
+        server.put(rewrites_in(), rewrite("far", rule({"x": None}), pool="other"))
+        async with following(server, inference_pool="llama") as followed:
+            await until(lambda: bool(followed.priorities))
+            assert followed.priorities == {"chat": 10}
+            assert followed.settings.rewrites == ()
+
+
+async def test_the_older_group_of_the_api_is_asked_where_it_is_named() -> None:
+    async with FakeApiServer() as server:
+        group = "inference.networking.x-k8s.io"
+        server.put(objectives_in(group=group), objective("chat", 10))
+        async with following(server, group=group) as followed:
+            await until(lambda: followed.priorities == {"chat": 10})
+
+
+async def test_an_object_without_its_pool_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeApiServer() as server:
+        server.put(objectives_in(), {"metadata": {"name": "broken"}, "spec": {"priority": 1}})
+        server.put(objectives_in(), objective("chat", 10))
+        async with following(server) as followed:
+            await until(lambda: followed.priorities == {"chat": 10})
+    assert "inferenceobjectives.llm-d.ai broken cannot be read" in caplog.text

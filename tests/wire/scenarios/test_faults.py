@@ -1,0 +1,134 @@
+"""What clients see of pods that fail: the whole of an answer, or that it is not whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from bench.disorder.clients import Saw, Seen, asks, is_all_there, look
+from proxy.core.endpoint import EndpointState
+from proxy.sim import Fault, Kind, SimConfig, StepTiming
+from tests.helpers.scenarios.stack import BY_LOAD, Stack, stack
+from tests.helpers.waiting import until
+
+SETTINGS = {
+    "reliability": {"timeouts": {"firstByte": "150ms", "idle": "150ms"}, "breaker": {"failures": 1000}},
+    **BY_LOAD,
+}
+TRIES = 60
+LONG = 10_000
+"""Bytes of a prompt that takes longer than the time-outs."""
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Stack]:
+    async with stack(3, SimConfig(time_scale=20), SETTINGS) as running:
+        yield running
+
+
+async def meet(proxy: Stack, fault: Fault, *, stream: bool = True) -> Seen:
+    """What the first request sees that meets the fault on one of the pods."""
+    pod = proxy.pods[0]
+    pod.faults.set([fault])
+    async with aiohttp.ClientSession(proxy.url) as session:
+        for ask in asks(TRIES, 1, leavers=0.0):
+            if ask.stream is stream and ask.timeout is None and len(ask.body) < LONG:
+                seen = await look(session, ask)
+                if any(record.id == ask.id and record.fault for record in pod.requests):
+                    return seen
+    raise AssertionError("nobody met it")
+
+
+BEFORE = [
+    Fault(Kind.REJECT, status=429),
+    Fault(Kind.REJECT, status=429, retry_after=1),
+    Fault(Kind.REJECT, status=500),
+    Fault(Kind.REJECT, status=502),
+    Fault(Kind.REJECT, status=503),
+    Fault(Kind.RESET),
+    Fault(Kind.FIN),
+    Fault(Kind.GARBAGE),
+    Fault(Kind.ERROR_FIRST),
+    Fault(Kind.CRASH, seconds=0.3),
+    Fault(Kind.LOADING, seconds=0.3),
+    Fault(Kind.SHUTTING_DOWN, seconds=0.3),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", BEFORE, ids=lambda fault: f"{fault.kind.value} {fault.status} {fault.retry_after}")
+async def test_what_fails_before_its_answer_is_answered_by_another_pod(
+    proxy: Stack, fault: Fault, stream: bool
+) -> None:
+    seen = await meet(proxy, fault, stream=stream)
+    assert (seen.status, seen.saw) == (200, Saw.WHOLE)
+    assert is_all_there(seen)
+
+
+@pytest.mark.parametrize("kind", [Kind.HANG, Kind.FROZEN, Kind.KILLED])
+async def test_a_stream_that_does_not_begin_is_begun_elsewhere(proxy: Stack, kind: Kind) -> None:
+    seen = await meet(proxy, Fault(kind, seconds=0.5))
+    assert (seen.status, seen.saw) == (200, Saw.WHOLE)
+
+
+@pytest.mark.parametrize("kind", [Kind.HANG, Kind.FIN, Kind.MISFRAME])
+async def test_a_stream_that_is_cut_says_so(kind: Kind) -> None:
+    """What the pod breaks off before the proxy has read anything is no answer: so these events come slowly."""
+    async with stack(3, SimConfig(timing=StepTiming(base=0.05)), SETTINGS) as slow:
+        seen = await meet(slow, Fault(kind, events=2))
+    assert (seen.status, seen.saw) == (200, Saw.ERROR_EVENT)
+    assert seen.events == 3
+    assert b"[DONE]" not in seen.body
+
+
+@pytest.mark.parametrize("kind", [Kind.RESET, Kind.FIN, Kind.MISFRAME])
+@pytest.mark.parametrize(("stream", "cut"), [(True, Saw.ERROR_EVENT), (False, Saw.BROKEN)])
+async def test_what_is_cut_is_cut_for_its_client_or_all_there_from_another_pod(
+    proxy: Stack, kind: Kind, stream: bool, cut: Saw
+) -> None:
+    """A reset takes back what nobody has read, and what makes no sense may come with the head."""
+    seen = await meet(proxy, Fault(kind, events=1), stream=stream)
+    assert seen.saw in (cut, Saw.WHOLE)
+    assert is_all_there(seen) is (seen.saw is Saw.WHOLE)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("kind", [Kind.DRIP, Kind.UNHEALTHY, Kind.SLOW_START, Kind.REFUSE])
+async def test_a_pod_that_answers_all_the_same_is_heard_out(proxy: Stack, kind: Kind, stream: bool) -> None:
+    seen = await meet(proxy, Fault(kind, seconds=0.3), stream=stream)
+    assert (seen.status, seen.saw) == (200, Saw.WHOLE)
+    assert is_all_there(seen)
+
+
+async def test_what_makes_no_sense_above_http_is_passed_on(proxy: Stack) -> None:
+    seen = await meet(proxy, Fault(Kind.CORRUPT, events=2))
+    assert (seen.status, seen.saw) == (200, Saw.WHOLE)
+
+
+async def test_the_request_behind_a_cut_stream_is_not_lost_on_its_connection(proxy: Stack) -> None:
+    """Clients use a connection again as soon as an answer has ended in order."""
+    for pod in proxy.pods:
+        pod.faults.set([Fault(Kind.HANG, events=2)])
+    connector = aiohttp.TCPConnector(limit=1)
+    async with aiohttp.ClientSession(proxy.url, connector=connector) as session:
+        streams = [ask for ask in asks(10, 2, leavers=0.0) if ask.stream and len(ask.body) < LONG]
+        seen = [await look(session, ask) for ask in streams]
+    assert {one.saw for one in seen} == {Saw.ERROR_EVENT}
+
+
+async def test_a_pod_that_starts_slowly_is_asked_before_a_client_sees_an_error() -> None:
+    settings = {"reliability": {"breaker": {"slowStart": "1h", "failures": 1000}}}
+    async with stack(2, SimConfig(time_scale=20), settings) as proxy, aiohttp.ClientSession(proxy.url) as session:
+        failing, back = proxy.pods
+        endpoint = proxy.app.fleet.get("pod-1")
+        assert endpoint is not None
+        await back.kill()
+        await until(lambda: endpoint.state is EndpointState.EJECTED)
+        await back.start(port=back.port)
+        await until(lambda: endpoint.state is EndpointState.READY)
+        failing.faults.set([Fault(Kind.REJECT, status=503)])
+        seen = [await look(session, ask) for ask in asks(20, 3, leavers=0.0)]
+        assert {one.saw for one in seen} == {Saw.WHOLE}
+        assert failing.faults.met[0] > 5

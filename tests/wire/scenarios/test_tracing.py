@@ -1,0 +1,254 @@
+"""Traces of the whole proxy, as a collector gets them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opentelemetry.semconv import attributes
+from opentelemetry.semconv._incubating import attributes as incubating
+
+from proxy.core.errors import ConfigError
+from proxy.sim import Fault, Kind
+from tests.helpers.http.support import plain
+from tests.helpers.scenarios.disagg import ROLES, SIM, ask, sections
+from tests.helpers.scenarios.stack import CHAT, Stack, stack
+from tests.helpers.telemetry.collector import Collector, Received
+from tests.helpers.waiting import until
+from tests.wire.scenarios.test_transparency import asked, engine
+
+SERVER, CLIENT, INTERNAL = 2, 3, 1
+ERROR = 2
+
+THEIRS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NOT_DRAWN = THEIRS[:-1] + "0"
+SECRET = "a prompt that is nobody's business"
+
+
+def tracing(collector: Collector, **more: Any) -> Mapping[str, Any]:
+    return {"telemetry": {"tracing": {"endpoint": collector.url, **more}}}
+
+
+@asynccontextmanager
+async def traced(pods: int = 2, **more: Any) -> AsyncIterator[tuple[Stack, Collector]]:
+    async with Collector() as collector, stack(pods, settings=tracing(collector, **more)) as s:
+        yield s, collector
+
+
+def by_kind(spans: list[Received], kind: int) -> Received:
+    (found,) = (span for span in spans if span.kind == kind)
+    return found
+
+
+async def test_a_request_is_a_span_with_its_decision_and_its_leg_inside() -> None:
+    async with traced() as (s, collector):
+        await s.chat(SECRET, max_tokens=5)
+        await collector.until(3)
+    server, leg, decision = (by_kind(collector.spans, kind) for kind in (SERVER, CLIENT, INTERNAL))
+    assert (server.name, leg.name, decision.name) == ("chat sim", "chat sim", "schedule")
+    assert {span.trace for span in collector.spans} == {server.trace}
+    assert (server.parent, leg.parent, decision.parent) == ("", server.id, server.id)
+    assert server.begins <= decision.begins <= decision.ends <= leg.begins + 1e9
+    assert leg.begins < leg.ends <= server.ends + 1e9
+    assert server.resource["service.name"] == "kvlane"
+
+
+async def test_spans_speak_in_the_words_of_the_conventions_and_never_of_prompts() -> None:
+    async with traced() as (s, collector):
+        body = {"model": "sim", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 5, "stream": True}
+        async with s.http.post(s.url + CHAT, json={**body, "stream_options": {"include_usage": True}}) as response:
+            await response.read()
+        await collector.until(3)
+    server, leg, decision = (by_kind(collector.spans, kind).attributes for kind in (SERVER, CLIENT, INTERNAL))
+    assert server["gen_ai.operation.name"] == leg["gen_ai.operation.name"] == "chat"
+    assert server["gen_ai.request.model"] == leg["gen_ai.request.model"] == "sim"
+    assert server["gen_ai.usage.output_tokens"] == leg["gen_ai.usage.output_tokens"] == 5
+    assert server["gen_ai.usage.input_tokens"] > 0
+    assert server["http.response.status_code"] == leg["http.response.status_code"] == 200
+    assert (server["url.path"], server["kvlane.outcome"]) == (CHAT, "complete")
+    assert 0 < leg["gen_ai.response.time_to_first_chunk"] <= server["gen_ai.response.time_to_first_chunk"]
+    assert leg["gen_ai.provider.name"] == "vllm"
+    assert leg["server.address"] == "127.0.0.1"
+    assert leg["server.port"] > 0
+    assert leg["kvlane.endpoint"] == decision["kvlane.endpoint"] == server["kvlane.endpoint"]
+    assert decision["kvlane.candidates"] == 2
+    assert "error.type" not in server
+    assert not any(SECRET.encode() in body for body in collector.bodies)
+
+
+async def test_every_name_that_is_not_ours_is_one_of_the_conventions() -> None:
+    async with traced() as (s, collector):
+        await s.chat(max_tokens=5)
+        await s.post("/v1/nothing", {})
+        await collector.until(4)
+    told = {name for span in collector.spans for name in span.attributes if not name.startswith("kvlane.")}
+    assert told - conventional() == set()
+    assert "gen_ai.response.time_to_first_chunk" not in told, "it is of streams alone"
+
+
+def conventional() -> set[str]:
+    """What the package that comes with the SDK calls attributes."""
+    found = set()
+    for folder in (attributes, incubating):
+        for module in pkgutil.iter_modules(folder.__path__):
+            names = vars(importlib.import_module(f"{folder.__name__}.{module.name}"))
+            found |= {value for name, value in names.items() if name.isupper() and isinstance(value, str)}
+    return found
+
+
+async def test_a_trace_goes_on_from_the_client_through_to_the_pod() -> None:
+    async with Collector() as collector:
+        headers = [("traceparent", THEIRS), ("tracestate", "vendor=its-own")]
+        async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
+            await collector.until(3)
+    server, leg = by_kind(collector.spans, SERVER), by_kind(collector.spans, CLIENT)
+    assert (server.trace, server.parent) == (THEIRS[3:35], THEIRS[36:52])
+    assert got.all(b"traceparent") == [f"00-{server.trace}-{leg.id}-01".encode()]
+    assert got.all(b"tracestate") == [b"vendor=its-own"]
+    assert server.state == "vendor=its-own"
+
+
+async def test_what_the_client_did_not_draw_is_not_traced_and_the_pod_is_told_so() -> None:
+    async with Collector() as collector:
+        headers = [("traceparent", NOT_DRAWN)]
+        async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
+            (told,) = got.all(b"traceparent")
+    assert told.startswith(NOT_DRAWN[:36].encode())
+    assert told.endswith(b"-00")
+    assert not collector.spans
+
+
+async def test_a_trace_that_cannot_be_read_is_not_passed_on() -> None:
+    async with Collector() as collector:
+        headers = [("traceparent", "nonsense"), ("tracestate", "of=nobody")]
+        async with asked(engine(plain()), headers=headers, **tracing(collector)) as (_, _, got):
+            (told,) = got.all(b"traceparent")
+            assert not got.all(b"tracestate")
+            await collector.until(3)
+    assert told.decode()[3:35] == collector.spans[0].trace
+
+
+async def test_without_tracing_trace_headers_just_pass() -> None:
+    headers = [("traceparent", "anything"), ("tracestate", "a=b")]
+    async with asked(engine(plain()), headers=headers) as (_, _, got):
+        assert got.all(b"traceparent") == [b"anything"]
+        assert got.all(b"tracestate") == [b"a=b"]
+
+
+async def test_a_share_of_nothing_draws_only_what_the_client_has_drawn() -> None:
+    async with traced(sample=0) as (s, collector):
+        await s.chat()
+        await s.post(CHAT, {"model": "sim", "messages": [{"role": "user", "content": "Hi"}]}, {"traceparent": THEIRS})
+        await collector.until(3)
+    assert {span.trace for span in collector.spans} == {THEIRS[3:35]}
+
+
+async def test_pods_are_told_that_a_request_was_not_drawn() -> None:
+    async with Collector() as collector, asked(engine(plain()), **tracing(collector, sample=0)) as (_, _, got):
+        (told,) = got.all(b"traceparent")
+    version, trace, span, flags = told.decode().split("-")
+    assert (version, len(trace), len(span), flags) == ("00", 32, 16, "00")
+
+
+async def test_a_second_attempt_is_a_span_beside_the_first_which_failed() -> None:
+    async with traced() as (s, collector):
+        for pod in s.pods:
+            pod.faults.set([Fault(Kind.REJECT, status=503)])
+        response, _ = await s.chat()
+        assert response.status == 503
+        await collector.until(4)
+    legs = sorted((span for span in collector.spans if span.kind == CLIENT), key=lambda span: span.begins)
+    server = by_kind(collector.spans, SERVER)
+    assert len(legs) >= 2
+    assert [leg.attributes["kvlane.attempt"] for leg in legs] == list(range(len(legs)))
+    assert all(leg.status == ERROR and leg.attributes["error.type"] in ("upstream-failed", "503") for leg in legs)
+    assert server.status == ERROR
+    assert server.attributes["kvlane.attempts"] == len(legs)
+
+
+async def test_a_refusal_is_a_span_too_and_says_why() -> None:
+    async with traced() as (s, collector):
+        body = {"model": "nobody-has-it", "messages": [{"role": "user", "content": "Hi"}]}
+        response, _ = await s.post(CHAT, body, {"traceparent": THEIRS})
+        assert response.status == 404
+        await collector.until(1)
+    (span,) = collector.spans
+    assert (span.trace, span.attributes["error.type"]) == (THEIRS[3:35], "unknown-model")
+    assert span.attributes["http.response.status_code"] == 404
+
+
+async def test_a_prefill_leg_is_a_span_of_its_own() -> None:
+    configs, each = [replace(SIM, role=role, connector="nixl") for role in ROLES], [{"role": role} for role in ROLES]
+    async with (
+        Collector() as collector,
+        stack(len(ROLES), configs, {**sections("nixl", "10s"), **tracing(collector)}, each) as s,
+    ):
+        await ask(s, stream=False)
+        await collector.until(4)
+    legs = {span.attributes["kvlane.stage"]: span for span in collector.spans if span.kind == CLIENT}
+    assert set(legs) == {"prefill", "decode"}
+    assert legs["prefill"].parent == legs["decode"].parent == by_kind(collector.spans, SERVER).id
+    decision = by_kind(collector.spans, INTERNAL).attributes
+    assert decision["kvlane.prefill_endpoint"] == legs["prefill"].attributes["kvlane.endpoint"]
+    assert decision["kvlane.stages"] == "split"
+
+
+async def test_what_has_not_been_sent_yet_is_sent_when_the_proxy_stops() -> None:
+    async with Collector() as collector:
+        async with stack(1, settings=tracing(collector)) as s:
+            for _ in range(5):
+                await s.chat()
+            lost = s.app._catalogue.spans_lost.cell()
+        assert len(collector.spans) == 15
+        assert lost.value == 0
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "is away"])
+async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: str) -> None:
+    async with Collector() as collector:
+        collector.takes, collector.hangs = how != "refuses", how == "hangs"
+        endpoint = "http://127.0.0.1:1" if how == "is away" else collector.url
+        settings = {"telemetry": {"tracing": {"endpoint": endpoint, "timeout": "200ms"}}}
+        async with stack(1, settings=settings) as s:
+            for _ in range(3):
+                response, _ = await s.chat()
+                assert response.status == 200
+            catalogue = s.app._catalogue
+        assert catalogue.spans_lost.cell().value == 9
+        assert not collector.spans
+
+
+async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing() -> None:
+    async with traced(timeout="60s") as (s, collector):
+        collector.hangs = True
+        await s.chat()
+        await until(lambda: collector.held == 1)
+        for _ in range(10):
+            response, _ = await s.chat()
+            assert response.status == 200
+        assert (collector.held, collector.spans) == (1, []), "the one batch has been waited for all the while"
+        assert s.app._catalogue.spans_lost.cell().value == 0
+        collector.release()
+        await collector.until(33)
+
+
+async def test_keys_of_the_collector_are_sent_to_it_and_shown_to_nobody() -> None:
+    async with traced(collectorHeaders={"x-team": "hush-hush"}) as (s, collector):
+        await s.chat()
+        await collector.until(3)
+        _, shown = await s.operate("GET", "/admin/config")
+    assert collector.headers[0]["x-team"] == "hush-hush"
+    assert "hush-hush" not in str(shown)
+
+
+async def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvlane\[otel\]'"):
+        async with stack(1, settings={"telemetry": {"tracing": {}}}):
+            pass

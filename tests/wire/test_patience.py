@@ -1,0 +1,62 @@
+"""The clock of the tests: the machine may be slow, and stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from proxy.core.clock import SystemClock
+from tests.helpers.http.support import Pod, Received, plain, post, rig
+from tests.helpers.http.support import timeouts as after
+from tests.helpers.patience import CLOCK, TURN, PatientLoop
+
+
+def stand_still(seconds: float = 0.3) -> None:
+    time.sleep(seconds)
+
+
+async def test_what_is_computed_takes_next_to_no_time() -> None:
+    assert isinstance(asyncio.get_running_loop(), PatientLoop)
+    began, machines = SystemClock().now(), time.monotonic()
+    stand_still()
+    assert SystemClock().now() - began <= TURN
+    assert time.monotonic() - machines >= 0.3
+
+
+async def test_what_is_waited_for_takes_all_of_it() -> None:
+    loop = asyncio.get_running_loop()
+    began, machines = loop.time(), time.monotonic()
+    await asyncio.sleep(0.2)
+    assert loop.time() - began >= 0.199
+    assert time.monotonic() - machines >= 0.199
+
+
+async def test_the_clock_of_the_proxy_is_the_loops() -> None:
+    for _ in range(3):
+        before, now = SystemClock().now(), asyncio.get_running_loop().time()
+        assert before <= now <= SystemClock().now()
+        stand_still(0.01)
+        await asyncio.sleep(0.01)
+
+
+async def test_no_time_out_comes_before_what_is_on_its_way() -> None:
+    async def script(request: Received) -> None:
+        stand_still()
+        await request.send(plain())
+
+    async with Pod(script) as pod, rig(pod, timeouts=after(connect=0.1, first_byte=0.1, request=0.1)) as port:
+        assert (await port.ask(post())).status == 200
+
+
+async def test_who_does_wait_too_long_is_told_so() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asyncio.Event().wait()
+
+
+async def test_a_process_can_be_said_to_have_stood_still() -> None:
+    began = SystemClock().now()
+    CLOCK.stand_still(5.0)
+    assert SystemClock().now() - began >= 5.0
