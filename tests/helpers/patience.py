@@ -1,20 +1,33 @@
 """Time as the tests have it: what a slow machine takes to compute is next to nothing, what is waited for is all of it.
 
 Pods, proxy and clients of a test share one loop, so no time-out comes before an answer that is merely late because the
-machine was busy, or stood still."""
+machine was busy, or stood still. Where nothing outside the loop can wake it (`skips_waits`), the clock skips to the
+next timer instead of waiting for it."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
+
+import pytest
 
 from proxy.core.clock import SystemClock
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 TURN = 0.001
 """Seconds that one turn of a loop takes at most, however long it took."""
+
+SPEED = 50
+LEAST, MOST = 0.001, 0.05
+"""Where waits are skipped, a wait takes a part of itself, and between so many seconds: the time that the kernel has to
+deliver what was sent. TCP may hold a small packet back for 40 ms."""
 
 
 class PatientClock:
@@ -43,11 +56,25 @@ CLOCK = PatientClock()
 
 
 class PatientLoop(asyncio.SelectorEventLoop):
+    skips: bool = False
+    """Whether loops skip waits."""
+
     def __init__(self) -> None:
-        super().__init__(_Selector())
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        super().__init__(_Selector(self.may_skip))
 
     def time(self) -> float:
         return CLOCK.now()
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._in_threads.add(future)
+        future.add_done_callback(self._in_threads.discard)
+        return future
+
+    def may_skip(self) -> bool:
+        """Whether only timers and sockets of this loop can wake it: no other thread works for it."""
+        return PatientLoop.skips and not self._in_threads and not any(map(_may_wake, threading.enumerate()))
 
     def run_forever(self) -> None:
         CLOCK.allow(TURN)
@@ -57,8 +84,38 @@ class PatientLoop(asyncio.SelectorEventLoop):
             CLOCK.allow(float("inf"))
 
 
+@pytest.fixture(autouse=True)
+def skips_waits() -> Iterator[None]:
+    """For tests that start no programs: time passes at once where every party waits."""
+    PatientLoop.skips = True
+    yield
+    PatientLoop.skips = False
+
+
+def _may_wake(thread: threading.Thread) -> bool:
+    """Threads of executors are followed by their work; dummies are those of the test runner."""
+    return not (
+        thread is threading.main_thread()
+        or thread.name.startswith(("asyncio_", "ThreadPoolExecutor"))
+        or isinstance(thread, threading._DummyThread)
+    )
+
+
 class _Selector(selectors.DefaultSelector):
+    def __init__(self, may_skip: Callable[[], bool]) -> None:
+        super().__init__()
+        self._may_skip = may_skip
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= LEAST or not self._may_skip():
+            return self._select(timeout)
+        grace = min(max(LEAST, timeout / SPEED), MOST)
+        ready = self._select(grace)
+        if not ready:
+            CLOCK.stand_still(timeout - grace)
+        return ready
+
+    def _select(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         CLOCK.allow(float("inf") if timeout is None else timeout)
         try:
             return super().select(timeout)

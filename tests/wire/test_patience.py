@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -25,12 +26,40 @@ async def test_what_is_computed_takes_next_to_no_time() -> None:
     assert time.monotonic() - machines >= 0.3
 
 
-async def test_what_is_waited_for_takes_all_of_it() -> None:
+async def test_what_is_waited_for_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PatientLoop, "skips", False)
     loop = asyncio.get_running_loop()
     began, machines = loop.time(), time.monotonic()
     await asyncio.sleep(0.2)
     assert loop.time() - began >= 0.199
     assert time.monotonic() - machines >= 0.199
+
+
+async def test_a_wait_that_nothing_can_end_is_skipped() -> None:
+    loop = asyncio.get_running_loop()
+    began, machines = loop.time(), time.monotonic()
+    await asyncio.sleep(3600)
+    assert loop.time() - began >= 3599.9
+    assert time.monotonic() - machines < 3600
+
+
+async def test_work_in_a_thread_is_waited_for() -> None:
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(time.sleep, 0.2)
+
+
+async def test_a_thread_that_may_call_back_is_waited_for() -> None:
+    loop, called = asyncio.get_running_loop(), asyncio.Event()
+
+    def call_back() -> None:
+        stand_still()
+        loop.call_soon_threadsafe(called.set)
+
+    caller = threading.Thread(target=call_back)
+    caller.start()
+    async with asyncio.timeout(60):
+        await called.wait()
+    caller.join()
 
 
 async def test_the_clock_of_the_proxy_is_the_loops() -> None:

@@ -97,7 +97,7 @@ class Pod:
         self.endpoint: Endpoint
 
     async def __aenter__(self) -> Pod:
-        sock = socket.socket() if self._room is None else small(self._room)
+        sock = socket.socket(proto=socket.IPPROTO_TCP) if self._room is None else small(self._room)
         sock.bind(("127.0.0.1", 0))
         self._server = await asyncio.start_server(self._serve, sock=sock, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
@@ -171,7 +171,7 @@ ROOM = 64 * 1024
 
 def small(room: int = ROOM) -> socket.socket:
     """A socket whose kernel does not grow its buffer."""
-    sock = socket.socket()
+    sock = socket.socket(proto=socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
     return sock
 
