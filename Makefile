@@ -1,5 +1,5 @@
-# make demo | test | test-vllm | test-clients | docs | bench | lock | audit      Each installs what it needs, with uv if it
-# is there.
+# make demo | test | test-all | check FILE=proxy/… | test-vllm | test-clients | docs | bench | lock | audit
+# Each installs what it needs, with uv if it is there.
 
 SHELL := /bin/bash
 # A system's own Python comes first: it is built with profile-guided optimisation, without which kvlane takes a fifth more
@@ -10,13 +10,34 @@ PYTHON_VLLM ?= python3.11
 UV := $(shell command -v uv 2>/dev/null)
 BIN := .venv/bin
 
-.PHONY: demo test axe lint test-vllm test-clients docs bench lock audit clean
+# Tests wait more than they compute, so there are more processes than cores.
+PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
+PYTEST = $(BIN)/pytest -n $(PROCESSES) --dist worksteal
+
+.PHONY: demo test test-all check axe lint test-vllm test-clients docs bench lock audit clean
 
 demo: .venv/.runtime
 	@$(BIN)/kvlane demo
 
-test: .venv/.dev lint axe
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+# What a change needs before it is committed: all of tests/unit and tests/wire, and of tests/system the smoke tests.
+test: .venv/.dev lint
+	$(PYTEST) -m "not system or smoke"
+
+# What CI runs: every test, and random examples where `make test` has fixed ones; make test-all SEED=… repeats a run.
+test-all: .venv/.dev lint axe
+	$(PYTEST) -rs --durations=40 --hypothesis-profile=random --hypothesis-seed=$(SEED)
+
+SEED := $(or $(SEED),$(shell echo $$RANDOM))
+
+# The tests of one package: make check FILE=proxy/http/relay.py, or of one module beside the packages: FILE=proxy/gateway.py.
+check: .venv/.dev
+	@test -n "$(CHECKED)" || { echo "make check needs FILE=, a file of proxy/ that has tests, or a test"; exit 1; }
+	$(BIN)/ruff check $(FILE)
+	$(PYTEST) -m "not system or smoke" $(CHECKED)
+
+CHECKED = $(if $(filter tests/%,$(FILE)),$(FILE),$(wildcard $(foreach kind,unit wire system,$(call of_package,tests/$(kind)))))
+PACKAGE = $(word 2,$(subst /, ,$(FILE)))
+of_package = $(if $(filter %.py,$(PACKAGE)),$(1)/test_$(PACKAGE),$(1)/$(PACKAGE))
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -1,15 +1,23 @@
 """What holds for all tests."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 from tests.helpers import patience
 
-# The same examples everywhere, and as long as they take: what Hypothesis does by itself only where CI is set.
-settings.load_profile("ci")
+SYSTEM = Path(__file__).parent / "system"
+
+# `make test` runs the same examples everywhere. `make test-all` runs other ones each time: the command that it prints
+# has their seed, and a failure prints how to repeat its example. The deadline of an example finds what does not end.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True)
+settings.register_profile("random", database=None, deadline=timedelta(seconds=30), print_blob=True)
+settings.load_profile("fixed")
 
 # Some two hundred programs are started here: with it each compiles all that it imports, for a third of its CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -19,3 +27,9 @@ patience.install()
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Any]:
     return patience.loops()
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if SYSTEM in item.path.parents:
+            item.add_marker("system")

@@ -134,6 +134,7 @@ def test_a_port_that_is_taken_is_said_by_sim_too(pods: list[str]) -> None:
         assert "Traceback" not in process.errors
 
 
+@pytest.mark.smoke
 def test_a_file_is_served_and_the_command_line_wins(pods: list[str], tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(

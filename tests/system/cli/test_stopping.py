@@ -109,6 +109,7 @@ def test_a_running_stream_is_finished_before_the_end(pod: str, tmp_path: Path, w
         assert "Traceback" not in it.process.errors
 
 
+@pytest.mark.smoke
 def test_who_interrupts_it_at_a_terminal_does_not_wait_for_balancers(pod: str, tmp_path: Path) -> None:
     with serving(pod, tmp_path, 1, settle=600.0) as it, it.stream(100_000):
         it.process.signal(signal.SIGINT)

@@ -45,6 +45,7 @@ async def test_json_that_curl_calls_a_form_is_for_the_pod_to_refuse(s: Stack) ->
     assert "Unsupported Media Type" in json.loads(await curl(s, "-d", QUESTION))["error"]["message"]
 
 
+@pytest.mark.smoke
 async def test_a_stream_as_it_comes(s: Stack) -> None:
     events = await curl(s, "-N", *JSON, "-d", QUESTION.replace("{", '{"stream": true, ', 1))
     assert events.endswith("data: [DONE]\n\n")

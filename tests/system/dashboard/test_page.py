@@ -144,6 +144,7 @@ async def test_tokens_and_cache_hits_are_shown_with_their_source(page: Page) -> 
         assert re.search(r"Cache hits\s+25 ?%\s+expected \S+\s+from pods", figures)
 
 
+@pytest.mark.smoke
 async def test_a_pod_is_drained_and_taken_back(page: Page) -> None:
     async with scene(pods=2) as made:
         await page.open(f"{made.url}/dashboard")

@@ -109,6 +109,7 @@ def by_first_use(names: Sequence[str]) -> list[int]:
     return [order.index(name) for name in names]
 
 
+@pytest.mark.smoke
 async def test_the_same_requests_go_to_the_same_pods_as_through_the_proxy_itself(tmp_path: Path) -> None:
     settings = {**BLIND, "scheduling": STICKY}
     async with stack(4, settings=settings) as direct:

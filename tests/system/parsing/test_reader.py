@@ -86,6 +86,7 @@ async def test_what_the_parser_refuses_is_refused_with_the_same_words(parser: Bo
         assert (apart.value.message, apart.value.param) == (here.value.message, here.value.param)
 
 
+@pytest.mark.smoke
 async def test_bodies_that_come_at_once_are_read_one_after_the_other(parser: BodyParser) -> None:
     bodies = [chat(size * 100_000) for size in range(1, 6)]
 

@@ -101,6 +101,7 @@ def vanish(proxy: Proxy) -> None:
         task.cancel()
 
 
+@pytest.mark.smoke
 async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.dispatch(2)

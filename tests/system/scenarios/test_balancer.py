@@ -68,6 +68,7 @@ async def balanced(tmp_path: Path, servers: dict[str, int]) -> AsyncIterator[str
 
 
 @with_haproxy
+@pytest.mark.smoke
 def test_haproxy_finds_no_fault(tmp_path: Path) -> None:
     file = tmp_path / "haproxy.cfg"
     file.write_text(local(free_port(), {"kvlane-a": 1, "kvlane-b": 2}))

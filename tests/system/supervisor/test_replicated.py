@@ -136,6 +136,7 @@ async def test_requests_that_run_through_one_count_at_the_other_until_they_end(s
 
 
 @needs_redis
+@pytest.mark.smoke
 async def test_a_host_with_workers_and_a_proxy_without_know_of_each_other(site: Site) -> None:
     host, one = await site.host(2, scheduling=BY_PREFIX), await site.proxy(scheduling=BY_PREFIX)
     await met(site, host, one)

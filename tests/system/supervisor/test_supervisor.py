@@ -62,6 +62,7 @@ async def test_two_workers_are_one_proxy() -> None:
         await _operators_reach_every_worker(it)
 
 
+@pytest.mark.smoke
 async def test_what_one_worker_knows_of_a_prefix_all_know() -> None:
     """By a profile in which nothing but the prefix decides; the default one weighs it against a prefill that takes no
     time here."""

@@ -35,6 +35,7 @@ Queries = dict[str, list[str]]
 """By the title of the panel."""
 
 
+@pytest.mark.smoke
 async def test_what_dashboards_ask_is_answered_and_no_alert_fires(tmp_path: Path) -> None:
     boards = {path.stem: queries(path) for path in DASHBOARDS}
     async with stack(2) as s, prometheus(s, tmp_path) as server:

@@ -283,6 +283,7 @@ async def run(s: Stack, *arguments: str, **environ: str) -> asyncio.subprocess.P
     )
 
 
+@pytest.mark.smoke
 async def test_once_prints_every_pod_on_a_line_for_scripts() -> None:
     async with stack(3) as s:
         process = await run(s, "--once")
