@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -13,14 +14,17 @@ from tests.helpers import patience
 
 SYSTEM = Path(__file__).parent / "system"
 
-# `make test` runs the same examples everywhere. `make test-all` runs other ones each time: the command that it prints
-# has their seed, and a failure prints how to repeat its example. The deadline of an example finds what does not end.
-settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True)
+# `make test` runs the same few examples everywhere. `make test-all` runs more, and other ones each time: the command that it
+# prints has their seed, and a failure prints how to repeat its example. The deadline of an example finds what does not end.
+settings.register_profile("fixed", max_examples=25, derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("random", database=None, deadline=timedelta(seconds=30), print_blob=True)
 settings.load_profile("fixed")
 
 # Some two hundred programs are started here: with it each compiles all that it imports, for a third of its CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that starts tests in the background has them ignore SIGINT, and so would the programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 patience.install()
 

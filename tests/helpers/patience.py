@@ -61,6 +61,7 @@ class PatientLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._in_threads: set[asyncio.Future[Any]] = set()
+        self._has_programs = False
         super().__init__(_Selector(self.may_skip))
 
     def time(self) -> float:
@@ -72,9 +73,15 @@ class PatientLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._in_threads.discard)
         return future
 
+    async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
+        self._has_programs = True
+        return await super().subprocess_exec(*args, **options)
+
     def may_skip(self) -> bool:
-        """Whether only timers and sockets of this loop can wake it: no other thread works for it."""
-        return PatientLoop.skips and not self._in_threads and not any(map(_may_wake, threading.enumerate()))
+        """Whether only timers and sockets of this loop can wake it: no other thread and no program works for it."""
+        if not PatientLoop.skips or self._has_programs or self._in_threads:
+            return False
+        return not any(map(_may_wake, threading.enumerate()))
 
     def run_forever(self) -> None:
         CLOCK.allow(TURN)

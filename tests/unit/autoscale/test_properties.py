@@ -18,6 +18,7 @@ from proxy.autoscale.cost import cost_baseline
 from proxy.autoscale.policy import SATURATION, Cause, Coordination, Result, Role, Signal
 from proxy.autoscale.projection import EXACT, project, round_bounded
 from proxy.autoscale.recommend import bounded, distribute, within
+from tests.helpers.examples import examples
 
 EXAMPLES = 50
 NAMES = ("prefill", "decode", "encode", "vision")
@@ -93,7 +94,7 @@ totals = st.integers(-3, 80)
 
 
 def given(*strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return lambda test: settings(max_examples=EXAMPLES)(given_these(*strategies)(test))
+    return lambda test: settings(max_examples=examples(EXAMPLES))(given_these(*strategies)(test))
 
 
 def plain(result: Result) -> dict[str, int]:

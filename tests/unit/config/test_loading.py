@@ -17,6 +17,7 @@ from proxy.core.errors import ConfigError
 from proxy.fleet.discovery.file import parse_pods
 from proxy.migration import files
 from proxy.settings import from_text
+from tests.helpers.examples import examples
 
 SCALARS = st.sampled_from(
     [
@@ -68,7 +69,7 @@ def _other_program(text: str) -> Any:
         return files.parse(text, "values.yaml")
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS)
 @example(POD.format("2030-02-30"))
 @example(POD.format("!!timestamp x"))

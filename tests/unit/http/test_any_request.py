@@ -17,6 +17,7 @@ from proxy.http.call import HttpCall
 from proxy.http.clients import Clients
 from proxy.http.seam import BodyBroke
 from proxy.http.settings import Listen
+from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 
 
@@ -119,7 +120,7 @@ def request(draw: st.DrawFn) -> tuple[bytes, tuple[str, str, bytes]]:
     return f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode() + framed, ("POST", path, body)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data(), st.lists(request(), min_size=1, max_size=5), st.integers(0, 3), st.booleans())
 def test_requests_are_the_same_however_they_are_cut(
     data: st.DataObject, sent: list[tuple[bytes, tuple[str, str, bytes]]], patience: int, nonsense: bool

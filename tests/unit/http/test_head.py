@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.http.head import REMEMBERED, RawHeaders, first_lines, passing, read_answer_head
+from tests.helpers.examples import examples
 
 FIRST = b"POST / HTTP/1.1\r\nhost: pod"
 OURS = b"x-request-id: 1\r\ncontent-length: 2\r\n\r\n"
@@ -57,7 +58,7 @@ def plainly(headers: RawHeaders, authorized: bool) -> bytes:
     return b"\r\n".join((*lines, OURS))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=12), st.booleans())
 def test_remembered_or_not_the_same_fields_pass(headers: list[tuple[bytes, bytes]], authorized: bool) -> None:
     for _ in range(2):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.http.head import REMEMBERED
 from proxy.http.request_head import HEAD_END, Heads
 from proxy.http.seam import ParserError, head_parser
+from tests.helpers.examples import examples
 
 FIRST = b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: a"
 
@@ -73,7 +74,7 @@ def heads() -> Heads:
     return Heads(some_loop())
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.lists(st.sampled_from(LINES), max_size=5), min_size=1, max_size=4))
 def test_any_heads_are_read_as_a_parser_reads_each(several: list[list[bytes]]) -> None:
     heads = Heads(some_loop())

@@ -15,6 +15,7 @@ from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
+from tests.helpers.examples import examples
 from tests.helpers.plugins.situations import RUN, Held, exchange, fault, make, pod, request
 
 STEP = 0.01
@@ -326,7 +327,7 @@ class Costs:
     ttfts = tpots = delays = costs
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.floats(0, 1e6), min_size=1, max_size=8),
     st.sampled_from(["", "100", "1e-3", "1e9"]),

@@ -16,6 +16,7 @@ from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 from proxy.core.request import Prompt
 from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, PAIR_BYTES, ExactIndex, Reservation
 from proxy.prefix.exact_match import ExactMatch
+from tests.helpers.examples import examples
 
 SIZE = 4
 
@@ -359,7 +360,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps)
 def test_it_agrees_with_sets_of_whole_prefixes(given_steps: list[tuple[str, int, int]]) -> None:
     """Prompts are paths in a tree of 16 leaves, four blocks deep; each pod's cache is a set of the prefixes it has."""

@@ -10,6 +10,7 @@ from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYT
 from proxy.prefix.hashing import Turn
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
+from tests.helpers.examples import examples
 from tests.helpers.prefix.naive import Claim, NaiveIndex, Prefix
 
 CONTENTS = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=8).map(tuple)
@@ -184,4 +185,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestAnyHistory.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

@@ -17,6 +17,7 @@ from proxy.replay.record import load
 from proxy.replay.recorder import BLOCK_TOKENS, MOST_BLOCKS
 from proxy.replay.salt import Salt
 from proxy.replay.workload import Asked, Job, named
+from tests.helpers.examples import examples
 from tests.helpers.replay.traffic import head, request, written
 
 SALT = Salt(b"secret")
@@ -38,7 +39,7 @@ def common(one: list[int], other: list[int]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(sentences, min_size=2, max_size=4))
 def test_what_prompts_had_in_common_their_texts_have_in_common(
     tmp_path_factory: pytest.TempPathFactory, said: list[list[int]]

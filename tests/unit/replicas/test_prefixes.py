@@ -18,6 +18,7 @@ from proxy.replicas.moves import Moves
 from proxy.replicas.prefixes import ANEW, SharedIndex, index_tag
 from proxy.replicas.roster import pod_number
 from proxy.replicas.wire import Garbled, Kind, records
+from tests.helpers.examples import examples
 
 ROOM = 1000
 NAMES = ("a", "b")
@@ -338,7 +339,7 @@ CHAINS = [[1, 2, 3], [1, 2, 4, 5], [1, 6], [7, 8, 9, 10], [7, 8, 11]]
 STEP = st.tuples(st.integers(0, 2), st.sampled_from(["reserve", "confirm", "release", "say"]), st.integers(0, 9))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(STEP, max_size=40))
 def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, int]]) -> None:
     peers = [Peer(number) for number in (1, 2, 3)]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.sim import Engine, Finish, SimConfig, StepTiming
 from proxy.sim.sequence import Phase, Sequence
+from tests.helpers.examples import examples
 from tests.helpers.sim.support import run, sequence
 
 
@@ -189,7 +190,7 @@ def test_a_full_queue_has_no_room() -> None:
     assert engine.has_room_for(1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     arrivals=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 30), st.sampled_from(b"abc")), max_size=12),
     blocks=st.integers(8, 20),

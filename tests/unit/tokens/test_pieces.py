@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.tokens.pieces import STRETCH, Cutter, PieceCache, packed
+from tests.helpers.examples import examples
 from tests.helpers.tokens.model import SPECIAL, tokenizers, trained
 
 
@@ -33,7 +34,7 @@ words = st.sampled_from(
 texts = st.lists(words, max_size=40).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(texts)
 def test_a_text_in_pieces_has_the_tokens_of_the_whole(text: str) -> None:
     pieces = list(cutter().pieces(text))
@@ -41,7 +42,7 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(text: str) -> None:
     assert list(chain.from_iterable(encode(pieces))) == encode([text])[0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.text(alphabet="aB \n.7é", min_size=1, max_size=300), max_size=6))
 def test_a_long_stretch_is_cut_at_lines_and_has_the_same_tokens(lines: list[str]) -> None:
     text = "\n".join([line * 40 for line in lines])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.errors import UpstreamFailed
 from proxy.core.exchange import Ending
+from tests.helpers.examples import examples
 from tests.helpers.http.messages import Message, garbage, messages, reads
 from tests.helpers.http.oracle import HOP_BY_HOP, oracle
 from tests.helpers.http.support import Pod, Received, Seen, post, rig
@@ -18,10 +19,10 @@ from tests.helpers.http.wire import Outcome, play
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MANY = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 SOME = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -13,6 +13,7 @@ from proxy.core.errors import Declined
 from proxy.core.exchange import Ending
 from proxy.http.framing import HELD_LIMIT
 from proxy.openai.first_event import LONGEST
+from tests.helpers.examples import examples
 from tests.helpers.http.messages import Message, messages, reads
 from tests.helpers.http.support import (
     SSE_HEAD,
@@ -29,7 +30,7 @@ from tests.helpers.http.support import (
 )
 from tests.helpers.http.wire import Leg, play
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 END = b"0\r\n\r\n"
 BUSY = event('{"error": {"message": "busy", "type": "Service Unavailable", "param": null, "code": 503}}')
 DECLINED = SSE_HEAD + BUSY + event("[DONE]") + END

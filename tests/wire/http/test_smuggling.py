@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.errors import Reason
+from tests.helpers.examples import examples
 from tests.helpers.http.support import CHAT, Pod, Rig, answering, plain, rig
 from tests.unit.http.test_any_request import Seen, served
 
@@ -204,7 +205,7 @@ async def read(pieces: list[bytes]) -> Seen:
     return await served(pieces, 0, 1_000_000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(HEADS, st.lists(PARTS, max_size=12).map(b"".join)), st.integers(1, 30))
 @example(b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}" + HIDDEN, 3)
 @example(b"GET /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding:\r\n\r\n" + HIDDEN, 3)

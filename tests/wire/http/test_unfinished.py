@@ -12,8 +12,8 @@ from proxy.core.exchange import Ending
 from proxy.openai.observe import is_cut
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
 from tests.helpers.http.wire import Leg
-from tests.wire.http.test_continued import Continued
-from tests.wire.http.test_without_usage import answer
+from tests.unit.http.test_continued import Continued
+from tests.unit.http.test_without_usage import answer
 
 TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
 LAST = TOKEN.replace(b"null", b'"stop"')

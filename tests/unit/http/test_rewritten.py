@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from proxy.core.exchange import Ending, Usage
 from proxy.http import rewritten
 from proxy.http.framing import chunk
+from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import SSE_HEAD
 from tests.helpers.http.wire import play
-from tests.wire.http.test_without_usage import Answer, answer
+from tests.unit.http.test_without_usage import Answer, answer
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ASKED = "org/gpt-4o"
 END = b"0\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-engine: yes\r\n\r\n%b"

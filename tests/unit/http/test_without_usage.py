@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from proxy.core.exchange import Ending, Usage
 from proxy.http.framing import chunk
+from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import SSE_HEAD, understand
 from tests.helpers.http.wire import Leg, Outcome, play
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TEXTS = (
     "x",
     "",

@@ -17,12 +17,13 @@ from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.http import continued
 from proxy.http.continued import Story, kind_of_continued
 from proxy.http.framing import chunk
+from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import CHAT, SSE_HEAD, Seen, understand
 from tests.helpers.http.wire import Leg
-from tests.wire.http.test_without_usage import answer
+from tests.unit.http.test_without_usage import answer
 
-MANY = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BODY = b'{"messages":[{"role":"user","content":"Hello"}],"stream":true}'
 WANTED = BODY[:-1] + b',"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
 """By a client that takes all that its engine says."""
