@@ -14,9 +14,9 @@ from tests.helpers import patience
 
 SYSTEM = Path(__file__).parent / "system"
 
-# `make test` runs the same few examples everywhere. `make test-all` runs more, and other ones each time: the command that
-# it prints has their seed, and a failure prints how to repeat its example. The deadline of an example finds what does not
-# end.
+# `make test` runs the same few examples everywhere. `make test-all` runs more examples, which are different each time.
+# The command that it prints has their seed, and a failure prints how to repeat its example. The deadline of an example
+# finds what does not end.
 settings.register_profile("fixed", max_examples=25, derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("random", database=None, deadline=timedelta(seconds=30), print_blob=True)
 settings.load_profile("fixed")
