@@ -45,9 +45,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rig import say, table
 
 from proxy.core import ports
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.registry import Registry
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger
@@ -262,7 +262,7 @@ class Replay:
         )
         # the producer raises sizes below 64 to 64; here they are to be seen
         self._producer._block_size = block
-        self._running: list[tuple[float, int, Exchange]] = []
+        self._running: list[tuple[float, int, Attempt]] = []
         self._lap = count()
         self._prompt_tokens = self._engine_tokens = self._index_tokens = self._peak_bytes = self._peak_blocks = 0
         self._ttft = 0.0
@@ -294,36 +294,36 @@ class Replay:
         for pod in self._pods.values():
             pod.publish()
         decision = self._scheduling.scheduler.schedule(request, endpoints)
-        exchange = Exchange(request, decision, decision.target, 0, self._clock.now())
-        self._ledger.enter(exchange)
-        self._timed("book", lambda: producer.pre_request(exchange, exchange.endpoint))
-        self._at_the_pod(exchange, prompt, arrival.answer_tokens)
+        attempt = Attempt(request, decision, decision.target, 0, self._clock.now())
+        self._ledger.enter(attempt)
+        self._timed("book", lambda: producer.pre_request(attempt, attempt.endpoint))
+        self._at_the_pod(attempt, prompt, arrival.answer_tokens)
 
-    def _at_the_pod(self, exchange: Exchange, prompt: Prompt, answer_tokens: int) -> None:
-        pod = self._pods[exchange.endpoint]
+    def _at_the_pod(self, attempt: Attempt, prompt: Prompt, answer_tokens: int) -> None:
+        pod = self._pods[attempt.endpoint]
         hit, first_token_at = pod.take(_engine_chain(prompt.parts[0]), prompt.tokens)
         pod.in_use += prompt.tokens + answer_tokens
-        exchange.status, exchange.ending = 200, Ending.COMPLETE
-        exchange.usage = Usage(prompt.tokens, answer_tokens, hit)
+        attempt.status, attempt.ending = 200, Ending.COMPLETE
+        attempt.usage = Usage(prompt.tokens, answer_tokens, hit)
         self._prompt_tokens += prompt.tokens
         self._engine_tokens += hit
-        self._index_tokens += exchange.predicted_cached_tokens or 0
+        self._index_tokens += attempt.predicted_cached_tokens or 0
         self._ttft += first_token_at - self._clock.now()
         end = first_token_at + answer_tokens * SECONDS_PER_TOKEN
-        heapq.heappush(self._running, (end, next(self._lap), exchange))
+        heapq.heappush(self._running, (end, next(self._lap), attempt))
 
     def _end_until(self, moment: float) -> None:
         while self._running and self._running[0][0] <= moment:
-            at, _, exchange = heapq.heappop(self._running)
+            at, _, attempt = heapq.heappop(self._running)
             self._clock.advance(at - self._clock.now())
-            self._end(exchange)
+            self._end(attempt)
 
-    def _end(self, exchange: Exchange) -> None:
-        index, usage = self._producer.index, exchange.usage
+    def _end(self, attempt: Attempt) -> None:
+        index, usage = self._producer.index, attempt.usage
         assert usage is not None
-        self._pods[exchange.endpoint].in_use -= usage.prompt_tokens + usage.completion_tokens
-        self._ledger.leave(exchange)
-        self._timed("book", lambda: self._producer.post_response(exchange, exchange.endpoint))
+        self._pods[attempt.endpoint].in_use -= usage.prompt_tokens + usage.completion_tokens
+        self._ledger.leave(attempt)
+        self._timed("book", lambda: self._producer.post_response(attempt, attempt.endpoint))
         if index.bytes > self._peak_bytes:
             self._peak_bytes, self._peak_blocks = index.bytes, index.pairs
 

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.placement.generators import generate
 from bench.rig import say, table
 from proxy.composition.indexes import prefix_producers
+from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
-from proxy.core.exchange import Stage
 from proxy.fleet.ledger import SharedLedger
 from proxy.replay.figures import Objectives, averaged, fared, figures
 from proxy.replay.kvlane import Kvlane

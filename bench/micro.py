@@ -21,11 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConfigError
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
@@ -152,13 +152,13 @@ class Parts:
         self.pools = (DEFAULT_POOL,)
 
     @cached_property
-    def exchange(self) -> Exchange:
+    def attempt(self) -> Attempt:
         request = _request(parse(PATH, SMALL))
-        exchange = Exchange(request, Decision(self.endpoints[0]), self.endpoints[0], 0, 0.0)
-        exchange.status, exchange.ending, exchange.usage = 200, Ending.COMPLETE, Usage(250, 64, 128)
-        exchange.first_byte_at, exchange.last_byte_at = 0.2, 2.0
-        exchange.predicted_cached_tokens = 128
-        return exchange
+        attempt = Attempt(request, Decision(self.endpoints[0]), self.endpoints[0], 0, 0.0)
+        attempt.status, attempt.ending, attempt.usage = 200, Ending.COMPLETE, Usage(250, 64, 128)
+        attempt.first_byte_at, attempt.last_byte_at = 0.2, 2.0
+        attempt.predicted_cached_tokens = 128
+        return attempt
 
     @cached_property
     def observer(self) -> Observer:
@@ -224,48 +224,48 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
 def _kept_legs(parts: Parts) -> Step:
     """Of one leg; without those of plugins."""
-    scheduling, exchange, call, hooks = parts.keeping(parts.scheduling(timed=False)), parts.exchange, Call(), LegHooks()
-    scheduling.scheduler.schedule(exchange.request, parts.endpoints)
+    scheduling, attempt, call, hooks = parts.keeping(parts.scheduling(timed=False)), parts.attempt, Call(), LegHooks()
+    scheduling.scheduler.schedule(attempt.request, parts.endpoints)
     ended = parts.kept.before(lambda *_: None)
 
     def leg() -> None:
-        hooks.pre_request(exchange, exchange.endpoint)
-        hooks.post_response(exchange, exchange.endpoint)
-        ended(call, 200, Ending.COMPLETE, exchange, 0)
-        exchange.request.state[ENTRY].legs.clear()
+        hooks.pre_request(attempt, attempt.endpoint)
+        hooks.post_response(attempt, attempt.endpoint)
+        ended(call, 200, Ending.COMPLETE, attempt, 0)
+        attempt.request.state[ENTRY].legs.clear()
 
     return leg
 
 
 def _ledger(parts: Parts) -> Step:
     ledger = Ledger(parts.clock)
-    exchange = parts.exchange
-    exchange.ending = None
+    attempt = parts.attempt
+    attempt.ending = None
 
     def in_and_out() -> None:
-        ledger.enter(exchange)
-        ledger.first_byte(exchange)
-        ledger.leave(exchange)
+        ledger.enter(attempt)
+        ledger.first_byte(attempt)
+        ledger.leave(attempt)
 
     return in_and_out
 
 
 def _decided(parts: Parts) -> Step:
-    return _in_batches(parts.observer, lambda: parts.observer.decided(parts.exchange.decision, 1e-5))
+    return _in_batches(parts.observer, lambda: parts.observer.decided(parts.attempt.decision, 1e-5))
 
 
 def _first_byte(parts: Parts) -> Step:
-    return _in_batches(parts.observer, lambda: parts.observer.first_byte(parts.exchange))
+    return _in_batches(parts.observer, lambda: parts.observer.first_byte(parts.attempt))
 
 
 def _leg_ended(parts: Parts) -> Step:
-    return _in_batches(parts.observer, lambda: parts.observer.leg_ended(parts.exchange))
+    return _in_batches(parts.observer, lambda: parts.observer.leg_ended(parts.attempt))
 
 
 def _request_ended(parts: Parts, observer: Observer) -> Step:
-    call, exchange = Call(), parts.exchange
-    observer.first_byte(exchange)
-    return _in_batches(observer, lambda: observer.request_ended(call, 200, Ending.COMPLETE, exchange))
+    call, attempt = Call(), parts.attempt
+    observer.first_byte(attempt)
+    return _in_batches(observer, lambda: observer.request_ended(call, 200, Ending.COMPLETE, attempt))
 
 
 def _in_batches(observer: Observer, event: Step) -> Step:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from proxy.core.attempt import COMPLETE, UPSTREAM_FAILED, Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import (
@@ -21,7 +22,6 @@ from proxy.core.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from proxy.core.exchange import COMPLETE, UPSTREAM_FAILED, Ending, Exchange
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
@@ -163,21 +163,21 @@ class Gateway:
         if decision.why and pool.handoffs is not None:
             decision, hand_off = pool.handoffs.of(request, decision, relay, self._leg)
             by = hand_off or by
-        exchange = Exchange(request, decision, decision.target, 0, self.clock.now())
+        attempt = Attempt(request, decision, decision.target, 0, self.clock.now())
         while True:
             try:
                 if by is not None:
-                    await by.run(exchange)
+                    await by.run(attempt)
                 else:
-                    with Leg(self, pool, exchange):
-                        await relay.relay(exchange)
+                    with Leg(self, pool, attempt):
+                        await relay.relay(attempt)
                 return
             except UpstreamFailed as error:
                 failure = error.with_traceback(None)  # it would keep this frame, with the body, which keeps it
-            exchange = await self.failover.following(exchange, failure)
+            attempt = await self.failover.following(attempt, failure)
 
-    def _leg(self, exchange: Exchange) -> Leg:
-        return Leg(self, self.pools.having(exchange.endpoint), exchange)
+    def _leg(self, attempt: Attempt) -> Leg:
+        return Leg(self, self.pools.having(attempt.endpoint), attempt)
 
     def _decide(
         self, pool: Pool, request: InferenceRequest, parsed: Parsed, candidates: Sequence[Endpoint]
@@ -204,54 +204,54 @@ class Gateway:
 
 @dataclass(slots=True)
 class Leg:
-    """One exchange between PreRequest and PostResponse: whatever entered, leaves."""
+    """One attempt between PreRequest and PostResponse: whatever entered, leaves."""
 
     gateway: Gateway
     pool: Pool
-    exchange: Exchange
+    attempt: Attempt
     scheduling: Scheduling = field(init=False)
 
     def __enter__(self) -> None:
-        gateway, pool, exchange = self.gateway, self.pool, self.exchange
-        endpoint, self.scheduling = exchange.endpoint, pool.scheduling
+        gateway, pool, attempt = self.gateway, self.pool, self.attempt
+        endpoint, self.scheduling = attempt.endpoint, pool.scheduling
         if gateway.expose_endpoint:
-            exchange.response_headers.append(("x-kvlane-endpoint", endpoint.name))
-            if (naming := exchange.request.naming) is not None and naming.asked != exchange.request.model:
-                exchange.response_headers.append(("x-kvlane-model", exchange.request.model))
-        gateway.ledger.enter(exchange)
+            attempt.response_headers.append(("x-kvlane-endpoint", endpoint.name))
+            if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
+                attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
+        gateway.ledger.enter(attempt)
         for gate in pool.gates:
-            if exchange.answers:
-                gate.sent(exchange)
+            if attempt.answers:
+                gate.sent(attempt)
         if endpoint.is_watched:
-            gateway.breakers.began(exchange)
+            gateway.breakers.began(attempt)
         for hook in next(self.scheduling.pre_request_rounds):
             try:
-                hook.pre_request(exchange, endpoint)
+                hook.pre_request(attempt, endpoint)
             except Exception as error:  # noqa: BLE001  # the request goes on
-                self.scheduling.raised(hook, f"failed before request {exchange.request.id} was sent", error)
+                self.scheduling.raised(hook, f"failed before request {attempt.request.id} was sent", error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gateway, exchange, endpoint = self.gateway, self.exchange, self.exchange.endpoint
-        if exchange.ending is None:
-            exchange.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
-        gateway.ledger.leave(exchange)
+        gateway, attempt, endpoint = self.gateway, self.attempt, self.attempt.endpoint
+        if attempt.ending is None:
+            attempt.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
+        gateway.ledger.leave(attempt)
         is_gone = endpoint.state is GONE
-        if exchange.status != 200 or exchange.ending is not COMPLETE or endpoint.is_watched:
-            gateway.breakers.ended(exchange, error)
-            status = error.status if isinstance(error, Declined) else exchange.status
-            if status == NOT_FOUND and exchange.request.model and gateway.model_reads is not None:
+        if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
+            gateway.breakers.ended(attempt, error)
+            status = error.status if isinstance(error, Declined) else attempt.status
+            if status == NOT_FOUND and attempt.request.model and gateway.model_reads is not None:
                 gateway.model_reads.read_soon(endpoint)
-            if exchange.ending is UPSTREAM_FAILED and not isinstance(error, ConnectFailed):
-                gateway.failover.poison.broke_off(exchange)
-        if exchange.response_id and not is_gone:
-            gateway.bindings.bind(exchange.response_id, endpoint)
+            if attempt.ending is UPSTREAM_FAILED and not isinstance(error, ConnectFailed):
+                gateway.failover.poison.broke_off(attempt)
+        if attempt.response_id and not is_gone:
+            gateway.bindings.bind(attempt.response_id, endpoint)
         for hook in next(self.scheduling.post_response_rounds):
             try:
-                hook.post_response(exchange, endpoint)
+                hook.post_response(attempt, endpoint)
             except Exception as error:  # noqa: BLE001  # the other hooks still run
-                self.scheduling.raised(hook, f"failed after request {exchange.request.id} ended", error)
+                self.scheduling.raised(hook, f"failed after request {attempt.request.id} ended", error)
         if is_gone:
             self.scheduling.forget(endpoint)  # hooks of the attempt made state for it again
-        gateway.observer.leg_ended(exchange)
+        gateway.observer.leg_ended(attempt)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.warmup import Poster
@@ -29,12 +29,12 @@ class WarmingSender:
         await pool.production.run(request, (endpoint,))
         if _is_held(request, endpoint):
             return None
-        exchange = Exchange(request, Decision(endpoint), endpoint, 0, self._clock.now())
-        with Leg(self._gateway, pool, exchange):
-            exchange.status, _ = await self._poster.post(endpoint.url + prompt.path, prompt.body, endpoint.api_key)
-            exchange.first_byte_at = exchange.last_byte_at = self._clock.now()
-            exchange.ending = Ending.COMPLETE
-        return exchange.status
+        attempt = Attempt(request, Decision(endpoint), endpoint, 0, self._clock.now())
+        with Leg(self._gateway, pool, attempt):
+            attempt.status, _ = await self._poster.post(endpoint.url + prompt.path, prompt.body, endpoint.api_key)
+            attempt.first_byte_at = attempt.last_byte_at = self._clock.now()
+            attempt.ending = Ending.COMPLETE
+        return attempt.status
 
     def _request(self, prompt: Head) -> InferenceRequest:
         parsed = parse(prompt.path, prompt.body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.placement.engines import VLLM, Model
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.replay.engine import Counted
 from proxy.replay.pods import Kept, Reading
 from proxy.replay.workload import Job

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from bench.scaling.fleet import DECODE, PREFILL, Fleet, Replica, State
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.replay.policy import Policy
 from proxy.replay.workload import Job
 

@@ -11,10 +11,10 @@ from proxy.access.meter import Amounts, Meter, Shortage
 from proxy.access.settings import ANY_OTHER, Limits
 from proxy.access.turns import Parts, Turns
 from proxy.access.window import Bucket
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest, is_out_of_its_own_time
@@ -68,12 +68,12 @@ class LimitsGate:
         """Any."""
         return endpoints
 
-    def sent(self, exchange: Exchange) -> None:
+    def sent(self, attempt: Attempt) -> None:
         """Its answer says what is left, in the words of OpenAI's."""
-        stay = exchange.request.state.read(STAY)
+        stay = attempt.request.state.read(STAY)
         if stay is not None:
-            stay.exchange = exchange
-            exchange.response_headers.extend(self.headers(stay.meters))
+            stay.attempt = attempt
+            attempt.response_headers.extend(self.headers(stay.meters))
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         """Whoever was let in may have two legs: the one that answers is charged."""
@@ -188,14 +188,14 @@ class LimitsGate:
 class Stay:
     """One request's, from the gate to its end."""
 
-    __slots__ = ("_gate", "_request", "_reserved", "exchange", "meters")
+    __slots__ = ("_gate", "_request", "_reserved", "attempt", "meters")
 
     def __init__(self, gate: LimitsGate, request: InferenceRequest, meters: Sequence[Meter]) -> None:
         self._gate = gate
         self._request = request
         self.meters = meters
         self._reserved: list[Amounts] = []
-        self.exchange: Exchange | None = None
+        self.attempt: Attempt | None = None
 
     async def __aenter__(self) -> None:
         gate, request, meters = self._gate, self._request, self.meters
@@ -224,9 +224,9 @@ class Stay:
         if not reserved:
             return
         now, corrections = gate.clock.now(), []
-        usage = NOTHING if self.exchange is None else _usage(self.exchange, now)
+        usage = NOTHING if self.attempt is None else _usage(self.attempt, now)
         for meter, wanted in zip(self.meters, reserved, strict=True):
-            if self.exchange is None:
+            if self.attempt is None:
                 corrections.append(meter.undo(wanted, now))
             else:
                 corrections.append(meter.end(wanted, usage, now))
@@ -238,19 +238,19 @@ class Stay:
             on_spent(_who(meter), meter.running, spent)
 
 
-def _usage(exchange: Exchange, now: float) -> Usage | None:
+def _usage(attempt: Attempt, now: float) -> Usage | None:
     """What is to be paid. Where the pod does not tell, a chunk of a stream is a token; of other answers nobody knows.
     A client that leaves, or whose own time limit passes, before the answer comes has had the prompt computed."""
-    request = exchange.request
-    if exchange.status is None:
-        is_late = exchange.ending is Ending.TIMED_OUT and is_out_of_its_own_time(request, now)
-        left = is_late or exchange.ending is Ending.CLIENT_GONE
+    request = attempt.request
+    if attempt.status is None:
+        is_late = attempt.ending is Ending.TIMED_OUT and is_out_of_its_own_time(request, now)
+        left = is_late or attempt.ending is Ending.CLIENT_GONE
         return Usage(request.prompt.tokens, 0) if left else NOTHING
-    if exchange.status >= 400:
+    if attempt.status >= 400:
         return NOTHING
-    if exchange.usage is None and request.stream:
-        return Usage(request.prompt.tokens, exchange.chunks)
-    return exchange.usage
+    if attempt.usage is None and request.stream:
+        return Usage(request.prompt.tokens, attempt.chunks)
+    return attempt.usage
 
 
 def _run_elsewhere(meter: Meter, peer: int, running: int) -> None:

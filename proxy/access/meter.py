@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from proxy.access.settings import Limits
 from proxy.access.window import Bucket, Day
-from proxy.core.exchange import Usage
+from proxy.core.attempt import Usage
 from proxy.core.frozen import frozen
 from proxy.core.ports import Clock
 

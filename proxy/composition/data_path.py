@@ -17,8 +17,8 @@ from proxy.composition.picking import picker_of
 from proxy.composition.reliability import Reliability
 from proxy.composition.senses import OwnSenses
 from proxy.composition.warming import Warming
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Names, Random
 from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
@@ -215,21 +215,21 @@ class DataPath:
         cells = {why: self.observation.catalogue.hung_up.cell(why.value) for why in HungUp}
         return lambda why, number: cells[why].add(number)
 
-    def _at_first_byte(self) -> Callable[[Exchange], None]:
+    def _at_first_byte(self) -> Callable[[Attempt], None]:
         """Who is told of first bytes."""
         nobody_waits = not self.gates.flow_controls
         told = self._first_byte if nobody_waits else self._first_byte_makes_room
         return self.warming.seeing(self.senses.seeing(told))
 
-    def _first_byte(self, exchange: Exchange) -> None:
-        self.ledger.first_byte(exchange)
-        if exchange.on_begun is not None:
-            exchange.on_begun()
-        if exchange.endpoint.is_watched:
-            self.reliability.breakers.first_byte(exchange)
-        self.observer.first_byte(exchange)
+    def _first_byte(self, attempt: Attempt) -> None:
+        self.ledger.first_byte(attempt)
+        if attempt.on_begun is not None:
+            attempt.on_begun()
+        if attempt.endpoint.is_watched:
+            self.reliability.breakers.first_byte(attempt)
+        self.observer.first_byte(attempt)
 
-    def _first_byte_makes_room(self, exchange: Exchange) -> None:
+    def _first_byte_makes_room(self, attempt: Attempt) -> None:
         """Tokens whose prefill is over are not in flight."""
-        self._first_byte(exchange)
-        self.gates.look(exchange.endpoint.pool)
+        self._first_byte(attempt)
+        self.gates.look(attempt.endpoint.pool)

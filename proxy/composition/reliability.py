@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.fleet.datastore import Fleet
@@ -53,16 +53,16 @@ class Reliability:
         """`continued`: see Failover."""
         retries = self._settings.retries
 
-        def others(exchange: Exchange, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        def others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
             """Pods that the scheduler was not asked about, because they were not ready, or start slowly."""
-            model, pool = exchange.request.model, exchange.endpoint.pool
+            model, pool = attempt.request.model, attempt.endpoint.pool
             pods = [
                 pod
                 for pod in self._fleet.ready
                 if pod.pool == pool and pod not in tried and (not pod.models or model in pod.models)
             ]
             try:
-                return candidates(exchange.request, pods) if pods else ()
+                return candidates(attempt.request, pods) if pods else ()
             except RequestError:
                 return ()
 

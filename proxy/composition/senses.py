@@ -11,7 +11,7 @@ from proxy.autoscale.recent import Recent
 from proxy.autoscale.roles import pods_of_role, role_of
 from proxy.composition.gates import Gates
 from proxy.composition.indexes import predictors
-from proxy.core.exchange import Exchange, Stage
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.ports import Clock
 from proxy.fleet.datastore import Fleet
 from proxy.scheduling.build import Scheduling
@@ -19,7 +19,7 @@ from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Histogram
 
-FirstByte = Callable[[Exchange], None]
+FirstByte = Callable[[Attempt], None]
 
 
 class Senses(Protocol):
@@ -62,10 +62,10 @@ class OwnSenses:
         if not self._pools:
             return first_byte
 
-        def first_byte_timed(exchange: Exchange) -> None:
-            first_byte(exchange)
-            if exchange.first_byte_at is not None and exchange.stage is Stage.WHOLE:
-                self._observe(exchange, exchange.first_byte_at)
+        def first_byte_timed(attempt: Attempt) -> None:
+            first_byte(attempt)
+            if attempt.first_byte_at is not None and attempt.stage is Stage.WHOLE:
+                self._observe(attempt, attempt.first_byte_at)
 
         return first_byte_timed
 
@@ -92,16 +92,16 @@ class OwnSenses:
                 if (backlog := self._backlog(name, role.name)) is not None:
                     gauge.cell(name, role.name).value = backlog
 
-    def _stage_ended(self, exchange: Exchange) -> None:
-        if exchange.stage is Stage.PREFILL and exchange.succeeded and exchange.last_byte_at is not None:
-            self._observe(exchange, exchange.last_byte_at)
+    def _stage_ended(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.PREFILL and attempt.succeeded and attempt.last_byte_at is not None:
+            self._observe(attempt, attempt.last_byte_at)
 
-    def _observe(self, exchange: Exchange, at: float) -> None:
-        endpoint = exchange.endpoint
+    def _observe(self, attempt: Attempt, at: float) -> None:
+        endpoint = attempt.endpoint
         pool = self._pools.get(endpoint.pool)
         role = None if pool is None else role_of(pool, endpoint)
-        if role is not None and exchange.status is not None and exchange.status < 300:
-            self._catalogue.leg_ttft.cell(endpoint.pool, role).observe(at - exchange.started_at)
+        if role is not None and attempt.status is not None and attempt.status < 300:
+            self._catalogue.leg_ttft.cell(endpoint.pool, role).observe(at - attempt.started_at)
 
     def _backlog(self, pool: str, role: str) -> float | None:
         scheduling = self._schedulings().get(pool)

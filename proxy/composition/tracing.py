@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from proxy import __version__
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, Reason
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.plugin import PostResponse, PreRequest
 from proxy.core.ports import Call, Clock
 from proxy.core.request import InferenceRequest
@@ -84,14 +84,14 @@ class Traces:
         """Who is told that a request has ended."""
 
         def ended(
-            call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None = None, sent: int = 0
+            call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
         ) -> None:
             try:
-                self.tracing.request_ended(call, status, outcome, exchange)
+                self.tracing.request_ended(call, status, outcome, attempt)
             except Exception:
                 if self.is_first_failure():
                     log.exception("request %s: it is not traced; further ones are not named", call.id)
-            then(call, status, outcome, exchange, sent)
+            then(call, status, outcome, attempt, sent)
 
         return ended
 
@@ -124,8 +124,8 @@ class LegTraces(PreRequest, PostResponse):
     tracing: Tracing
     plugin_type = "tracing"
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        self.tracing.leg_began(exchange)
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        self.tracing.leg_began(attempt)
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        self.tracing.leg_ended(exchange)
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        self.tracing.leg_ended(attempt)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock, Random
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.warmup import Warmup
@@ -18,7 +18,7 @@ from proxy.http.upstream.trust import Trust
 from proxy.pool_settings import PoolSettings
 from proxy.warming import WarmingSender
 
-FirstByte = Callable[[Exchange], None]
+FirstByte = Callable[[Attempt], None]
 
 
 @dataclass(slots=True)
@@ -79,11 +79,11 @@ class Warming:
         if not pools:
             return first_byte
 
-        def first_byte_seen(exchange: Exchange) -> None:
-            first_byte(exchange)
-            warmed = pools.get(exchange.endpoint.pool)
-            if warmed is not None and exchange.status is not None and exchange.status < 300:
-                warmed.prompts.see(exchange.request)
+        def first_byte_seen(attempt: Attempt) -> None:
+            first_byte(attempt)
+            warmed = pools.get(attempt.endpoint.pool)
+            if warmed is not None and attempt.status is not None and attempt.status < 300:
+                warmed.prompts.see(attempt.request)
 
         return first_byte_seen
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest
 
 
@@ -22,12 +22,12 @@ class Casualties:
         """Whether the request met a pod that was just closing an idle connection. The second time is no accident."""
         self._noted: set[tuple[Endpoint, float, int]] = set()
 
-    def suspect(self, exchange: Exchange) -> None:
+    def suspect(self, attempt: Attempt) -> None:
         """Note that its pod closed the connection, or had the request together with one that did."""
-        attempt = (exchange.endpoint, exchange.started_at, exchange.attempt)
-        if attempt not in self._noted and exchange.endpoint not in self.suspected:
-            self.suspected.append(exchange.endpoint)
-        self._noted.add(attempt)
+        one = (attempt.endpoint, attempt.started_at, attempt.number)
+        if one not in self._noted and attempt.endpoint not in self.suspected:
+            self.suspected.append(attempt.endpoint)
+        self._noted.add(one)
 
     def confirm(self, endpoint: Endpoint) -> bool:
         """Note that the pod accepts no connection. Return whether that was unknown."""

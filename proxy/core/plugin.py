@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.request import InferenceRequest
 
 P = TypeVar("P", bound="type[Plugin]")
@@ -159,7 +159,7 @@ class PreRequest(Plugin, Protocol):
 
     __slots__ = ()
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None: ...
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None: ...
 
 
 class PostResponse(Plugin, Protocol):
@@ -167,7 +167,7 @@ class PostResponse(Plugin, Protocol):
 
     __slots__ = ()
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None: ...
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None: ...
 
 
 class EndpointRemoved(Plugin, Protocol):

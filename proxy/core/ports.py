@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, NewType, Protocol
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.identity import Identity
 from proxy.core.kv import KvEvent, KvSources
 from proxy.core.plugin import Decider
@@ -115,7 +115,7 @@ class Gate(Protocol):
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """Those of the candidates that it may be sent to; never none."""
 
-    def sent(self, exchange: Exchange) -> None:
+    def sent(self, attempt: Attempt) -> None:
         """It goes to this pod; called again if that fails and another one gets it."""
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
@@ -127,7 +127,7 @@ class Race(Protocol):
     EVICTED or cancelled. A refusal is none while there is another leg."""
 
     @property
-    def winner(self) -> Exchange | None:
+    def winner(self) -> Attempt | None:
         """The leg that has begun to answer."""
 
     def __enter__(self) -> None: ...
@@ -136,45 +136,45 @@ class Race(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def relay(self, exchange: Exchange) -> None:
+    async def relay(self, attempt: Attempt) -> None:
         """As `Relay.relay`, but in a task of its own."""
 
 
 class Relay(Protocol):
     """The way to one client."""
 
-    async def relay(self, exchange: Exchange) -> None:
-        """Send `exchange.request` to `exchange.endpoint` and its answer to the client, until one of them ends it.
+    async def relay(self, attempt: Attempt) -> None:
+        """Send `attempt.request` to `attempt.endpoint` and its answer to the client, until one of them ends it.
 
-        Sets what `Exchange` says the relay sets; `ending` in every case. Raises UpstreamFailed only while nothing of
+        Sets what `Attempt` says the relay sets; `ending` in every case. Raises UpstreamFailed only while nothing of
         the answer has reached the client and the request can be sent again, or CutShort if another pod can go on with
         it; otherwise it has ended the client's response itself: cut short, it never looks whole. Cancelled, it aborts
         the pod's request at once.
         """
 
-    def race(self, begins: Callable[[Exchange], None]) -> Race | None:
+    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
         """For legs at the same time; None if there can be only one. `begins` is told of the one that answers, before
         its head goes out."""
 
-    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """Send it with the client's headers, and return the body of the pod's answer, of which the client sees nothing.
 
         Sets what `relay` sets; `status` says whether the body is an error. Raises UpstreamFailed: Declined for 429 and
         5xx, UpstreamTimedOut after so many seconds. Cancelled, it aborts the pod's request.
         """
 
-    def pass_on(self, exchange: Exchange, body: bytes) -> None:
-        """Send the client the response that `collect` returned for `exchange`, and nothing after it."""
+    def pass_on(self, attempt: Attempt, body: bytes) -> None:
+        """Send the client the response that `collect` returned for `attempt`, and nothing after it."""
 
 
-Legs = Callable[[Exchange], AbstractContextManager[None]]
+Legs = Callable[[Attempt], AbstractContextManager[None]]
 """A leg between PreRequest and PostResponse."""
 
 
 class Conductor(Protocol):
     """Sends one request to pods where that is not done by one leg after the other."""
 
-    async def run(self, exchange: Exchange) -> None:
+    async def run(self, attempt: Attempt) -> None:
         """Raises what `Relay.relay` raises."""
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import orjson
 
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.core.exchange import Ending
 from proxy.core.ports import Clock
 from proxy.fleet.datastore import Fleet
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, LoadView
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange, Stage
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.passage import PASSAGE
 from proxy.latency.keys import LATENCY
@@ -33,7 +33,7 @@ class Leg(NamedTuple):
 
     endpoint: Endpoint
     stage: Stage
-    attempt: int
+    number: int
     answers: bool
     started_at: float
     first_byte_at: float | None
@@ -46,7 +46,7 @@ class Leg(NamedTuple):
 
 
 LEG = attrgetter(*Leg._fields)
-"""Of an exchange."""
+"""Of an attempt."""
 
 
 class Absent(NamedTuple):
@@ -97,15 +97,15 @@ class Entry:
     """(weight, part of the total) of scorers, by profile; all entries of a configuration have the same."""
     decision: Decision | None
     refusal: Refusal | None
-    legs: list[Exchange | Leg] = field(default_factory=list)
-    """Exchanges are those that have not ended."""
+    legs: list[Attempt | Leg] = field(default_factory=list)
+    """Attempts are those that have not ended."""
     outcome: Ending | Reason | None = None
     status: int | None = None
     ended_at: float | None = None
     bytes: int = 0
 
     @property
-    def last(self) -> Exchange | Leg | None:
+    def last(self) -> Attempt | Leg | None:
         """The latest leg for the client; of a hedge's two, the one that did better."""
         legs = [leg for leg in self.legs if leg.answers]
         begun = [leg for leg in legs if leg.ending is not Ending.EVICTED and leg.first_byte_at is not None]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import repeat
 from operator import add
 
+from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import RequestError
-from proxy.core.exchange import Exchange
 from proxy.core.plugin import PostResponse, PreRequest, Scorer
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
@@ -167,20 +167,20 @@ class LegHooks(PreRequest, PostResponse):
 
     plugin_type = "decisions"
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        entry = exchange.request.state.read(ENTRY)
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        entry = attempt.request.state.read(ENTRY)
         if entry is not None:
-            entry.legs.append(exchange)
-            if exchange.answers and entry.decision is not None:
-                made = exchange.decision  # what cannot be split after all is known by now
+            entry.legs.append(attempt)
+            if attempt.answers and entry.decision is not None:
+                made = attempt.decision  # what cannot be split after all is known by now
                 entry.decision = entry.decision._replace(prefill=made.prefill, encode=made.encode, why=made.why)
-            if entry.asked and exchange.answers:
-                exchange.response_headers.append((HEADER, summary(entry, endpoint)))
+            if entry.asked and attempt.answers:
+                attempt.response_headers.append((HEADER, summary(entry, endpoint)))
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        entry = exchange.request.state.read(ENTRY)
-        if entry is not None and exchange in entry.legs:
-            entry.legs[entry.legs.index(exchange)] = Leg(*LEG(exchange))
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        entry = attempt.request.state.read(ENTRY)
+        if entry is not None and attempt in entry.legs:
+            entry.legs[entry.legs.index(attempt)] = Leg(*LEG(attempt))
 
 
 def explained(

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock
 from proxy.explain.entry import ENTRY, Entry
 from proxy.telemetry.settings import DecisionSettings
 
-OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
+OnEnd = Callable[[Call, int, Ending | Reason, Attempt | None, int], None]
 
 
 class Ring:
@@ -93,12 +93,12 @@ class Kept:
     def before(self, then: OnEnd) -> OnEnd:
         """What is told that a request has ended, and tells `then`."""
 
-        def told(call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None, sent: int) -> None:
+        def told(call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int) -> None:
             opened = self._open.pop(call.id, None)
-            entry = None if exchange is None else exchange.request.state.read(ENTRY)
+            entry = None if attempt is None else attempt.request.state.read(ENTRY)
             if (entry := entry or opened) is not None:
                 self._end(entry, status, outcome)
-            then(call, status, outcome, exchange, sent)
+            then(call, status, outcome, attempt, sent)
 
         return told
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.core.exchange import Exchange, Stage
 from proxy.explain.entry import Entry, Leg, Situation
 from proxy.explain.margin import deciding, margin
 from proxy.prefix.keys import most_cached
@@ -173,12 +173,12 @@ def _decision(entry: Entry) -> dict[str, Any] | None:
     return {"target": decision.target.name, **names, "why": decision.why}
 
 
-def _leg(entry: Entry, leg: Exchange | Leg) -> dict[str, Any]:
+def _leg(entry: Entry, leg: Attempt | Leg) -> dict[str, Any]:
     usage, began = leg.usage, entry.received_at
     return {
         "stage": leg.stage.value,
         "pod": leg.endpoint.name,
-        "attempt": leg.attempt,
+        "attempt": leg.number,
         "forClient": leg.answers,
         "sent": _number(leg.started_at - began),
         "firstByte": None if leg.first_byte_at is None else _number(leg.first_byte_at - began),

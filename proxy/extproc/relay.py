@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, GatewayTimeout, PassedOver, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Race, Relay
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.call import EnvoyCall, fields_of
@@ -33,11 +33,11 @@ from proxy.http.upstream.pool import Address
 
 
 class EnvoyRelay(Relay):
-    """Implements `core.ports.Relay` for one request. `exchange` is its last leg."""
+    """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
 
     def __init__(self, call: EnvoyCall, rim: Rim, addresses: Addresses, fallbacks: int) -> None:
         """`fallbacks` that are named at most."""
-        self.exchange: Exchange | None = None
+        self.attempt: Attempt | None = None
         self._call = call
         self._stream = call.stream
         self._rim = rim
@@ -46,52 +46,52 @@ class EnvoyRelay(Relay):
         self._head: Any = None
         """Of the pod's answer, once it has come."""
 
-    async def relay(self, exchange: Exchange) -> None:
+    async def relay(self, attempt: Attempt) -> None:
         """See the port. A leg that the gateway has passed over is followed by one on the pod that has answered."""
-        self.exchange = exchange
+        self.attempt = attempt
         try:
             if self._head is None:
-                await self._send(exchange)
-                self._head = await self._answer_head(exchange)
-                self._judge(self._head, exchange)
-            await self._pass(self._head, exchange)
+                await self._send(attempt)
+                self._head = await self._answer_head(attempt)
+                self._judge(self._head, attempt)
+            await self._pass(self._head, attempt)
         except asyncio.CancelledError:
-            exchange.ending = exchange.ending or self._cut(exchange)
+            attempt.ending = attempt.ending or self._cut(attempt)
             raise
         except (PassedOver, BadGateway):
-            exchange.ending = Ending.UPSTREAM_FAILED
+            attempt.ending = Ending.UPSTREAM_FAILED
             raise
         except (UpstreamTimedOut, GatewayTimeout):
-            exchange.ending = Ending.TIMED_OUT
+            attempt.ending = Ending.TIMED_OUT
             raise
 
-    def race(self, begins: Callable[[Exchange], None]) -> Race | None:
+    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
         """A gateway sends a request once."""
         return None
 
-    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port. A leg that is not for the client does not go through the gateway."""
         call = cast(HttpCall, self._call)  # of which only the request's head is read
-        return await ClientRelay(call, self._rim).collect(exchange, seconds)
+        return await ClientRelay(call, self._rim).collect(attempt, seconds)
 
-    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+    def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
-        self.exchange = exchange
-        self._call.answer(*passed_on(exchange, body, self._call.id))
+        self.attempt = attempt
+        self._call.answer(*passed_on(attempt, body, self._call.id))
 
     def end(self) -> None:
         pass
 
     # the request
 
-    async def _send(self, exchange: Exchange) -> None:
-        request, call, stream = exchange.request, self._call, self._stream
-        destination = ",".join([await self._addresses.of(endpoint) for endpoint in self._named(exchange)])
+    async def _send(self, attempt: Attempt) -> None:
+        request, call, stream = attempt.request, self._call, self._stream
+        destination = ",".join([await self._addresses.of(endpoint) for endpoint in self._named(attempt)])
         changed = request.body is not call.body and request.body != call.body
-        add = [(DESTINATION, destination), ("x-request-id", call.id), *exchange.upstream_headers]
-        if key := exchange.endpoint.api_key:
+        add = [(DESTINATION, destination), ("x-request-id", call.id), *attempt.upstream_headers]
+        if key := attempt.endpoint.api_key:
             add.append(("authorization", f"Bearer {key}"))
-        if base := Address.of(exchange.endpoint.url).base:
+        if base := Address.of(attempt.endpoint.url).base:
             add.append((":path", base.decode() + call.path + call.query))
         if changed:
             add.append(("content-length", str(len(request.body))))
@@ -99,7 +99,7 @@ class EnvoyRelay(Relay):
         with_destination(reply, destination)
         if changed and stream.kind == "request_body":
             with_body(reply, request.body)
-        exchange.sent_at = self._rim.clock.now()
+        attempt.sent_at = self._rim.clock.now()
         await stream.write(reply)
         if stream.request_mode == FULL_DUPLEX_STREAMED and not stream.head.request_headers.end_of_stream:
             for piece in streamed("request_body", request.body, not stream.trailers):
@@ -107,16 +107,16 @@ class EnvoyRelay(Relay):
             if stream.trailers:
                 await stream.write(go_on("request_trailers"))
 
-    def _named(self, exchange: Exchange) -> list[Endpoint]:
-        others = [each for each in exchange.decision.candidates() if each is not exchange.endpoint]
+    def _named(self, attempt: Attempt) -> list[Endpoint]:
+        others = [each for each in attempt.decision.candidates() if each is not attempt.endpoint]
         ready = [each for each in others if each.state is EndpointState.READY]
-        return [exchange.endpoint, *ready[: self._fallbacks]]
+        return [attempt.endpoint, *ready[: self._fallbacks]]
 
     # the answer
 
-    async def _answer_head(self, exchange: Exchange) -> Any:
+    async def _answer_head(self, attempt: Attempt) -> Any:
         """Raises UpstreamTimedOut."""
-        seconds = exchange.request.deadline - self._rim.clock.now()
+        seconds = attempt.request.deadline - self._rim.clock.now()
         try:
             async with asyncio.timeout(seconds):
                 kind, message = await self._stream.next()
@@ -126,51 +126,51 @@ class EnvoyRelay(Relay):
             raise UpstreamTimedOut("the gateway has no answer in the time that the request has") from None
         return message
 
-    def _judge(self, head: Any, exchange: Exchange) -> None:
+    def _judge(self, head: Any, attempt: Attempt) -> None:
         """Whether the pod has answered that was to. Raises PassedOver, BadGateway or GatewayTimeout."""
         details = str(attributes_of(head).get("response.code_details") or "")
         if details.startswith(("upstream_", "no_healthy_upstream")):
             raise _failure(details)
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
-        if not address or address in self._addresses.known(exchange.endpoint):
+        if not address or address in self._addresses.known(attempt.endpoint):
             return
-        answers = self._addresses.at(str(address), exchange.decision.candidates())
+        answers = self._addresses.at(str(address), attempt.decision.candidates())
         if answers is not None:
             raise PassedOver("the gateway went on to another pod", answers)
 
-    async def _pass(self, head: Any, exchange: Exchange) -> None:
+    async def _pass(self, head: Any, attempt: Attempt) -> None:
         call, stream = self._call, self._stream
         fields = fields_of(head.response_headers.headers)
-        exchange.status = call.answered = int(fields.get(":status", 200))
+        attempt.status = call.answered = int(fields.get(":status", 200))
         coded = fields.get("content-encoding", "identity") != "identity"
-        passage = Passage(exchange, fields.get("content-type", ""), coded)
+        passage = Passage(attempt, fields.get("content-type", ""), coded)
         try:
             kind, message = "response_body", head
             if head.HasField("response_headers"):
-                add = [("x-request-id", call.id), *exchange.response_headers]
+                add = [("x-request-id", call.id), *attempt.response_headers]
                 remove = ["content-length"] if passage.changes and "content-length" in fields else []
                 stream.is_answered = stream.response_mode == NONE  # the gateway may end the stream with this reply
                 await stream.write(with_fields("response_headers", add, remove))
                 if head.response_headers.end_of_stream:
-                    self._finish(exchange, passage)
+                    self._finish(attempt, passage)
                     return
                 kind, message = await stream.next()
-            while not await self._take(kind, message, exchange, passage):
+            while not await self._take(kind, message, attempt, passage):
                 kind, message = await stream.next()
         finally:
-            if exchange.ending is None:
+            if attempt.ending is None:
                 passage.settle()
 
-    async def _take(self, kind: str, message: Any, exchange: Exchange, passage: Passage) -> bool:
+    async def _take(self, kind: str, message: Any, attempt: Attempt, passage: Passage) -> bool:
         """Whether that was the end of the answer."""
         stream, mode = self._stream, self._stream.response_mode
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
-        if exchange.first_byte_at is None and piece.body:
-            self._first_byte(exchange)
+        if attempt.first_byte_at is None and piece.body:
+            self._first_byte(attempt)
         out = passage.feed(piece.body, last)
         if last:
-            self._finish(exchange)
+            self._finish(attempt)
         if kind == "response_body":
             for reply in pieces_of(mode, out, last, piece.body):
                 await stream.write(reply)
@@ -180,23 +180,23 @@ class EnvoyRelay(Relay):
             await stream.write(go_on("response_trailers"))
         return last
 
-    def _first_byte(self, exchange: Exchange) -> None:
-        exchange.first_byte_at = self._rim.clock.now()
-        self._rim.on_first_byte(exchange)
+    def _first_byte(self, attempt: Attempt) -> None:
+        attempt.first_byte_at = self._rim.clock.now()
+        self._rim.on_first_byte(attempt)
 
-    def _finish(self, exchange: Exchange, passage: Passage | None = None) -> None:
+    def _finish(self, attempt: Attempt, passage: Passage | None = None) -> None:
         """Before the last reply: the gateway may end the stream as soon as it has that."""
         if passage is not None:
             passage.feed(b"", True)
-        if exchange.first_byte_at is None:
-            self._first_byte(exchange)
-        exchange.last_byte_at = self._rim.clock.now()
-        exchange.ending = Ending.COMPLETE
+        if attempt.first_byte_at is None:
+            self._first_byte(attempt)
+        attempt.last_byte_at = self._rim.clock.now()
+        attempt.ending = Ending.COMPLETE
         self._stream.is_answered = True
 
-    def _cut(self, exchange: Exchange) -> Ending:
+    def _cut(self, attempt: Attempt) -> Ending:
         """By the client or its pod, of which a gateway does not say which it was; or by us."""
-        exchange.last_byte_at = self._rim.clock.now()
+        attempt.last_byte_at = self._rim.clock.now()
         if not self._stream.is_over:
             if self._call.answered:
                 self._call.break_off()

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest
 from proxy.extproc.addresses import Addresses
 
@@ -45,7 +45,7 @@ class SubsetGate:
             raise NoEndpoints("None of the pods that the gateway allows for this request is ready; try again shortly.")
         return left
 
-    def sent(self, exchange: Exchange) -> None:
+    def sent(self, attempt: Attempt) -> None:
         pass
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import exp, inf, log, log1p
 
+from proxy.core.attempt import WHOLE, Attempt, Stage
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import WHOLE, Exchange, Stage
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
@@ -16,8 +16,8 @@ RECENT_SECONDS = 60.0
 
 
 class Ledger:
-    """In exactly once and out exactly once per exchange, whatever is called how often and in which order: what an
-    exchange has put on its pod is written on the exchange, and taken off there.
+    """In exactly once and out exactly once per attempt, whatever is called how often and in which order: what an
+    attempt has put on its pod is written on the attempt, and taken off there.
 
     `enter` comes before anything reserves prefix blocks for the same request: it reads how much is cached.
     """
@@ -33,10 +33,10 @@ class Ledger:
         """Legs that entered and have not left."""
         return self.entered - self._left
 
-    def enter(self, exchange: Exchange) -> None:
-        if exchange.charge is not None or exchange.ending is not None:
+    def enter(self, attempt: Attempt) -> None:
+        if attempt.charge is not None or attempt.ending is not None:
             return
-        endpoint, request = exchange.endpoint, exchange.request
+        endpoint, request = attempt.endpoint, attempt.request
         read = request.state.read
         prefill, output, match = (read(TOKENIZED_PROMPT) or request.prompt).tokens, 0, read(PREFIX_MATCH)
         if match is not None:
@@ -44,26 +44,26 @@ class Ledger:
             prefill = prefill - cached if prefill > cached else 0
         if (estimate := read(OUTPUT_ESTIMATE)) is not None:
             output = estimate
-        if exchange.stage is not WHOLE:
-            prefill, output = (0, output) if exchange.stage is Stage.DECODE else (prefill, 0)
-        exchange.charge = (prefill, output)
+        if attempt.stage is not WHOLE:
+            prefill, output = (0, output) if attempt.stage is Stage.DECODE else (prefill, 0)
+        attempt.charge = (prefill, output)
         self.entered += 1
         endpoint.charge(1, prefill + output)
         self._remember(endpoint, prefill + 1)
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def first_byte(self, attempt: Attempt) -> None:
         """The prompt is in the KV cache; what the answer is expected to take stays."""
-        if charge := exchange.charge:
+        if charge := attempt.charge:
             prefill, output = charge
-            exchange.charge = (0, output)
-            vars(exchange.endpoint.load)["tokens"] -= prefill
+            attempt.charge = (0, output)
+            vars(attempt.endpoint.load)["tokens"] -= prefill
 
-    def leave(self, exchange: Exchange) -> None:
-        if charge := exchange.charge:
+    def leave(self, attempt: Attempt) -> None:
+        if charge := attempt.charge:
             prefill, output = charge
-            exchange.charge = None
+            attempt.charge = None
             self._left += 1
-            exchange.endpoint.charge(-1, -prefill - output)
+            attempt.endpoint.charge(-1, -prefill - output)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:
         """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would
@@ -99,16 +99,16 @@ class SharedLedger(Ledger):
         self._dispatched = dispatched
         self._eased = eased
 
-    def enter(self, exchange: Exchange) -> None:
-        known = exchange.charge is not None
-        Ledger.enter(self, exchange)
-        if exchange.charge is not None and not known:
-            self._dispatched(exchange.endpoint, exchange.charge[0] + 1)
+    def enter(self, attempt: Attempt) -> None:
+        known = attempt.charge is not None
+        Ledger.enter(self, attempt)
+        if attempt.charge is not None and not known:
+            self._dispatched(attempt.endpoint, attempt.charge[0] + 1)
 
-    def first_byte(self, exchange: Exchange) -> None:
-        Ledger.first_byte(self, exchange)
-        self._eased(exchange.endpoint)
+    def first_byte(self, attempt: Attempt) -> None:
+        Ledger.first_byte(self, attempt)
+        self._eased(attempt.endpoint)
 
-    def leave(self, exchange: Exchange) -> None:
-        Ledger.leave(self, exchange)
-        self._eased(exchange.endpoint)
+    def leave(self, attempt: Attempt) -> None:
+        Ledger.leave(self, attempt)
+        self._eased(attempt.endpoint)

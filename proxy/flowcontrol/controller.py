@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.band import Waiting, objective
@@ -81,15 +81,15 @@ class FlowControl:
                 endpoints = self.room.on_in_part(endpoints, passage.waiting.cost, self.siblings.part)
         return self.room.on(endpoints, max(1, request.prompt.tokens))
 
-    def sent(self, exchange: Exchange) -> None:
+    def sent(self, attempt: Attempt) -> None:
         """A pod was chosen: what the request costs is known."""
-        passage = exchange.request.state.read(PASSAGE)
-        if passage is not None and exchange.charge is not None:
+        passage = attempt.request.state.read(PASSAGE)
+        if passage is not None and attempt.charge is not None:
             self._unsent.pop(passage, None)
-            passage.endpoint = exchange.endpoint
-            passage.waiting.recount(exchange.charge[0])
-            if self.queue.counts_service and exchange.answers:
-                passage.legs = (*passage.legs, exchange)
+            passage.endpoint = attempt.endpoint
+            passage.waiting.recount(attempt.charge[0])
+            if self.queue.counts_service and attempt.answers:
+                passage.legs = (*passage.legs, attempt)
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         passage = request.state.read(PASSAGE)

@@ -6,10 +6,10 @@ import asyncio
 from types import TracebackType
 from typing import Protocol, final
 
+from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Evicted, QueueFull
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.band import Waiting
 
@@ -43,7 +43,7 @@ class Passage:
         self.turn: asyncio.Future[QueueFull | None]
         """Comes when it goes on, or with why it does not."""
         self.endpoint: Endpoint | None = None
-        self.legs: tuple[Exchange, ...] = ()
+        self.legs: tuple[Attempt, ...] = ()
         """Those that answer, where what they take is counted."""
         self._task: asyncio.Task[None] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import exp2, inf
 
-from proxy.core.exchange import Exchange
+from proxy.core.attempt import Attempt
 from proxy.flowcontrol.settings import LeastService
 
 ANSWER_WEIGHT = 2.0
@@ -48,12 +48,12 @@ class Attained:
             del self._had[tenant]
 
 
-def tokens_of(legs: Iterable[Exchange]) -> float:
+def tokens_of(legs: Iterable[Attempt]) -> float:
     """Of a request, whoever asked for them: as the engine counted them, or else as they were estimated and seen."""
     return sum(map(_tokens, legs))
 
 
-def _tokens(leg: Exchange) -> float:
+def _tokens(leg: Attempt) -> float:
     if leg.status is None or leg.status >= 300:
         return 0.0
     if (usage := leg.usage) is not None:

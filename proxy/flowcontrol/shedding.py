@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import QueueFull, Reason
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Random
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.controller import Watcher
@@ -41,7 +41,7 @@ class SheddingGate:
                 raise self._refusal(request, "No pod would answer in the time that is asked for.")
         return endpoints
 
-    def sent(self, exchange: Exchange) -> None:
+    def sent(self, attempt: Attempt) -> None:
         """Nothing is counted."""
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from proxy.core.attempt import NOT_YET, Attempt, Ending, Stage
 from proxy.core.casualties import CASUALTIES, casualties_of
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
-from proxy.core.exchange import NOT_YET, Ending, Exchange, Stage
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.bodies import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
@@ -69,7 +69,7 @@ class Handed(NamedTuple):
 class PromptRefused(KvlaneError):
     """The prefill pod rejected the client's request. `body` is its response."""
 
-    def __init__(self, prefill: Exchange, body: bytes) -> None:
+    def __init__(self, prefill: Attempt, body: bytes) -> None:
         super().__init__(f"the prefill pod answered {prefill.status}")
         self.prefill = prefill
         self.body = body
@@ -93,45 +93,45 @@ class HandOff:
     encoded: dict[str, Any] | None = None
     """What the next stage has to say of its media; None: nobody was asked yet."""
 
-    async def run(self, exchange: Exchange, prefill: Exchange | None = None) -> None:
+    async def run(self, attempt: Attempt, prefill: Attempt | None = None) -> None:
         """`prefill` is another leg than that of the best pod. Raises what `Relay.relay` raises."""
         try:
-            await self._run(exchange, prefill)
+            await self._run(attempt, prefill)
         except PromptRefused as refused:
             self._count(REFUSED)
             self.stages.relay.pass_on(refused.prefill, refused.body)
 
-    async def _run(self, exchange: Exchange, prefill: Exchange | None) -> None:
-        if prefill is None and not (exchange.continued or self.handed) and not self._needs_care(exchange):
-            prefill = self._prefill_leg(exchange)
-        needs_pair, has_role = self.stages.shared.connector.needs_pair, exchange.endpoint in exchange.decision.prefill
+    async def _run(self, attempt: Attempt, prefill: Attempt | None) -> None:
+        if prefill is None and not (attempt.continued or self.handed) and not self._needs_care(attempt):
+            prefill = self._prefill_leg(attempt)
+        needs_pair, has_role = self.stages.shared.connector.needs_pair, attempt.endpoint in attempt.decision.prefill
         if needs_pair and (has_role or (prefill is None and self.handed is None)):
             raise UpstreamFailed("no pod is left to compute the prompt, and it cannot do so itself")
         if prefill is not None or self.handed is not None:
-            exchange.stage = Stage.DECODE
+            attempt.stage = Stage.DECODE
         failure, is_left_alone = None, False
-        with self.stages.legs(exchange), ExitStack() as held:
+        with self.stages.legs(attempt), ExitStack() as held:
             if self.encoded is None:
-                with _no_fault_of(exchange):
-                    self.encoded = await self.stages.encode(exchange)
-            if exchange.stage is Stage.WHOLE:
-                await self._whole(exchange)
+                with _no_fault_of(attempt):
+                    self.encoded = await self.stages.encode(attempt)
+            if attempt.stage is Stage.WHOLE:
+                await self._whole(attempt)
             elif prefill is not None and self.stages.shared.connector.at_once:
-                failure = await self._both(exchange, prefill)
+                failure = await self._both(attempt, prefill)
             else:
-                is_left_alone = not await self._one_by_one(exchange, prefill, held)
+                is_left_alone = not await self._one_by_one(attempt, prefill, held)
         if failure is not None and prefill is not None:
-            await self._after(exchange, prefill, failure)
+            await self._after(attempt, prefill, failure)
         elif is_left_alone:
-            await self._alone(exchange)
+            await self._alone(attempt)
 
-    async def _whole(self, exchange: Exchange) -> None:
-        if not self.encoded or exchange.continued:
-            await self.stages.relay.relay(exchange)
+    async def _whole(self, attempt: Attempt) -> None:
+        if not self.encoded or attempt.continued:
+            await self.stages.relay.relay(attempt)
         else:
-            await self._relay_with(exchange, self.encoded)
+            await self._relay_with(attempt, self.encoded)
 
-    async def _after(self, exchange: Exchange, prefill: Exchange, failure: UpstreamFailed) -> None:
+    async def _after(self, attempt: Attempt, prefill: Attempt, failure: UpstreamFailed) -> None:
         """`prefill` failed beside it, which is no fault of the decode pod: that waits for another one, or for none."""
         if self.stages.shared.connector.needs_pair:
             self._count(FAILED)
@@ -139,42 +139,42 @@ class HandOff:
         following = await self.stages.following(prefill, failure)
         if following is None:
             self._count(FAILED)
-            await self._alone(exchange)
+            await self._alone(attempt)
         else:
-            await self._run(self._anew(exchange), following)
+            await self._run(self._anew(attempt), following)
 
-    async def _alone(self, exchange: Exchange) -> None:
-        leg = self._anew(exchange)
+    async def _alone(self, attempt: Attempt) -> None:
+        leg = self._anew(attempt)
         with self.stages.legs(leg):
             await self._whole(leg)
 
-    def _anew(self, exchange: Exchange) -> Exchange:
+    def _anew(self, attempt: Attempt) -> Attempt:
         """A leg that begins now: whoever predicts, or knows what is cached, learns what its pod does by itself."""
-        leg = Exchange(
-            exchange.request, exchange.decision, exchange.endpoint, exchange.attempt, self.stages.shared.clock.now()
+        leg = Attempt(
+            attempt.request, attempt.decision, attempt.endpoint, attempt.number, self.stages.shared.clock.now()
         )
-        leg.journey = exchange.journey
+        leg.journey = attempt.journey
         return leg
 
-    async def _one_by_one(self, exchange: Exchange, prefill: Exchange | None, held: ExitStack) -> bool:
+    async def _one_by_one(self, attempt: Attempt, prefill: Attempt | None, held: ExitStack) -> bool:
         """False if nobody has computed the prompt, and the decode pod can."""
-        exchange.on_begun = held.close
+        attempt.on_begun = held.close
         if prefill is not None:
-            with _no_fault_of(exchange):
-                self.handed = await self._prefilled(exchange, prefill, held)
+            with _no_fault_of(attempt):
+                self.handed = await self._prefilled(attempt, prefill, held)
         self._count(SPLIT if self.handed else FAILED)
         if self.handed is not None:
-            await self._decode(exchange, self.handed)
+            await self._decode(attempt, self.handed)
             return True
-        exchange.ending = Ending.EVICTED
+        attempt.ending = Ending.EVICTED
         if self.stages.shared.connector.needs_pair:
             raise UpstreamFailed("nobody computed the prompt, and it cannot do so itself")
         return False
 
-    async def _prefilled(self, exchange: Exchange, leg: Exchange, held: ExitStack) -> Handed | None:
+    async def _prefilled(self, attempt: Attempt, leg: Attempt, held: ExitStack) -> Handed | None:
         """By the pod of `leg`, or another; None if by nobody. That leg stays open until `held` closes."""
         splits: list[Split] = []
-        answered = await self.stages.ask(leg, lambda one: splits.append(self._split(one, exchange.endpoint)), held)
+        answered = await self.stages.ask(leg, lambda one: splits.append(self._split(one, attempt.endpoint)), held)
         if answered is None:
             return None
         leg, body = answered
@@ -186,79 +186,79 @@ class HandOff:
             held.close()
             level = logging.WARNING if leg.status == 200 else logging.INFO
             said = "request %s: pod %s answered its prompt with %s, and keeps nothing of it"
-            log.log(level, said, exchange.request.id, leg.endpoint.name, leg.status)
+            log.log(level, said, attempt.request.id, leg.endpoint.name, leg.status)
             return None
         if (other_id := splits[-1].request_id) is not None:
-            exchange.upstream_headers.append(("x-request-id", other_id))
-        self._name(exchange, leg.endpoint)
+            attempt.upstream_headers.append(("x-request-id", other_id))
+        self._name(attempt, leg.endpoint)
         return Handed(fields, leg.usage.cached_tokens if leg.usage else None)
 
-    async def _decode(self, exchange: Exchange, handed: Handed) -> None:
-        exchange.told_cached = handed.cached
+    async def _decode(self, attempt: Attempt, handed: Handed) -> None:
+        attempt.told_cached = handed.cached
         was_sent = True
         try:
-            await self._relay_with(exchange, handed.fields)
+            await self._relay_with(attempt, handed.fields)
         except ConnectFailed:
             was_sent = self.stages.shared.connector.needs_pair
             raise
         except asyncio.CancelledError:
-            if exchange.sent_at is None:
+            if attempt.sent_at is None:
                 # A pod that got the request may have fetched the cache; its blocks may be another prompt's by now.
-                self.stages.shared.tasks.start(self._fetch(exchange, handed), "fetching a cache that nobody wants")
+                self.stages.shared.tasks.start(self._fetch(attempt, handed), "fetching a cache that nobody wants")
             raise
         finally:
             if was_sent:
                 self.handed = None
 
-    async def _fetch(self, exchange: Exchange, handed: Handed) -> None:
+    async def _fetch(self, attempt: Attempt, handed: Handed) -> None:
         """Frees the prefill pod of what it keeps until it is fetched, or expires."""
         stages = self.stages
-        body = for_prefill(exchange.request.path, stages.fields, handed.fields)
+        body = for_prefill(attempt.request.path, stages.fields, handed.fields)
         try:
-            leg = stages.leg(exchange, Stage.DECODE, (exchange.endpoint,), body)
+            leg = stages.leg(attempt, Stage.DECODE, (attempt.endpoint,), body)
             await stages.relay.collect(leg, stages.shared.prefill_timeout)
         except KvlaneError as error:
-            log.info("request %s: its cache was left to expire: %s", exchange.request.id, error)
+            log.info("request %s: its cache was left to expire: %s", attempt.request.id, error)
 
-    async def _both(self, exchange: Exchange, prefill: Exchange) -> UpstreamFailed | None:
+    async def _both(self, attempt: Attempt, prefill: Attempt) -> UpstreamFailed | None:
         """At the same time. A prefill that fails takes the decode leg with it, if that does not begin to answer: why is
         returned. A decode pod that fails after it has not got what it waited for."""
-        split = self._split(prefill, exchange.endpoint)
-        self._name(exchange, prefill.endpoint)
+        split = self._split(prefill, attempt.endpoint)
+        self._name(attempt, prefill.endpoint)
         begun, lost = asyncio.Event(), list[UpstreamFailed]()
-        exchange.on_begun, exchange.told_cached = begun.set, NOT_YET
+        attempt.on_begun, attempt.told_cached = begun.set, NOT_YET
         try:
             async with asyncio.TaskGroup() as group:
-                beside = group.create_task(self._beside(exchange, prefill, begun, lost))
+                beside = group.create_task(self._beside(attempt, prefill, begun, lost))
                 try:
-                    await self._relay_with(exchange, split.decode or {})
+                    await self._relay_with(attempt, split.decode or {})
                 except UpstreamFailed as failed:
-                    if failed.broke_off and not await self.stages.shared.failover.is_alive(exchange.endpoint):
+                    if failed.broke_off and not await self.stages.shared.failover.is_alive(attempt.endpoint):
                         await asyncio.wait((beside,), timeout=GRACE)  # it may be dying of the same
                     raise
                 beside.cancel()
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             if any(isinstance(each, UpstreamFailed) and each.broke_off for each in (error, *lost)):
-                casualties = casualties_of(exchange.request)
+                casualties = casualties_of(attempt.request)
                 casualties.suspect(prefill)
-                casualties.suspect(exchange)
+                casualties.suspect(attempt)
             if isinstance(error, PromptRefused):
-                exchange.ending = Ending.EVICTED
+                attempt.ending = Ending.EVICTED
                 raise error from None
             was_in_vain = bool(lost) and not begun.is_set() and isinstance(error, UpstreamFailed)
-            if not lost or not (was_in_vain or exchange.ending is Ending.EVICTED):  # it is the decode pod's own
+            if not lost or not (was_in_vain or attempt.ending is Ending.EVICTED):  # it is the decode pod's own
                 raise error from None
-            exchange.ending = Ending.EVICTED
+            attempt.ending = Ending.EVICTED
             if not begun.is_set():
                 return lost[0].with_traceback(None)
         finally:
-            exchange.told_cached = None if exchange.told_cached == NOT_YET else exchange.told_cached
+            attempt.told_cached = None if attempt.told_cached == NOT_YET else attempt.told_cached
         self._count(SPLIT)
         return None
 
     async def _beside(
-        self, exchange: Exchange, prefill: Exchange, begun: asyncio.Event, lost: list[UpstreamFailed]
+        self, attempt: Attempt, prefill: Attempt, begun: asyncio.Event, lost: list[UpstreamFailed]
     ) -> None:
         """Its answer says what was cached; the decode pod has what it needs, or does not answer. `lost` is told why."""
         shared = self.stages.shared
@@ -266,7 +266,7 @@ class HandOff:
             with self.stages.legs(prefill):
                 body = await self.stages.relay.collect(prefill, shared.prefill_timeout)
                 shared.ledger.first_byte(prefill)
-            exchange.told_cached = prefill.usage.cached_tokens if prefill.usage else None
+            attempt.told_cached = prefill.usage.cached_tokens if prefill.usage else None
             if prefill.status in ABOUT_THE_REQUEST and not await _within(GRACE, begun):
                 raise PromptRefused(prefill, body)
             if prefill.status != 200:
@@ -278,31 +278,31 @@ class HandOff:
             lost.append(error)
             if not await _within(GRACE, begun):
                 raise
-            log.warning("request %s: pod %s: %s", exchange.request.id, prefill.endpoint.name, error)
+            log.warning("request %s: pod %s: %s", attempt.request.id, prefill.endpoint.name, error)
 
-    async def _relay_with(self, exchange: Exchange, fields: dict[str, Any]) -> None:
+    async def _relay_with(self, attempt: Attempt, fields: dict[str, Any]) -> None:
         """What comes after this leg begins with what the client sent."""
-        whole = exchange.request
-        exchange.request = changed(whole, body=with_fields(whole.body, fields))
+        whole = attempt.request
+        attempt.request = changed(whole, body=with_fields(whole.body, fields))
         try:
-            await self.stages.relay.relay(exchange)
+            await self.stages.relay.relay(attempt)
         finally:
-            exchange.request = whole
+            attempt.request = whole
 
-    def _prefill_leg(self, exchange: Exchange) -> Exchange | None:
+    def _prefill_leg(self, attempt: Attempt) -> Attempt | None:
         """On the best pod that this request has not tried; None if there is none."""
-        left = self._left(exchange)
-        return self.stages.leg(exchange, Stage.PREFILL, left) if left else None
+        left = self._left(attempt)
+        return self.stages.leg(attempt, Stage.PREFILL, left) if left else None
 
-    def _needs_care(self, exchange: Exchange) -> bool:
+    def _needs_care(self, attempt: Attempt) -> bool:
         """Return whether the decode pod has to do all of it, so that no second pod dies at the same time."""
-        connector, casualties = self.stages.shared.connector, exchange.request.state.read(CASUALTIES)
+        connector, casualties = self.stages.shared.connector, attempt.request.state.read(CASUALTIES)
         return connector.at_once and not connector.needs_pair and casualties is not None and bool(casualties.deaths)
 
-    def _left(self, exchange: Exchange) -> tuple[Endpoint, ...]:
+    def _left(self, attempt: Attempt) -> tuple[Endpoint, ...]:
         """Pods that have not had the prompt; where it goes to two pods at once and one has died, one that survived."""
-        connector, casualties = self.stages.shared.connector, exchange.request.state.read(CASUALTIES)
-        pods = tuple(pod for pod in exchange.decision.prefill if pod is not exchange.endpoint)
+        connector, casualties = self.stages.shared.connector, attempt.request.state.read(CASUALTIES)
+        pods = tuple(pod for pod in attempt.decision.prefill if pod is not attempt.endpoint)
         if connector.at_once and casualties is not None and casualties.deaths:
             survivors = tuple(pod for pod in pods if pod in self.tried and pod not in casualties.deaths)
             if survivors:
@@ -310,7 +310,7 @@ class HandOff:
         left = tuple(pod for pod in pods if pod not in self.tried)
         return pods if not left and connector.needs_pair else left
 
-    def _split(self, leg: Exchange, decode: Endpoint) -> Split:
+    def _split(self, leg: Attempt, decode: Endpoint) -> Split:
         """Makes the leg's request one for its pod."""
         self.tried.append(leg.endpoint)
         request, shared = leg.request, self.stages.shared
@@ -322,9 +322,9 @@ class HandOff:
             leg.upstream_headers.append(("x-request-id", split.request_id))
         return split
 
-    def _name(self, exchange: Exchange, prefill: Endpoint) -> None:
+    def _name(self, attempt: Attempt, prefill: Endpoint) -> None:
         if self.stages.shared.expose_endpoint:
-            exchange.response_headers.append(("x-kvlane-prefill-endpoint", prefill.name))
+            attempt.response_headers.append(("x-kvlane-prefill-endpoint", prefill.name))
 
     def _count(self, what: str) -> None:
         self.stages.shared.counted(what).add()
@@ -339,10 +339,10 @@ async def _within(seconds: float, begun: asyncio.Event) -> bool:
 
 
 @contextmanager
-def _no_fault_of(exchange: Exchange) -> Generator[None, None, None]:
+def _no_fault_of(attempt: Attempt) -> Generator[None, None, None]:
     """Around what other pods do for it."""
     try:
         yield
     except BaseException:
-        exchange.ending = exchange.ending or Ending.EVICTED
+        attempt.ending = attempt.ending or Ending.EVICTED
         raise

@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, SuspectedPoison, UpstreamFailed
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import changed
 from proxy.disagg.bodies import fields_of
 from proxy.disagg.media import encode_bodies, merged
 from proxy.handoff.shared import Shared
 
-Prepare = Callable[[Exchange], None]
+Prepare = Callable[[Attempt], None]
 """Makes the leg's request one for its pod."""
 
 
@@ -32,16 +32,16 @@ class Stages:
     relay: Relay
     legs: Legs
 
-    def leg(self, exchange: Exchange, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Exchange:
+    def leg(self, attempt: Attempt, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Attempt:
         """The leg of the same client that asks the first of `pods`, or the others after it."""
-        request = changed(exchange.request, body=body, stream=False, max_tokens=1, asks_usage=False, naming=None)
-        leg = Exchange(request, Decision(pods[0], pods[1:]), pods[0], 0, self.shared.clock.now())
+        request = changed(attempt.request, body=body, stream=False, max_tokens=1, asks_usage=False, naming=None)
+        leg = Attempt(request, Decision(pods[0], pods[1:]), pods[0], 0, self.shared.clock.now())
         leg.stage, leg.answers = stage, False
         return leg
 
     async def ask(
-        self, leg: Exchange, prepare: Prepare | None = None, held: ExitStack | None = None
-    ) -> tuple[Exchange, bytes] | None:
+        self, leg: Attempt, prepare: Prepare | None = None, held: ExitStack | None = None
+    ) -> tuple[Attempt, bytes] | None:
         """The leg that was answered, and with what; None if nobody could. It stays open until `held` closes. Raises
         RequestError if nobody is to be asked any more."""
         while True:
@@ -61,11 +61,11 @@ class Stages:
                 return None
             leg = following
 
-    async def encode(self, exchange: Exchange) -> dict[str, Any]:
+    async def encode(self, attempt: Attempt) -> dict[str, Any]:
         """What the next stage has to say of its media, which are shared out to the encode pods. What these fail, the
         next stage does itself."""
-        pods = exchange.decision.encode
-        bodies = encode_bodies(exchange.request.path, self.fields) if pods else []
+        pods = attempt.decision.encode
+        bodies = encode_bodies(attempt.request.path, self.fields) if pods else []
         if not bodies:
             return {}
         try:
@@ -73,7 +73,7 @@ class Stages:
                 asked = []
                 for number, body in enumerate(bodies):
                     at = number % len(pods)
-                    leg = self.leg(exchange, Stage.ENCODE, pods[at:] + pods[:at], body)
+                    leg = self.leg(attempt, Stage.ENCODE, pods[at:] + pods[:at], body)
                     asked.append(group.create_task(self.ask(leg)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -84,7 +84,7 @@ class Stages:
         )
         return merged([answer for answer in answers if answer is not None])
 
-    async def following(self, leg: Exchange, error: UpstreamFailed) -> Exchange | None:
+    async def following(self, leg: Attempt, error: UpstreamFailed) -> Attempt | None:
         """On one other pod, where the next stage can do without; on as many as any request may try where it cannot.
         None if nobody is left. Raises RequestError if nobody is to be asked any more."""
         spares = leg.stage is Stage.ENCODE or not self.shared.connector.needs_pair

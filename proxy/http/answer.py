@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.errors import Declined, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import COMPLETE, Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
@@ -48,10 +48,10 @@ class Rim:
     clock: Clock
     loop: asyncio.AbstractEventLoop
     """Asking for the running one costs a system call before Python 3.12."""
-    on_first_byte: Callable[[Exchange], None]
-    takes: Callable[[Exchange, int], bool]
+    on_first_byte: Callable[[Attempt], None]
+    takes: Callable[[Attempt, int], bool]
     """Whether an answer of this status is not for the client: another pod is asked."""
-    given_up: Callable[[Exchange, float], str]
+    given_up: Callable[[Attempt, float], str]
     """Why an answer of which nothing has come since then, in monotonic seconds, is not waited for; empty if it is."""
     continued: Sequence[str] = ()
     """Patterns of models whose answers another pod goes on with."""
@@ -82,9 +82,9 @@ class Answer:
     _seen = 0
     _seen_at = 0.0
 
-    def __init__(self, call: HttpCall, exchange: Exchange, rim: Rim, connection: Connection) -> None:
+    def __init__(self, call: HttpCall, attempt: Attempt, rim: Rim, connection: Connection) -> None:
         self._call = call
-        self._exchange = exchange
+        self._attempt = attempt
         self._rim = rim
         self._connection = connection
         self.done: asyncio.Future[KvlaneError | None] = rim.loop.create_future()
@@ -121,7 +121,7 @@ class Answer:
         if self._undecided and self.head is not None:
             self._decide(self.head, raw)
             return
-        connection, exchange, framing = self._connection, self._exchange, self._framing
+        connection, attempt, framing = self._connection, self._attempt, self._framing
         meter = connection.meter
         out = framing.feed(raw, meter.pieces, meter.marks)
         if self.head is not None:
@@ -129,13 +129,13 @@ class Answer:
             self.head = None
         if out:
             self._call.transport.write(out)
-        if exchange.first_byte_at is None and meter.pieces:
-            exchange.first_byte_at = self._rim.clock.now()
-            self._rim.on_first_byte(exchange)
-        meter.settle(exchange)
+        if attempt.first_byte_at is None and meter.pieces:
+            attempt.first_byte_at = self._rim.clock.now()
+            self._rim.on_first_byte(attempt)
+        meter.settle(attempt)
         self._passed += len(raw)
         self._settle_at = self._passed + UNSETTLED
-        if not framing.in_step or exchange.first_byte_at is None:
+        if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
         else:
             connection.receive = self._pass_events if framing.looks_at_events else self._pass_chunks
@@ -143,7 +143,7 @@ class Answer:
     def finished(self, raw: bytes, exact: bool) -> None:
         """The last read; of most answers that are no streams, the only one. A whole answer without a body has its first
         byte now."""
-        head, exchange, rim = self.head, self._exchange, self._rim
+        head, attempt, rim = self.head, self._attempt, self._rim
         meter = self._connection.meter
         if head is not None and raw.find(ABORTED, -ENDING if self._events else 0) >= 0:
             meter.take()
@@ -154,7 +154,7 @@ class Answer:
             return
         if head is not None and head.simple and exact:
             self._call.transport.write(self._opening(head) + raw)
-            meter.finish_at_once(exchange, raw)
+            meter.finish_at_once(attempt, raw)
         else:
             if self._undecided and head is not None:
                 body = b"".join(meter.pieces)
@@ -169,38 +169,38 @@ class Answer:
                 out = self._opening(head) + out
             if out:
                 self._call.transport.write(out)
-            meter.finish(exchange)
-        exchange.last_byte_at = now = rim.clock.now()
-        if exchange.first_byte_at is None:
-            exchange.first_byte_at = now
-            rim.on_first_byte(exchange)
-        exchange.ending = COMPLETE
+            meter.finish(attempt)
+        attempt.last_byte_at = now = rim.clock.now()
+        if attempt.first_byte_at is None:
+            attempt.first_byte_at = now
+            rim.on_first_byte(attempt)
+        attempt.ending = COMPLETE
         self._close(None)
 
     def upgraded(self, rest: bytes) -> None:
         if self.head is not None:
             self._call.transport.write(self._opening(self.head) + rest)
         self._call.closing = True
-        self._exchange.first_byte_at = self._rim.clock.now()
-        self._rim.on_first_byte(self._exchange)
+        self._attempt.first_byte_at = self._rim.clock.now()
+        self._rim.on_first_byte(self._attempt)
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
         self._call.connection.sink = tunnel
         self._call.connection.become_tunnel(tunnel)
 
     def failed(self, error: KvlaneError) -> None:
-        if self._exchange.ending is not None:
+        if self._attempt.ending is not None:
             return
         ending = Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
         if self._call.answered:
             self._cut(ending, LOST)
             return
-        self._exchange.ending = ending
+        self._attempt.ending = ending
         self._close(error)
 
     def broke(self, error: Exception) -> None:
         """The task of the request raises the error: it logs it and answers 500, or resets the client's connection."""
-        self._exchange.ending = self._exchange.ending or Ending.UPSTREAM_FAILED
+        self._attempt.ending = self._attempt.ending or Ending.UPSTREAM_FAILED
         self._call.connection.sink = None
         self._connection.abort()
         if not self.done.done():
@@ -220,12 +220,12 @@ class Answer:
         if self._call.answered:
             self._cut(Ending.EVICTED, STOPPED)
         else:
-            self._exchange.ending = Ending.EVICTED
+            self._attempt.ending = Ending.EVICTED
             self._close(ShuttingDown())
 
     def abandon(self) -> None:
         """The relay was cancelled: the client left, or has to see that there is no more."""
-        if self._exchange.ending is not None:
+        if self._attempt.ending is not None:
             return
         self._connection.abort()
         if self._call.transport.is_closing():
@@ -233,7 +233,7 @@ class Answer:
         elif self._call.answered:
             self._cut(Ending.EVICTED, EVICTED)
         else:
-            self._exchange.ending = Ending.EVICTED
+            self._attempt.ending = Ending.EVICTED
             self._close(None)
 
     # what the client's connection calls
@@ -248,27 +248,27 @@ class Answer:
 
     def gone(self) -> None:
         """Who closes after the last event, as official clients do before there is a last chunk, has all of it."""
-        if self._exchange.ending is None:
+        if self._attempt.ending is None:
             self._connection.abort()
             self._end(Ending.CLIENT_GONE)
             if self._events and ends_whole(tail := self._connection.meter.tail):
-                self._exchange.ending = Ending.COMPLETE
-                self._exchange.usage = usage_from(tail, self._exchange.request.path)
+                self._attempt.ending = Ending.COMPLETE
+                self._attempt.usage = usage_from(tail, self._attempt.request.path)
 
     def check(self, now: float) -> None:
         """For the sweep: ends what has stalled. `now` is monotonic seconds."""
-        timeouts, exchange = self._rim.timeouts, self._exchange
-        request = exchange.request
+        timeouts, attempt = self._rim.timeouts, self._attempt
+        request = attempt.request
         if self._passed != self._seen or self.paused or not self._connection.request_sent:
             self._seen, self._seen_at = self._passed, now
-        heard_at = self._seen_at or exchange.started_at
+        heard_at = self._seen_at or attempt.started_at
         if now > request.deadline:
             self._time_out(f"not answered within {request.deadline - request.received_at:g} s")
-        elif request.stream and exchange.first_byte_at is None and now - exchange.started_at > timeouts.first_byte:
+        elif request.stream and attempt.first_byte_at is None and now - attempt.started_at > timeouts.first_byte:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
-        elif request.stream and exchange.first_byte_at is not None and now - heard_at > timeouts.idle:
+        elif request.stream and attempt.first_byte_at is not None and now - heard_at > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - heard_at > ASK_AFTER and (why := self._rim.given_up(exchange, heard_at)):
+        elif now - heard_at > ASK_AFTER and (why := self._rim.given_up(attempt, heard_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -296,7 +296,7 @@ class Answer:
     # below here in order of use
 
     def _of_events(self, framing: Framing) -> Framing:
-        return WithoutUsage(framing, self._call.speaks_11) if self._exchange.request.asks_usage else framing
+        return WithoutUsage(framing, self._call.speaks_11) if self._attempt.request.asks_usage else framing
 
     def _decide(self, head: AnswerHead, raw: bytes) -> None:
         self._held += raw
@@ -315,7 +315,7 @@ class Answer:
         meter = self._connection.meter
         if meter.pieces and meter.pieces[-1].find(DONE) >= 0:
             return False
-        return is_cut(self._exchange.request.path, meter.tail + b"".join(meter.pieces))
+        return is_cut(self._attempt.request.path, meter.tail + b"".join(meter.pieces))
 
     def _end_cut(self, head: AnswerHead | None, raw: bytes, exact: bool) -> None:
         """In good order, but without an end: as if its pod had broken off. What is left of it goes out, unless nothing
@@ -327,7 +327,7 @@ class Answer:
             if out:
                 self._call.transport.write(out)
         if meter.marks:
-            self._exchange.chunks -= 1  # the last one only says that there are no more
+            self._attempt.chunks -= 1  # the last one only says that there are no more
         self.failed(UpstreamFailed("it ended the stream before the answer"))
         meter.take()
         meter.tail = b""
@@ -338,19 +338,19 @@ class Answer:
         if error is None:
             return None
         upload = self._call.upload
-        if (upload is not None and upload.begun) or not self._rim.takes(self._exchange, error.status):
+        if (upload is not None and upload.begun) or not self._rim.takes(self._attempt, error.status):
             return None
         return error
 
     def _opening(self, head: AnswerHead) -> bytes:
         """The head towards the client, about to be sent."""
-        call, exchange = self._call, self._exchange
+        call, attempt = self._call, self._attempt
         if not self._connection.request_sent:
             call.closing = True
         last = b"\r\n" if call.speaks_11 and not call.closing else call.connection_header() + b"\r\n"
-        call.answered = exchange.status = head.status
+        call.answered = attempt.status = head.status
         ours = call.answer_lines
-        for name, value in exchange.response_headers:  # of several legs, the one that answers gets more by that
+        for name, value in attempt.response_headers:  # of several legs, the one that answers gets more by that
             ours += header_line(name, value)
         return b"".join((head.start, call.id_line, ours, self._framing_lines, last))
 
@@ -363,7 +363,7 @@ class Answer:
         its connection goes on: it may be sending its next request already."""
         out = None
         if self._events:
-            self._connection.meter.settle(self._exchange)
+            self._connection.meter.settle(self._attempt)
             out = self._framing.cut(stream_error(self._call.path, message), self._connection.meter.tail)
         if out is not None:
             self._call.transport.write(out)
@@ -374,14 +374,14 @@ class Answer:
             reset(self._call.transport)
 
     def _tunnel_ended(self, failed: bool) -> None:
-        if self._exchange.ending is None:
+        if self._attempt.ending is None:
             self._end(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
     def _end(self, ending: Ending, error: KvlaneError | None = None) -> None:
         """Not by the pod's connection, or not well."""
-        self._connection.meter.settle(self._exchange)
-        self._exchange.last_byte_at = self._rim.clock.now()
-        self._exchange.ending = ending
+        self._connection.meter.settle(self._attempt)
+        self._attempt.last_byte_at = self._rim.clock.now()
+        self._attempt.ending = ending
         self._close(error)
 
     def _close(self, error: KvlaneError | None) -> None:

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
-from proxy.core.exchange import Ending
 from proxy.http.body import UNCOUNTED
 from proxy.http.call import HttpCall
 from proxy.http.counted import CountedReader

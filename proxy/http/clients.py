@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from proxy.core import open_files
+from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError
-from proxy.core.exchange import Ending
 from proxy.core.ports import Clock
 from proxy.http.body import Budget
 from proxy.http.call import HttpCall

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import KvlaneError, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
 from proxy.http.answer import ASK_AFTER, Rim
 from proxy.http.head import AnswerHead
 from proxy.http.refusal import declined_with
@@ -19,9 +19,9 @@ LARGEST = 4 * 1024 * 1024
 class Collected:
     """A `Receiver`."""
 
-    def __init__(self, exchange: Exchange, rim: Rim, connection: Connection) -> None:
+    def __init__(self, attempt: Attempt, rim: Rim, connection: Connection) -> None:
         self.head: AnswerHead | None = None
-        self._exchange = exchange
+        self._attempt = attempt
         self._rim = rim
         self._connection = connection
         self._heard_at = rim.clock.now()
@@ -30,7 +30,7 @@ class Collected:
 
     async def body(self, seconds: float) -> bytes:
         """Waits for it, but no longer than the request has. Raises what `Relay.collect` raises."""
-        seconds = min(seconds, self._exchange.request.deadline - self._heard_at)
+        seconds = min(seconds, self._attempt.request.deadline - self._heard_at)
         try:
             async with asyncio.timeout(seconds):
                 while not self._done.done():
@@ -62,14 +62,14 @@ class Collected:
             self.failed(Garbled("more than an answer of one token has"))
 
     def finished(self, raw: bytes, exact: bool) -> None:
-        exchange, head = self._exchange, self.head
+        attempt, head = self._attempt, self.head
         self._take()
-        self._connection.meter.finish_at_once(exchange, self._body)
+        self._connection.meter.finish_at_once(attempt, self._body)
         self._connection.meter.take()
-        exchange.first_byte_at = exchange.last_byte_at = self._rim.clock.now()
+        attempt.first_byte_at = attempt.last_byte_at = self._rim.clock.now()
         if head is None or not head.declines:
-            exchange.ending = Ending.COMPLETE
-        exchange.status = None if head is None else head.status
+            attempt.ending = Ending.COMPLETE
+        attempt.status = None if head is None else head.status
         self._settle(declined_with(head, self._body) if head is not None and head.declines else None)
 
     def upgraded(self, rest: bytes) -> None:
@@ -93,15 +93,15 @@ class Collected:
         self._connection.meter.pieces.clear()
 
     def _ask(self) -> None:
-        if not self._done.done() and (why := self._rim.given_up(self._exchange, self._heard_at)):
+        if not self._done.done() and (why := self._rim.given_up(self._attempt, self._heard_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
     def _stop(self, ending: Ending) -> None:
         """Nobody waits for it any more."""
         if not self._done.done():
-            self._exchange.ending = ending
-            self._exchange.last_byte_at = self._rim.clock.now()
+            self._attempt.ending = ending
+            self._attempt.last_byte_at = self._rim.clock.now()
             self._connection.abort()
             self._done.cancel()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import BadRequest, CutShort, Declined, KvlaneError, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.patterns import any_matches
 from proxy.core.request import InferenceRequest, changed
 from proxy.http.answer import LOST, Answer, Rim
@@ -29,12 +29,12 @@ LARGEST_EVENT = 1024 * 1024
 """Bytes of an event that wait for its end. An answer with a larger one does not go on."""
 
 
-def kind_of_continued(call: HttpCall, exchange: Exchange, models: Sequence[str]) -> type[Answer] | None:
+def kind_of_continued(call: HttpCall, attempt: Attempt, models: Sequence[str]) -> type[Answer] | None:
     """Of the answer to a request for one of `models`, which are patterns; None if it is not to go on. Else the request
     of the leg becomes one by which it is known how many tokens were sent."""
     if call.answered:
         return RestOfAnswer
-    request = exchange.request
+    request = attempt.request
     if not request.stream or request.path not in PATHS or call.upload is not None:
         return None
     if not any_matches(models, request.model):
@@ -42,8 +42,8 @@ def kind_of_continued(call: HttpCall, exchange: Exchange, models: Sequence[str])
     call.story = _story_of(call.story, request)
     if call.story is None:
         return None
-    exchange.request = call.story.asked
-    return ContinuedRewrittenAnswer if is_rewritten(exchange) else ContinuedAnswer
+    attempt.request = call.story.asked
+    return ContinuedRewrittenAnswer if is_rewritten(attempt) else ContinuedAnswer
 
 
 class Story:
@@ -158,8 +158,8 @@ class _Continued(Answer):
     _by = 0
     """Pieces of the meter that went by."""
 
-    def __init__(self, call: HttpCall, exchange: Exchange, rim: Rim, connection: Connection) -> None:
-        super().__init__(call, exchange, rim, connection)
+    def __init__(self, call: HttpCall, attempt: Attempt, rim: Rim, connection: Connection) -> None:
+        super().__init__(call, attempt, rim, connection)
         assert call.story is not None
         self._story = call.story
 
@@ -178,12 +178,12 @@ class _Continued(Answer):
         if error is None:
             super().finished(raw, exact)
         else:
-            self._connection.meter.finish(self._exchange)
+            self._connection.meter.finish(self._attempt)
             self.failed(error)
 
     def failed(self, error: KvlaneError) -> None:
         """Once something has gone out, the gateway is given the request for the rest."""
-        if self._exchange.ending is None and self._call.answered and isinstance(error, UpstreamFailed):
+        if self._attempt.ending is None and self._call.answered and isinstance(error, UpstreamFailed):
             self._remember()
             request = self._story.go_on()
             if request is not None:
@@ -226,8 +226,8 @@ class ContinuedRewrittenAnswer(_Continued, RewrittenAnswer):
 class RestOfAnswer(_Continued):
     """Goes on with a story that was begun: its head has gone out, and all that frames it stays."""
 
-    def __init__(self, call: HttpCall, exchange: Exchange, rim: Rim, connection: Connection) -> None:
-        super().__init__(call, exchange, rim, connection)
+    def __init__(self, call: HttpCall, attempt: Attempt, rim: Rim, connection: Connection) -> None:
+        super().__init__(call, attempt, rim, connection)
         self._events = True
         if self._story.pending is not None:
             self._framing, self._story.pending = self._story.pending, None
@@ -255,12 +255,12 @@ class RestOfAnswer(_Continued):
         if head is None or not head.simple:
             super().finished(raw, exact)
         else:
-            self._connection.meter.finish(self._exchange)
+            self._connection.meter.finish(self._attempt)
             self._leave(_refused(head))
 
     def failed(self, error: KvlaneError) -> None:
         """Before anything came of it, it is asked for again as it was."""
-        if self._exchange.ending is None and self._exchange.status is None:
+        if self._attempt.ending is None and self._attempt.status is None:
             self._leave(error)
         else:
             super().failed(error)
@@ -269,7 +269,7 @@ class RestOfAnswer(_Continued):
         return refusal(head, beginning)
 
     def _opening(self, head: AnswerHead) -> bytes:
-        self._exchange.status = head.status
+        self._attempt.status = head.status
         return b""
 
 

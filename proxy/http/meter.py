@@ -1,8 +1,8 @@
-"""What an exchange learns from the body of its answer. What came is added up now and then, not read by read."""
+"""What an attempt learns from the body of its answer. What came is added up now and then, not read by read."""
 
 from __future__ import annotations
 
-from proxy.core.exchange import Exchange
+from proxy.core.attempt import Attempt
 from proxy.http.framing import OPENED
 from proxy.openai.observe import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
 
@@ -28,40 +28,40 @@ class Meter:
         self.tail = b""
         """The end of the body, as far as it is settled."""
 
-    def settle(self, exchange: Exchange) -> None:
-        """Adds what came to the exchange. Chunks are HTTP chunks, or reads of a body without."""
+    def settle(self, attempt: Attempt) -> None:
+        """Adds what came to the attempt. Chunks are HTTP chunks, or reads of a body without."""
         pieces, marks = self.pieces, self.marks
         body = b"".join(pieces)
-        if exchange.request.path.startswith("/v1/responses"):
-            _look_for_id(exchange, self.tail + body)
-        exchange.response_bytes += len(body)
+        if attempt.request.path.startswith("/v1/responses"):
+            _look_for_id(attempt, self.tail + body)
+        attempt.response_bytes += len(body)
         if marks:
-            exchange.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
+            attempt.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
             marks[:] = (OPENED,)
         else:
-            exchange.chunks += len(pieces)
+            attempt.chunks += len(pieces)
         self.tail = body[-TAIL:] if len(body) > TAIL else (self.tail + body)[-TAIL:]
         pieces.clear()
 
-    def finish(self, exchange: Exchange) -> None:
+    def finish(self, attempt: Attempt) -> None:
         """The answer is whole: the meter is ready for the next one."""
         if self.marks:
-            exchange.chunks -= 1  # the last one only says that there are no more
-        self.settle(exchange)
-        request = exchange.request
+            attempt.chunks -= 1  # the last one only says that there are no more
+        self.settle(attempt)
+        request = attempt.request
         ends_soon = request.stream and request.path in USAGE_LAST
-        exchange.usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
+        attempt.usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
         self.marks.clear()
         self.tail = b""
 
-    def finish_at_once(self, exchange: Exchange, body: bytes) -> None:
+    def finish_at_once(self, attempt: Attempt, body: bytes) -> None:
         """The same for a body in one piece, which is all that came: a third of the price."""
-        exchange.response_bytes = len(body)
-        exchange.chunks = 1
-        path = exchange.request.path
-        exchange.usage = usage_from(body, path)
+        attempt.response_bytes = len(body)
+        attempt.chunks = 1
+        path = attempt.request.path
+        attempt.usage = usage_from(body, path)
         if path.startswith("/v1/responses"):
-            exchange.response_id = response_id_from(body)
+            attempt.response_id = response_id_from(body)
         self.pieces.clear()
 
     def take(self) -> bytes:
@@ -72,6 +72,6 @@ class Meter:
         return body
 
 
-def _look_for_id(exchange: Exchange, beginning: bytes) -> None:
-    if exchange.response_id is None and exchange.response_bytes < BEGINNING:
-        exchange.response_id = response_id_from(beginning)
+def _look_for_id(attempt: Attempt, beginning: bytes) -> None:
+    if attempt.response_id is None and attempt.response_bytes < BEGINNING:
+        attempt.response_id = response_id_from(beginning)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from proxy.core.exchange import Ending, Exchange
+from proxy.core.attempt import Attempt, Ending
 from proxy.http.answer import Answer, Rim
 from proxy.http.call import HttpCall
 
@@ -24,9 +24,9 @@ class Race:
     so that none of them writes any.
     """
 
-    def __init__(self, relay: ClientRelay, call: HttpCall, rim: Rim, begins: Callable[[Exchange], None]) -> None:
+    def __init__(self, relay: ClientRelay, call: HttpCall, rim: Rim, begins: Callable[[Attempt], None]) -> None:
         self.call = call
-        self.winner: Exchange | None = None
+        self.winner: Attempt | None = None
         self._relay = relay
         self._rim = replace(rim, takes=self._takes)
         self._takes_alone = rim.takes
@@ -42,20 +42,20 @@ class Race:
         if self.call.connection.sink is self:
             self.call.connection.sink = None
 
-    async def relay(self, exchange: Exchange) -> None:
+    async def relay(self, attempt: Attempt) -> None:
         """See the port."""
-        self._relay.exchange = self._relay.exchange or exchange
-        lane = Lane(self, exchange)
+        self._relay.attempt = self._relay.attempt or attempt
+        lane = Lane(self, attempt)
         self._lanes.append(lane)
         try:
-            await type(self._relay)(lane, self._rim).relay(exchange)
+            await type(self._relay)(lane, self._rim).relay(attempt)
         finally:
             self._lanes.remove(lane)
 
     def begins(self, lane: Lane, status: int) -> None:
-        self.winner = self._relay.exchange = lane.exchange
+        self.winner = self._relay.attempt = lane.attempt
         self.call.answered, self.call.story = status, lane.story
-        self._begins(lane.exchange)
+        self._begins(lane.attempt)
         for other in tuple(self._lanes):
             if other is not lane:
                 other.give_up()
@@ -88,9 +88,9 @@ class Race:
     def _sinks(self) -> list[Sink]:
         return [lane.track.sink for lane in self._lanes if lane.track.sink is not None]
 
-    def _takes(self, exchange: Exchange, status: int) -> bool:
+    def _takes(self, attempt: Attempt, status: int) -> bool:
         """While another leg may answer, a refusal is not for the client."""
-        return len(self._lanes) > 1 or self._takes_alone(exchange, status)
+        return len(self._lanes) > 1 or self._takes_alone(attempt, status)
 
 
 class Track:
@@ -108,10 +108,10 @@ class Track:
 class Lane(HttpCall):
     """The call as one leg has it."""
 
-    def __init__(self, race: Race, exchange: Exchange) -> None:
+    def __init__(self, race: Race, attempt: Attempt) -> None:
         vars(self).update(vars(race.call))
         self.race = race
-        self.exchange = exchange
+        self.attempt = attempt
         self.track = Track(race.call.connection)
         self.connection = cast("ClientConnection", self.track)
         self._task = asyncio.current_task()
@@ -140,5 +140,5 @@ class Lane(HttpCall):
         if isinstance(answer, Answer):
             answer.abandon()
         elif self._task is not None:
-            self.exchange.ending = Ending.EVICTED
+            self.attempt.ending = Ending.EVICTED
             self._task.cancel()

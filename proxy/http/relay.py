@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.casualties import casualties_of
 from proxy.core.errors import BadGateway, ConnectFailed, KvlaneError, OutOfFiles, RequestError, UpstreamFailed
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
 from proxy.http.body import Upload
@@ -31,39 +31,39 @@ the request arrived. An engine that crashes as fast is told apart by the fresh c
 
 
 class ClientRelay:
-    """Implements `core.ports.Relay` for one request. `exchange` is its last leg."""
+    """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
 
-    __slots__ = ("_call", "_deadline_timer", "_rim", "exchange")
+    __slots__ = ("_call", "_deadline_timer", "_rim", "attempt")
 
     def __init__(self, call: HttpCall, rim: Rim) -> None:
         self._call = call
         self._rim = rim
-        self.exchange: Exchange | None = None
+        self.attempt: Attempt | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
 
-    async def relay(self, exchange: Exchange) -> None:
+    async def relay(self, attempt: Attempt) -> None:
         """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again.
 
         If the pod was just closing the idle connection that it was sent on, it is sent again on a fresh one.
         """
-        self.exchange = exchange
-        call, rim, body = self._call, self._rim, exchange.request.body
-        plain = exchange.request.naming is None and exchange.told_cached is None
-        kind = Answer if plain else kind_of_answer(exchange)
+        self.attempt = attempt
+        call, rim, body = self._call, self._rim, attempt.request.body
+        plain = attempt.request.naming is None and attempt.told_cached is None
+        kind = Answer if plain else kind_of_answer(attempt)
         if rim.continued:
-            kind = kind_of_continued(call, exchange, rim.continued) or kind
-            body = exchange.request.body
+            kind = kind_of_continued(call, attempt, rim.continued) or kind
+            body = attempt.request.body
         upload = call.upload
-        if HEADER in exchange.request.headers:
-            self._check_at(exchange.request.deadline)
+        if HEADER in attempt.request.headers:
+            self._check_at(attempt.request.deadline)
         try:
-            pod = rim.pool.pods[exchange.endpoint.url]
-            head = self._head(exchange, pod.address, call.raw_headers, call.head)
+            pod = rim.pool.pods[attempt.endpoint.url]
+            head = self._head(attempt, pod.address, call.raw_headers, call.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
-                connection = used or await _connected(rim.pool, pod, raced, exchange.request.deadline)
-                answer = kind(call, exchange, rim, connection)
-                exchange.sent_at = rim.clock.now()
+                connection = used or await _connected(rim.pool, pod, raced, attempt.request.deadline)
+                answer = kind(call, attempt, rim, connection)
+                attempt.sent_at = rim.clock.now()
                 try:
                     if upload is None:
                         if not body:
@@ -77,14 +77,14 @@ class ClientRelay:
                     raise
                 if error is None:
                     return
-                if used is None or not self._met_close_race(exchange, error):
+                if used is None or not self._met_close_race(attempt, error):
                     raise error
-                raced, used, exchange.ending = error, None, None
+                raced, used, attempt.ending = error, None, None
         except asyncio.CancelledError:
-            exchange.ending = exchange.ending or Ending.CLIENT_GONE
+            attempt.ending = attempt.ending or Ending.CLIENT_GONE
             raise
         except UpstreamFailed as error:
-            exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
+            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
             if upload is not None and upload.begun:
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
@@ -92,55 +92,55 @@ class ClientRelay:
             if self._deadline_timer is not None:
                 self._deadline_timer.cancel()
 
-    def race(self, begins: Callable[[Exchange], None]) -> Race | None:
+    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
         """See the port."""
         call = self._call
         if call.upload is not None or call.wants_websocket or call.answered:
             return None
         return Race(self, call, self._rim, begins)
 
-    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port."""
         rim = self._rim
         try:
-            pod = rim.pool.pods[exchange.endpoint.url]
-            head = self._head(exchange, pod.address, _unpacked(self._call.raw_headers))
+            pod = rim.pool.pods[attempt.endpoint.url]
+            head = self._head(attempt, pod.address, _unpacked(self._call.raw_headers))
             used, raced = pod.take(), None
             while True:
-                connection = used or await _connected(rim.pool, pod, raced, exchange.request.deadline)
-                answer = Collected(exchange, rim, connection)
-                exchange.sent_at = rim.clock.now()
-                connection.send(answer, head, exchange.request.body)
+                connection = used or await _connected(rim.pool, pod, raced, attempt.request.deadline)
+                answer = Collected(attempt, rim, connection)
+                attempt.sent_at = rim.clock.now()
+                connection.send(answer, head, attempt.request.body)
                 try:
                     return await answer.body(seconds)
                 except Disconnected as error:
-                    if used is None or not self._met_close_race(exchange, error):
+                    if used is None or not self._met_close_race(attempt, error):
                         raise
                     raced, used = error.with_traceback(None), None
         except asyncio.CancelledError:
-            exchange.ending = exchange.ending or Ending.CLIENT_GONE
+            attempt.ending = attempt.ending or Ending.CLIENT_GONE
             raise
         except UpstreamFailed:
-            exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
+            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
             raise
 
-    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+    def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
-        self.exchange = exchange
-        self._call.answer(*passed_on(exchange, body, self._call.id))
+        self.attempt = attempt
+        self._call.answer(*passed_on(attempt, body, self._call.id))
 
     def end(self) -> None:
         """Nobody goes on with what was begun, if anything was."""
         if self._call.story is not None:
             self._call.story.end(self._call)
 
-    def _met_close_race(self, exchange: Exchange, error: KvlaneError) -> bool:
+    def _met_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Return whether the pod was closing an idle connection when the request reached it: then it has not begun."""
         if not isinstance(error, Disconnected) or not error.silent:
             return False
-        if exchange.sent_at is None or self._rim.clock.now() - exchange.sent_at > CLOSE_RACE:
+        if attempt.sent_at is None or self._rim.clock.now() - attempt.sent_at > CLOSE_RACE:
             return False
-        casualties = casualties_of(exchange.request)
+        casualties = casualties_of(attempt.request)
         was_first, casualties.had_close_race = not casualties.had_close_race, True
         return was_first
 
@@ -164,11 +164,9 @@ class ClientRelay:
             tasks.start(_pump(upload, connection, answer, chunked), "upload")
             return await answer.done
 
-    def _head(
-        self, exchange: Exchange, address: Address, headers: RawHeaders, read: RequestHead | None = None
-    ) -> bytes:
+    def _head(self, attempt: Attempt, address: Address, headers: RawHeaders, read: RequestHead | None = None) -> bytes:
         """`read` is the client's head, if it came with one of HTTP/1.1."""
-        call, body, key = self._call, exchange.request.body, exchange.endpoint.api_key
+        call, body, key = self._call, attempt.request.body, attempt.endpoint.api_key
         target = call.path + call.query if read is None else read.target
         first = first_lines(call.method, target, address.base, address.host_header)
         if body and call.upload is None:
@@ -177,8 +175,8 @@ class ClientRelay:
             ours = call.id_line + self._framing(len(body) - len(call.body))
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
-        if exchange.upstream_headers:
-            added = exchange.upstream_headers
+        if attempt.upstream_headers:
+            added = attempt.upstream_headers
             ours = _identified(ours, call.id_line, added)
             headers = _untraced(headers, added)
         # What is remembered is of all fields; `call.raw_headers` are without the client's key where we have taken it.
@@ -207,11 +205,11 @@ async def _connected(pool: UpstreamPool, pod: Pod, raced: KvlaneError | None, de
         raise
 
 
-def passed_on(exchange: Exchange, body: bytes, request_id: str) -> tuple[int, Pairs, bytes]:
+def passed_on(attempt: Attempt, body: bytes, request_id: str) -> tuple[int, Pairs, bytes]:
     """Return status, headers and body of a collected response as the client gets it."""
     kind = "application/json" if body.lstrip().startswith(b"{") else "text/plain; charset=utf-8"
-    headers = [("content-type", kind), ("x-request-id", request_id), *exchange.response_headers]
-    return exchange.status or 502, headers, body
+    headers = [("content-type", kind), ("x-request-id", request_id), *attempt.response_headers]
+    return attempt.status or 502, headers, body
 
 
 def _identified(ours: bytes, id_line: bytes, added: list[tuple[str, str]]) -> bytes:

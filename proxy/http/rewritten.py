@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, reduce
 
-from proxy.core.exchange import NOT_YET, Exchange
+from proxy.core.attempt import NOT_YET, Attempt
 from proxy.core.request import InferenceRequest
 from proxy.http.answer import Answer
 from proxy.http.framing import EVENT_ENDS, LAST_CHUNK, Bodies, Framing, Marks, chunk, unchunked
@@ -30,12 +30,12 @@ _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
 _CODED = re.compile(rb"(?im)^content-encoding:[ \t]*(?!identity)")
 
 
-def kind_of_answer(exchange: Exchange) -> type[Answer]:
-    return RewrittenAnswer if is_rewritten(exchange) else Answer
+def kind_of_answer(attempt: Attempt) -> type[Answer]:
+    return RewrittenAnswer if is_rewritten(attempt) else Answer
 
 
-def is_rewritten(exchange: Exchange) -> bool:
-    return exchange.told_cached is not None or _is_renamed(exchange.request)
+def is_rewritten(attempt: Attempt) -> bool:
+    return attempt.told_cached is not None or _is_renamed(attempt.request)
 
 
 class RewrittenAnswer(Answer):
@@ -45,9 +45,9 @@ class RewrittenAnswer(Answer):
     def begin(self, head: AnswerHead) -> None:
         super().begin(head)
         if not head.sized and head.status < 300 and (self._events or _is_json(head)):
-            self._change = of_events(self._exchange)
+            self._change = of_events(self._attempt)
             self._framing = Rewritten(self._framing, self._call.speaks_11, self._change)
-            self._asks_usage = self._exchange.request.asks_usage
+            self._asks_usage = self._attempt.request.asks_usage
 
     def received(self, raw: bytes) -> None:
         """A JSON answer of known length is kept until it is whole."""
@@ -65,7 +65,7 @@ class RewrittenAnswer(Answer):
             body = b"".join(self._connection.meter.pieces)
             if self._passed:
                 raw, exact = body, True
-            changed = of_whole(self._exchange, body)
+            changed = of_whole(self._attempt, body)
             if changed is not None:
                 self.head = replace(head, start=_LENGTH.sub(rb"\g<1>%d" % len(changed), head.start))
                 raw, exact = changed, True
@@ -137,31 +137,31 @@ def _is_renamed(request: InferenceRequest) -> bool:
     return request.naming is not None and request.naming.asked != request.model
 
 
-def of_events(exchange: Exchange) -> Change:
+def of_events(attempt: Attempt) -> Change:
     """What is to be done with them."""
     changes: list[Change] = []
-    request = exchange.request
+    request = attempt.request
     if request.naming is not None and _is_renamed(request):
-        changes.append(renaming((exchange.endpoint.models or frozenset()) | {request.model}, request.naming.asked))
-    if exchange.told_cached is not None:
-        is_known = exchange.told_cached != NOT_YET
-        changes.append(telling(exchange.told_cached) if is_known else partial(_telling_what_is_known, exchange))
+        changes.append(renaming((attempt.endpoint.models or frozenset()) | {request.model}, request.naming.asked))
+    if attempt.told_cached is not None:
+        is_known = attempt.told_cached != NOT_YET
+        changes.append(telling(attempt.told_cached) if is_known else partial(_telling_what_is_known, attempt))
     return lambda events: reduce(lambda seen, change: change(seen), changes, events)
 
 
-def of_whole(exchange: Exchange, body: bytes) -> bytes | None:
+def of_whole(attempt: Attempt, body: bytes) -> bytes | None:
     """None if nothing is to be done with it."""
-    changed, request = None, exchange.request
+    changed, request = None, attempt.request
     if request.naming is not None and _is_renamed(request):
         changed = renamed(body, request.naming.asked)
-    if exchange.told_cached is None or exchange.told_cached == NOT_YET:
+    if attempt.told_cached is None or attempt.told_cached == NOT_YET:
         return changed
-    return telling(exchange.told_cached)(body if changed is None else changed)
+    return telling(attempt.told_cached)(body if changed is None else changed)
 
 
-def _telling_what_is_known(exchange: Exchange, events: bytes) -> bytes:
+def _telling_what_is_known(attempt: Attempt, events: bytes) -> bytes:
     """By now: the prompt is computed beside this answer, and its usage comes last."""
-    cached = exchange.told_cached
+    cached = attempt.told_cached
     return events if cached is None or cached == NOT_YET else telling(cached)(events)
 
 

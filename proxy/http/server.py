@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from proxy.core.exchange import Ending, Exchange
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
@@ -44,10 +44,10 @@ class DataServer:
         timeouts: Timeouts,
         gateway: Gateway,
         clock: Clock,
-        on_first_byte: Callable[[Exchange], None],
+        on_first_byte: Callable[[Attempt], None],
         on_end: OnEnd,
-        takes: Callable[[Exchange, int], bool],
-        given_up: Callable[[Exchange, float], str] = lambda exchange, heard_at: "",
+        takes: Callable[[Attempt, int], bool],
+        given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: "",
         door: Door | None = None,
         trust: Trust | None = None,
         continued: Sequence[str] = (),
@@ -119,7 +119,7 @@ class DataServer:
         security: Security,
         timeouts: Timeouts,
         door: Door | None,
-        on_first_byte: Callable[[Exchange], None],
+        on_first_byte: Callable[[Attempt], None],
         continued: Sequence[str] = (),
     ) -> None:
         """For requests that come from here on; of `security` the origins of CORS stay as they are."""

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import orjson
 
 import proxy
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Relay
 from proxy.http.entrance import Door, Entrance, Visitor, shown
 from proxy.http.head import Pairs
@@ -27,7 +27,7 @@ CLIENT_LEFT = 499
 INTERNAL = Reason.INTERNAL
 JSON = [("content-type", "application/json")]
 
-OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
+OnEnd = Callable[[Call, int, Ending | Reason, Attempt | None, int], None]
 """(call, status sent or 499, outcome, last leg, bytes of an answer of our own): once per request."""
 
 
@@ -92,7 +92,7 @@ class Journey(Relay, Protocol):
     """A relay that remembers."""
 
     @property
-    def exchange(self) -> Exchange | None:
+    def attempt(self) -> Attempt | None:
         """The last leg."""
 
     def end(self) -> None:
@@ -142,17 +142,17 @@ class Service(Generic[C]):
                 if not self._bodies.is_here(call):
                     await self._bodies.read(call)
                 await self._gateway.serve(call, relay)
-                exchange = relay.exchange
-                if exchange is None or exchange.ending is None:
+                attempt = relay.attempt
+                if attempt is None or attempt.ending is None:
                     raise RuntimeError("served, but not relayed")
-                outcome = exchange.ending
+                outcome = attempt.ending
             else:
                 self._answer(call)
                 outcome = Ending.COMPLETE
         except RequestError as error:
-            exchange = relay.exchange
-            if call.answered and exchange is not None and exchange.ending is not None:
-                outcome = exchange.ending
+            attempt = relay.attempt
+            if call.answered and attempt is not None and attempt.ending is not None:
+                outcome = attempt.ending
                 relay.end()
             else:
                 outcome = error.reason
@@ -166,7 +166,7 @@ class Service(Generic[C]):
         finally:
             self._bodies.give_back(call.retained)
             try:
-                self.on_end(call, call.answered or CLIENT_LEFT, outcome, relay.exchange, call.sent)
+                self.on_end(call, call.answered or CLIENT_LEFT, outcome, relay.attempt, call.sent)
             finally:
                 call.end()
 
@@ -190,8 +190,8 @@ class Service(Generic[C]):
     def _cancelled(self, call: C, relay: Journey) -> Ending | Reason:
         """Its client left, or the proxy stops: who has got nothing is told to come again."""
         outcome: Ending | Reason = Ending.CLIENT_GONE if call.has_left else Ending.EVICTED
-        exchange = relay.exchange
-        if call.has_left and call.answered and exchange is not None and exchange.ending is Ending.COMPLETE:
+        attempt = relay.attempt
+        if call.has_left and call.answered and attempt is not None and attempt.ending is Ending.COMPLETE:
             outcome = Ending.COMPLETE
         relay.end()
         call.closing = True

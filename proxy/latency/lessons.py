@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.latency.fleet import FleetModel
 from proxy.latency.pace import PacedPod, Prices
 from proxy.latency.staged import pace_of
@@ -63,7 +63,7 @@ class TaughtPod(PacedPod):
         self._next_group = self._next_leg = now
 
     def _learn_prefill(self, leg: Leg, at: float) -> None:
-        sent = leg.exchange.started_at
+        sent = leg.attempt.started_at
         if at > self._step_at + TOGETHER:
             self._step_at = at
             self._begin_group(sent, at)
@@ -104,13 +104,13 @@ class TaughtPod(PacedPod):
 
     def _learn(self, leg: Leg, expected: float, now: float) -> None:
         """From a whole answer. One that was not streamed says only how long all of it took."""
-        exchange, usage, rates = leg.exchange, leg.exchange.usage, self.rates
-        tokens = usage.completion_tokens if usage is not None else exchange.chunks
+        attempt, usage, rates = leg.attempt, leg.attempt.usage, self.rates
+        tokens = usage.completion_tokens if usage is not None else attempt.chunks
         if leg.stage is not Stage.WHOLE:
             self._learn_stage(leg, tokens, now)
         elif leg.answered_at is not None:
             self._fleet.answered(leg.tokens, tokens)
-            seconds = (exchange.last_byte_at or now) - leg.answered_at
+            seconds = (attempt.last_byte_at or now) - leg.answered_at
             if tokens > 1 and seconds > 0.0:
                 self._count_running(now)
                 running = (self._running_sum - leg.running) / (now - leg.answered_at)
@@ -119,7 +119,7 @@ class TaughtPod(PacedPod):
         elif usage is not None and not leg.shows:
             self._fleet.answered(leg.tokens, tokens)
             whole = expected / rates.speed + max(0, tokens - 1) * (self.step + rates.per_running)
-            rates.hurry(whole, now - exchange.started_at)
+            rates.hurry(whole, now - attempt.started_at)
             self._has_learnt()
 
     def _learn_stage(self, leg: Leg, tokens: int, now: float) -> None:

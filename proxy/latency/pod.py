@@ -13,8 +13,8 @@ from itertools import chain
 from math import inf
 from operator import itemgetter
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.core.exchange import Exchange, Stage
 from proxy.latency.fading import TURN_SECONDS
 from proxy.latency.fleet import FleetModel
 from proxy.latency.lessons import LEAST_OBSERVED, RESIDUE, TaughtPod
@@ -55,9 +55,9 @@ class PodModel(TaughtPod):
         self._compare(endpoint.metrics)
         self.catch_up(now)
 
-    def dispatch(self, exchange: Exchange, uncached: float, prompt: float, now: float) -> Leg:
+    def dispatch(self, attempt: Attempt, uncached: float, prompt: float, now: float) -> Leg:
         """Publishes by itself what changes: the request is in the next forecast."""
-        leg = Leg(exchange, uncached, prompt)
+        leg = Leg(attempt, uncached, prompt)
         if now >= self._next_leg:
             self._next_leg = self._after_lesson(now)
             self._foretell(leg, prompt, now)
@@ -73,11 +73,11 @@ class PodModel(TaughtPod):
             self.view = self.endpoint.view if self._share == 1.0 else None
         return leg
 
-    def dispatch_stage(self, exchange: Exchange, uncached: float, prompt: float, now: float) -> Leg:
+    def dispatch_stage(self, attempt: Attempt, uncached: float, prompt: float, now: float) -> Leg:
         """Of a leg that is not for a whole request. A prompt that another pod answers is in line as any; who answers
         one that another pod computes is in nobody's way, and says how fast answers go."""
-        if exchange.stage is Stage.DECODE:
-            leg = Leg(exchange, 0.0, prompt)
+        if attempt.stage is Stage.DECODE:
+            leg = Leg(attempt, 0.0, prompt)
             leg.waits = False
             if now >= self._next_leg:
                 self._next_leg = self._after_lesson(now)
@@ -85,11 +85,11 @@ class PodModel(TaughtPod):
                 self._count_running(now)
                 leg.expected, leg.running, leg.prefilled = 0.0, self._running_sum, self._prefilled
         else:
-            leg = self.dispatch(exchange, uncached, prompt, now)
+            leg = self.dispatch(attempt, uncached, prompt, now)
             leg.shows = True
             if self.legs[0] is leg:
                 self.look_at, self.patience = inf, -PATIENCE
-        leg.stage = exchange.stage
+        leg.stage = attempt.stage
         self._staged.add(leg)
         return leg
 
@@ -171,7 +171,7 @@ class PodModel(TaughtPod):
         work = first.tokens * per_token + first.pairs * per_pair
         self.rest -= work
         self.due = self._due = due = self._since + fixed + work
-        self.head = first.exchange
+        self.head = first.attempt
         self.look_at, self.patience = (inf, -PATIENCE) if first.shows else (due, 0.0)
 
     def end(self, leg: Leg, now: float) -> None:
@@ -186,7 +186,7 @@ class PodModel(TaughtPod):
                 self._is_exact = False
         if leg.expected is not None:
             self._followed -= 1
-            if leg.exchange.succeeded:
+            if leg.attempt.succeeded:
                 self._learn(leg, leg.expected, now)
 
     def _compare(self, scrape: Metrics) -> None:
@@ -219,7 +219,7 @@ class PodModel(TaughtPod):
             self._take_answers_of_all()
         while legs:
             leg = legs[0]
-            exchange = leg.exchange
+            attempt = leg.attempt
             if not leg.shows:
                 if now < self._due:
                     return
@@ -227,20 +227,20 @@ class PodModel(TaughtPod):
                 self._is_exact = False
                 if legs:
                     self._turn_to(legs[0])
-            elif exchange.first_byte_at is None:
+            elif attempt.first_byte_at is None:
                 return
             else:
-                self._answered(leg, exchange.first_byte_at)
+                self._answered(leg, attempt.first_byte_at)
 
     def _take_answers_of_all(self) -> None:
         """In the order in which they came; so they do where prompts are computed side by side."""
-        came = [(leg.exchange.first_byte_at, leg) for leg in self.legs if leg.shows]
+        came = [(leg.attempt.first_byte_at, leg) for leg in self.legs if leg.shows]
         answered = [(at, leg) for at, leg in came if at is not None]
         for at, leg in sorted(answered, key=itemgetter(0)):
             self._answered(leg, at)
 
     def _answered(self, leg: Leg, at: float) -> None:
-        status = leg.exchange.status
+        status = leg.attempt.status
         if status is None or status >= 300:
             self._drop(leg, at)
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, LoadView
-from proxy.core.exchange import Exchange
 
 Terms = tuple[float, float, float]
 """Seconds: of any prompt, of an uncached token, and of a pair of tokens, of which every pair is two."""
@@ -32,7 +32,7 @@ class Published:
     endpoint: Endpoint
     view: LoadView | None
     """The one that all this was made with; None if more has changed."""
-    head: Exchange | None
+    head: Attempt | None
     """The first in line."""
     due: float
     """When it should be answered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.latency.work import Leg
 
 
@@ -28,7 +28,7 @@ class StagedLegs:
         return sum(leg.stage is not Stage.DECODE and not leg.waits for leg in self._open())
 
     def _open(self) -> list[Leg]:
-        self._legs = [leg for leg in self._legs if leg.exchange.ending is None]
+        self._legs = [leg for leg in self._legs if leg.attempt.ending is None]
         return self._legs
 
 
@@ -36,16 +36,16 @@ def pace_of(leg: Leg, tokens: int, now: float, running: float, prefilled: float)
     """Of a streamed answer to what another pod computed: how many ran beside it on average, and its seconds per token.
     What ran, and what prompts held up, is known for all of the leg, and taken to be spread evenly. `running` and
     `prefilled` are the pod's sums, as the leg has them of its beginning."""
-    exchange = leg.exchange
-    first, whole = exchange.first_byte_at, now - exchange.started_at
-    if first is None or tokens < 2 or not exchange.request.stream or now <= first:
+    attempt = leg.attempt
+    first, whole = attempt.first_byte_at, now - attempt.started_at
+    if first is None or tokens < 2 or not attempt.request.stream or now <= first:
         return None
-    seconds = (exchange.last_byte_at or now) - first
+    seconds = (attempt.last_byte_at or now) - first
     held_up = (prefilled - leg.prefilled) * seconds / whole
     return (running - leg.running) / whole, max(0.0, seconds - held_up) / (tokens - 1)
 
 
 def waiting(legs: Iterable[Leg], at: float) -> int:
     """How many of them waited for their first token at that time."""
-    begun = (leg.exchange for leg in legs if leg.exchange.started_at <= at)
-    return sum(exchange.first_byte_at is None or exchange.first_byte_at > at for exchange in begun)
+    begun = (leg.attempt for leg in legs if leg.attempt.started_at <= at)
+    return sum(attempt.first_byte_at is None or attempt.first_byte_at > at for attempt in begun)

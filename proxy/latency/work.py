@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from proxy.core.exchange import WHOLE, Exchange
+from proxy.core.attempt import WHOLE, Attempt
 from proxy.latency.regression import Features
 
 TOKEN_SCALE, PAIR_SCALE = 1e-3, 5e-8
@@ -48,7 +48,7 @@ class Leg:
     # All of it on the object: what is found on the class only takes 150 instructions more to read.
     __slots__ = (
         "answered_at",
-        "exchange",
+        "attempt",
         "expected",
         "guess",
         "is_guess",
@@ -61,9 +61,9 @@ class Leg:
         "waits",
     )
 
-    def __init__(self, exchange: Exchange, tokens: float, prompt: float) -> None:
-        self.exchange = exchange
-        self.shows = exchange.request.stream
+    def __init__(self, attempt: Attempt, tokens: float, prompt: float) -> None:
+        self.attempt = attempt
+        self.shows = attempt.request.stream
         """Its first byte comes when the prompt is computed, and not when all is done."""
         self.tokens = tokens
         self.pairs = tokens * (2.0 * prompt - tokens)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from proxy.core.exchange import Usage
+from proxy.core.attempt import Usage
 from proxy.openai.events import FLAT_OBJECT
 from proxy.openai.parse import GENERATE
 

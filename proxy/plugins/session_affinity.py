@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest
 from proxy.core.ports import Clock
@@ -114,16 +114,16 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         others = [endpoint for endpoint in endpoints if endpoint is not home]
         return None if self.rebalance.is_behind(request, (home,), others) else home
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        home = self._home_of(exchange, endpoint)
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        home = self._home_of(attempt, endpoint)
         if home is None:
             return
         if self.strategy == "session_id":
-            self._remember(exchange, home)
+            self._remember(attempt, home)
             return
         token = (self._header, encode(home))
-        if token not in exchange.response_headers:
-            exchange.response_headers.append(token)
+        if token not in attempt.response_headers:
+            attempt.response_headers.append(token)
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         heir = self._heirs.pop(endpoint, None)
@@ -134,14 +134,14 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         else:
             self.table.forget(endpoint)
 
-    def _home_of(self, exchange: Exchange, endpoint: Endpoint) -> Endpoint | None:
+    def _home_of(self, attempt: Attempt, endpoint: Endpoint) -> Endpoint | None:
         """The pod that the session is to come back to; known with the leg that answers, whichever stage it is of."""
-        decision, wanted = exchange.decision, self.profile_name
-        if not exchange.answers:
+        decision, wanted = attempt.decision, self.profile_name
+        if not attempt.answers:
             return None
         if not wanted or decision.profile == wanted:
             return endpoint
-        return decision.prefill[0] if exchange.stage is Stage.DECODE else None
+        return decision.prefill[0] if attempt.stage is Stage.DECODE else None
 
     @property
     def _header(self) -> str:
@@ -161,13 +161,13 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         sources = self.session_id_config.sources or (SessionSource(header=ID_HEADER),)
         return next((session for source in sources if (session := source.read(request))), "")
 
-    def _remember(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        session, now = self._session(exchange.request), self.clock.now()
+    def _remember(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        session, now = self._session(attempt.request), self.clock.now()
         if not session:
             return
         home = self.table.get(session, now)
         if self.rebalance is None:
-            decision = exchange.decision
+            decision = attempt.decision
             stays = home is not None and home in (*decision.candidates(), *decision.prefill)
             self.table.bind(session, home if home is not None and stays else endpoint, now)
             return

@@ -6,11 +6,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.core.attempt import Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import SPLIT, Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError
-from proxy.core.exchange import Stage
 from proxy.core.params import param, suggestion
 from proxy.core.plugin import Decider, PairDecider, ProfileHandler
 from proxy.core.ports import Deciders, InstanceName, ProfileNames

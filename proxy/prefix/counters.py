@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Metrics
-from proxy.core.exchange import Exchange
 
 Figures = tuple[float, float | None, int | None, int]
 
@@ -19,10 +19,10 @@ MOST_LEGS = 1000
 """That a window remembers of a pod whose counters cannot be used."""
 
 
-def figures(exchange: Exchange) -> Figures:
+def figures(attempt: Attempt) -> Figures:
     """What is needed of a leg whose first byte has come, and for which hits, or none, were predicted."""
-    prompt = exchange.request.prompt
-    return (exchange.started_at, exchange.first_byte_at, exchange.predicted_cached_tokens, prompt.tokens)
+    prompt = attempt.request.prompt
+    return (attempt.started_at, attempt.first_byte_at, attempt.predicted_cached_tokens, prompt.tokens)
 
 
 class HitWindow:

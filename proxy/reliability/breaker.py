@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import GONE, Endpoint, update
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock
 from proxy.core.request import is_out_of_its_own_time
 from proxy.reliability.settings import BreakerSettings
@@ -79,7 +79,7 @@ class Circuit:
         self.is_open = False
         self.tries = False
         """Half-open: it gets probes."""
-        self.probes: set[Exchange] = set()
+        self.probes: set[Attempt] = set()
         self.times = 0
         """That it opened; the timer of the last one counts."""
 
@@ -110,40 +110,40 @@ class Breakers:
             return "closed"
         return "half-open" if circuit.tries else "open"
 
-    def began(self, exchange: Exchange) -> None:
+    def began(self, attempt: Attempt) -> None:
         """A leg on a pod that is watched: of one that is tried, it may be the last for now."""
-        circuit = self._circuits.get(exchange.endpoint)
+        circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
-            circuit.probes.add(exchange)
+            circuit.probes.add(attempt)
             if len(circuit.probes) >= self._settings.probes:
-                self._fleet.doubt(exchange.endpoint, PROBED)
-                self._company.breaker_tried(exchange.endpoint)
+                self._fleet.doubt(attempt.endpoint, PROBED)
+                self._company.breaker_tried(attempt.endpoint)
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def first_byte(self, attempt: Attempt) -> None:
         """Of a leg on a pod that is watched: it need not end to show that the pod is well."""
-        circuit = self._circuits.get(exchange.endpoint)
-        if circuit is not None and exchange in circuit.probes and exchange.status is not None and exchange.status < 500:
-            self._recover(exchange.endpoint)
+        circuit = self._circuits.get(attempt.endpoint)
+        if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
+            self._recover(attempt.endpoint)
 
-    def ended(self, exchange: Exchange, error: BaseException | None) -> None:
+    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """Any leg on a pod that is watched, and one that is not a whole good answer on any."""
-        endpoint = exchange.endpoint
+        endpoint = attempt.endpoint
         if endpoint.state is GONE:
             return
         circuit = self._circuits.get(endpoint)
-        if circuit is not None and exchange in circuit.probes:
-            circuit.probes.discard(exchange)
+        if circuit is not None and attempt in circuit.probes:
+            circuit.probes.discard(attempt)
             self._fleet.trust(endpoint, PROBED)
         if isinstance(error, OutOfFiles):
             return
         if isinstance(error, ConnectFailed):
             self._leave_alone(endpoint, UNREACHABLE, UNREACHABLE_SECONDS)
-        elif _is_failure(exchange, error, self._clock.now()):
+        elif _is_failure(attempt, error, self._clock.now()):
             if isinstance(error, Declined):
                 self._heed(endpoint, error)
             if not (isinstance(error, Declined) and error.status == 429):
                 self._failed(endpoint)
-        elif circuit is not None and exchange.ending is Ending.COMPLETE:
+        elif circuit is not None and attempt.ending is Ending.COMPLETE:
             self._succeeded(endpoint, circuit)
 
     def hear(self, endpoint: Endpoint, is_open: bool) -> None:
@@ -250,15 +250,15 @@ class Breakers:
             self._fleet.trust(endpoint, why)
 
 
-def _is_failure(exchange: Exchange, error: BaseException | None, now: float) -> bool:
+def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bool:
     """Of the pod. Faults of ours, clients that leave and time limits that clients set are none; nor is a pod that does
     not have the model."""
-    is_late = exchange.ending is Ending.TIMED_OUT or isinstance(error, UpstreamTimedOut)
-    if is_late and is_out_of_its_own_time(exchange.request, now):
+    is_late = attempt.ending is Ending.TIMED_OUT or isinstance(error, UpstreamTimedOut)
+    if is_late and is_out_of_its_own_time(attempt.request, now):
         return False
     if isinstance(error, Declined) and error.status == NOT_FOUND:
         return False
     if error is not None:
         return isinstance(error, UpstreamFailed | BadGateway)
-    failed = exchange.ending is Ending.UPSTREAM_FAILED or exchange.ending is Ending.TIMED_OUT
-    return failed or (exchange.status is not None and exchange.status >= 500)
+    failed = attempt.ending is Ending.UPSTREAM_FAILED or attempt.ending is Ending.TIMED_OUT
+    return failed or (attempt.status is not None and attempt.status >= 500)

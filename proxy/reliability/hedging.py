@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import UpstreamFailed
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Clock, Gate, Legs, Race, Relay, Tally
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
@@ -86,23 +86,23 @@ class Hedge:
     relay: Relay
     legs: Legs
 
-    async def run(self, exchange: Exchange) -> None:
+    async def run(self, attempt: Attempt) -> None:
         """Raises what `Relay.relay` raises."""
-        shared, request = self.shared, exchange.request
-        delay = None if exchange.attempt else shared.lateness.of(request)
+        shared, request = self.shared, attempt.request
+        delay = None if attempt.number else shared.lateness.of(request)
         race = None if delay is None else self.relay.race(self._begins)
         try:
             if race is None:
-                with self.legs(exchange):
-                    await self.relay.relay(exchange)
+                with self.legs(attempt):
+                    await self.relay.relay(attempt)
             else:
-                await self._run(race, exchange, delay)
+                await self._run(race, attempt, delay)
         finally:
-            if not exchange.attempt and (exchange.succeeded or exchange.ending is Ending.EVICTED):
-                until = exchange.first_byte_at or shared.clock.now()
-                shared.lateness.saw(request, until - exchange.started_at)
+            if not attempt.number and (attempt.succeeded or attempt.ending is Ending.EVICTED):
+                until = attempt.first_byte_at or shared.clock.now()
+                shared.lateness.saw(request, until - attempt.started_at)
 
-    async def _run(self, race: Race, first: Exchange, delay: float | None) -> None:
+    async def _run(self, race: Race, first: Attempt, delay: float | None) -> None:
         second = None
         with race, ExitStack() as entered:
             async with Tasks() as tasks:
@@ -117,14 +117,14 @@ class Hedge:
             self.shared.counted(WON if race.winner is second else LOST if race.winner is first else FAILED).add()
         self._raise(race, first, second, errors)
 
-    def _started(self, tasks: Tasks, entered: ExitStack, race: Race, exchange: Exchange) -> asyncio.Task[Any]:
+    def _started(self, tasks: Tasks, entered: ExitStack, race: Race, attempt: Attempt) -> asyncio.Task[Any]:
         """The leg is entered at once, in the tick in which its pod was chosen, and left when its relay has ended."""
         leg = ExitStack()
-        leg.enter_context(self.legs(exchange))
-        entered.callback(_left, leg, exchange)
-        return tasks.start(_relayed(leg, race, exchange), f"leg to {exchange.endpoint.name}")
+        leg.enter_context(self.legs(attempt))
+        entered.callback(_left, leg, attempt)
+        return tasks.start(_relayed(leg, race, attempt), f"leg to {attempt.endpoint.name}")
 
-    def _second(self, first: Exchange) -> Exchange | None:
+    def _second(self, first: Attempt) -> Attempt | None:
         shared, request = self.shared, first.request
         endpoint = shared.failover.next_after(first)
         if endpoint is None or endpoint.view.waiting or not all(gate.spares(request, endpoint) for gate in self.gates):
@@ -133,19 +133,19 @@ class Hedge:
         if not shared.budget.spend():
             shared.counted(NO_BUDGET).add()
             return None
-        second = Exchange(request, first.decision, endpoint, first.attempt, shared.clock.now())
+        second = Attempt(request, first.decision, endpoint, first.number, shared.clock.now())
         second.answers = False
         return second
 
-    def _begins(self, exchange: Exchange) -> None:
+    def _begins(self, attempt: Attempt) -> None:
         """The client's answer does: if it is the second leg's, gates think so too from here on."""
-        if not exchange.answers:
-            exchange.answers = True
+        if not attempt.answers:
+            attempt.answers = True
             for gate in self.gates:
-                gate.sent(exchange)
+                gate.sent(attempt)
 
     def _raise(
-        self, race: Race, first: Exchange, second: Exchange | None, errors: dict[Exchange, Exception | None]
+        self, race: Race, first: Attempt, second: Attempt | None, errors: dict[Attempt, Exception | None]
     ) -> None:
         """What the leg that answered raised. If none has answered, what the first did; failover is told the rest."""
         if race.winner is not None:
@@ -161,14 +161,14 @@ class Hedge:
             raise error
 
 
-async def _outcome(race: Race, run: dict[asyncio.Task[Any], Exchange]) -> dict[Exchange, Exception | None]:
+async def _outcome(race: Race, run: dict[asyncio.Task[Any], Attempt]) -> dict[Attempt, Exception | None]:
     """How each ended, when all have, or one has for a reason that is no fault of its pod."""
     pending = set(run)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         if race.winner is None and any(_is_final(task) for task in done):
             break
-    return {exchange: _error(task) for task, exchange in run.items()}
+    return {attempt: _error(task) for task, attempt in run.items()}
 
 
 def _error(task: asyncio.Task[Any]) -> Exception | None:
@@ -181,20 +181,20 @@ def _is_final(task: asyncio.Task[Any]) -> bool:
     return error is not None and not isinstance(error, UpstreamFailed)
 
 
-async def _relayed(leg: ExitStack, race: Race, exchange: Exchange) -> Exception | None:
+async def _relayed(leg: ExitStack, race: Race, attempt: Attempt) -> Exception | None:
     """What it raised; told, not raised, for it may be of no interest."""
     try:
         with leg:
             try:
-                await race.relay(exchange)
+                await race.relay(attempt)
             finally:
-                exchange.answers = True
+                attempt.answers = True
     except Exception as error:  # noqa: BLE001  # raised by whoever waits for it, if it matters
         return error
     return None
 
 
-def _left(leg: ExitStack, exchange: Exchange) -> None:
+def _left(leg: ExitStack, attempt: Attempt) -> None:
     """Of a leg whose task was cancelled before it had begun."""
-    exchange.ending = exchange.ending or Ending.CLIENT_GONE
+    attempt.ending = attempt.ending or Ending.CLIENT_GONE
     leg.close()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 
@@ -91,15 +91,15 @@ class Liveness:
     def change(self, stall: float) -> None:
         self._stall = stall
 
-    def given_up(self, exchange: Exchange, heard_at: float) -> str:
+    def given_up(self, attempt: Attempt, heard_at: float) -> str:
         """Why an answer of which nothing has come since then is not to be waited for; empty if it is."""
-        endpoint, now = exchange.endpoint, self._clock.now()
-        lost_at = self._pods.lost_at(endpoint, exchange.started_at)
+        endpoint, now = attempt.endpoint, self._clock.now()
+        lost_at = self._pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
             return "the pod is gone, and sends nothing" if now - max(lost_at, heard_at) >= SILENT else ""
         if endpoint not in self._stalled:
             self._look(endpoint, now)
-        if endpoint in self._stalled and exchange.first_byte_at is None and now - heard_at >= SILENT:
+        if endpoint in self._stalled and attempt.first_byte_at is None and now - heard_at >= SILENT:
             return "the pod's engine " + STALLED
         return ""
 

@@ -6,10 +6,10 @@ from collections import deque
 
 import xxhash
 
+from proxy.core.attempt import Attempt
 from proxy.core.casualties import Casualties, casualties_of
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import SuspectedPoison
-from proxy.core.exchange import Exchange
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 
@@ -31,12 +31,12 @@ class Poison:
         self._broken: deque[tuple[float, Endpoint, Casualties]] = deque()
         """Attempts that pods broke off in the last TOGETHER seconds: when, on which pod, of which request."""
 
-    def broke_off(self, exchange: Exchange) -> None:
+    def broke_off(self, attempt: Attempt) -> None:
         """Note an attempt that its pod ended, whatever its client got."""
         now = self._clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()
-        self._broken.append((now, exchange.endpoint, casualties_of(exchange.request)))
+        self._broken.append((now, attempt.endpoint, casualties_of(attempt.request)))
 
     def was_alone(self, casualties: Casualties, endpoint: Endpoint) -> bool:
         """Return whether the pod, which has just died, had no request but that of `casualties`."""

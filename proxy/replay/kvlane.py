@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.errors import RequestError, UpstreamFailed
-from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.ports import Clock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
@@ -63,18 +63,18 @@ class VirtualCall:
 
 
 class VirtualRelay:
-    async def relay(self, exchange: Exchange) -> None:
-        await _Sent(exchange)
+    async def relay(self, attempt: Attempt) -> None:
+        await _Sent(attempt)
 
-    def race(self, begins: Callable[[Exchange], None]) -> None:
+    def race(self, begins: Callable[[Attempt], None]) -> None:
         """One leg at a time."""
 
-    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
+    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """Pods are never too slow for it."""
-        await _Sent(exchange)
+        await _Sent(attempt)
         return PREFILLED
 
-    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+    def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """Nobody reads it."""
 
 
@@ -82,10 +82,10 @@ class VirtualRelay:
 class _Sent:
     """Suspends the gateway until the leg has ended."""
 
-    exchange: Exchange
+    attempt: Attempt
 
-    def __await__(self) -> Generator[Exchange, None, None]:
-        yield self.exchange
+    def __await__(self) -> Generator[Attempt, None, None]:
+        yield self.attempt
 
 
 class _ParsedHere(BodyParser):
@@ -151,7 +151,7 @@ class Kvlane(Policy):
             self._breakers,
             parser=_ParsedHere(),
         )
-        self._legs: dict[int, tuple[Coroutine[Any, Any, None], Exchange, Job]] = {}
+        self._legs: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
 
     def _make_ledger(self) -> Ledger:
         return Ledger(self._clock)
@@ -168,19 +168,19 @@ class Kvlane(Policy):
         return self._proceed(index, job, serving, None)
 
     def first_byte(self, index: int, now: float) -> None:
-        _, exchange, job = self._legs[index]
+        _, attempt, job = self._legs[index]
         if job.asked.stream:
-            self._answer_begins(exchange, now)
+            self._answer_begins(attempt, now)
 
     def ended(self, index: int, now: float, cached_tokens: int) -> None:
-        serving, exchange, job = self._legs.pop(index)
+        serving, attempt, job = self._legs.pop(index)
         if not job.asked.stream:
-            self._answer_begins(exchange, now)
-        exchange.last_byte_at = now
-        exchange.chunks = job.output_tokens
-        exchange.response_bytes = job.output_tokens * BYTES_PER_EVENT
-        exchange.usage = Usage(job.prompt_tokens, job.output_tokens, cached_tokens if self._says_cached else None)
-        exchange.ending = Ending.COMPLETE
+            self._answer_begins(attempt, now)
+        attempt.last_byte_at = now
+        attempt.chunks = job.output_tokens
+        attempt.response_bytes = job.output_tokens * BYTES_PER_EVENT
+        attempt.usage = Usage(job.prompt_tokens, job.output_tokens, cached_tokens if self._says_cached else None)
+        attempt.ending = Ending.COMPLETE
         self._proceed(index, job, serving, None)
 
     def stage(self, index: int) -> Stage:
@@ -188,18 +188,18 @@ class Kvlane(Policy):
 
     def prefilled(self, index: int, now: float, cached_tokens: int) -> int | None:
         """Its answer of one token is for nobody, and comes whole."""
-        serving, exchange, job = self._legs.pop(index)
-        self._answer_begins(exchange, now)
-        exchange.last_byte_at = now
-        exchange.chunks, exchange.response_bytes = 1, BYTES_PER_EVENT
-        exchange.usage = Usage(job.prompt_tokens, 1, cached_tokens if self._says_cached else None)
-        exchange.ending = Ending.COMPLETE
+        serving, attempt, job = self._legs.pop(index)
+        self._answer_begins(attempt, now)
+        attempt.last_byte_at = now
+        attempt.chunks, attempt.response_bytes = 1, BYTES_PER_EVENT
+        attempt.usage = Usage(job.prompt_tokens, 1, cached_tokens if self._says_cached else None)
+        attempt.ending = Ending.COMPLETE
         return self._proceed(index, job, serving, None)
 
     def failed(self, index: int, now: float) -> int | None:
-        serving, exchange, job = self._legs.pop(index)
-        exchange.ending = Ending.UPSTREAM_FAILED
-        broken = UpstreamFailed("the pod is gone") if exchange.first_byte_at is None else None
+        serving, attempt, job = self._legs.pop(index)
+        attempt.ending = Ending.UPSTREAM_FAILED
+        broken = UpstreamFailed("the pod is gone") if attempt.first_byte_at is None else None
         return self._proceed(index, job, serving, broken)
 
     def predicted(self, index: int) -> int | None:
@@ -226,23 +226,23 @@ class Kvlane(Policy):
             self._fleet.restarted(endpoint)
             self._fleet.reached(endpoint)
 
-    def _answer_begins(self, exchange: Exchange, now: float) -> None:
-        exchange.status = 200
-        exchange.first_byte_at = now
-        self._ledger.first_byte(exchange)
-        if exchange.on_begun is not None:
-            exchange.on_begun()
+    def _answer_begins(self, attempt: Attempt, now: float) -> None:
+        attempt.status = 200
+        attempt.first_byte_at = now
+        self._ledger.first_byte(attempt)
+        if attempt.on_begun is not None:
+            attempt.on_begun()
 
     def _proceed(
         self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None
     ) -> int | None:
         """Up to the next leg, whose pod it returns, or to the end."""
         try:
-            exchange = serving.throw(error) if error else serving.send(None)
+            attempt = serving.throw(error) if error else serving.send(None)
         except (StopIteration, RequestError):
             return None
-        self._legs[index] = (serving, exchange, job)
-        return self._pod_of[exchange.endpoint.name]
+        self._legs[index] = (serving, attempt, job)
+        return self._pod_of[attempt.endpoint.name]
 
     def _ready(self, endpoint: Endpoint) -> None:
         self._ledger.level(endpoint, self._fleet.ready)

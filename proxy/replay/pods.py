@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.replay.engine import Counted, CountingEngine
 from proxy.replay.prompts import parts, parts_with_answer
 from proxy.replay.workload import Job

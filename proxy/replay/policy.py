@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.replay.pods import Reading
 from proxy.replay.workload import Job
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.core.exchange import Ending
 from proxy.prefix.depth import DEPTHS
 from proxy.replay.recorder import BLOCK_TOKENS, MOST_BLOCKS, VERSION
 from proxy.replay.salt import NAME_LENGTH

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
@@ -46,7 +46,7 @@ INTERVAL = 0.5
 BATCH = 16
 """Requests that are written down without a pause: about a millisecond for prompts of 4,000 tokens."""
 
-OnEnd = Callable[[Call, int, Ending | Reason, Exchange | None, int], None]
+OnEnd = Callable[[Call, int, Ending | Reason, Attempt | None, int], None]
 
 Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain, ...], Endpoint | None]
 """(received, status, outcome, ended, what is known of the request, its hashes, its pod)."""
@@ -82,18 +82,18 @@ class Recorder:
         self._stack = AsyncExitStack()
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None = None, sent: int = 0
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
         """See `telemetry.observer.Observer.request_ended`. Takes what is to be kept, so that no body outlives its
         request."""
-        self._then(call, status, outcome, exchange, sent)
-        if exchange is None and not isinstance(outcome, Reason):
+        self._then(call, status, outcome, attempt, sent)
+        if attempt is None and not isinstance(outcome, Reason):
             return  # an answer of our own: a list of models
         try:
-            if exchange is None:
+            if attempt is None:
                 about: tuple[Any, ...] = ({"kind": path_label(call.path)}, (), None)
             else:
-                about = (_asked(call, exchange), _chains(exchange.request), exchange.endpoint)
+                about = (_asked(call, attempt), _chains(attempt.request), attempt.endpoint)
             self._entries.append((call.received_at, status, outcome, self._now(), *about))
         except Exception:
             self._lost.add()
@@ -194,13 +194,13 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
     return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
 
 
-def _asked(call: Call, exchange: Exchange) -> dict[str, Any]:
+def _asked(call: Call, attempt: Attempt) -> dict[str, Any]:
     """What is known of a request; what is not is left out. Tenant and session are not salted yet."""
-    request, usage, first = exchange.request, exchange.usage, exchange.first_byte_at
+    request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
-    output = usage.completion_tokens if usage is not None else exchange.chunks if request.stream else None
+    output = usage.completion_tokens if usage is not None else attempt.chunks if request.stream else None
     ttft, tpot = objectives(request) or (None, None)
-    pool = exchange.endpoint.pool
+    pool = attempt.endpoint.pool
     known = {
         "kind": path_label(call.path),
         "pool": pool if pool != DEFAULT_POOL else None,
@@ -211,13 +211,13 @@ def _asked(call: Call, exchange: Exchange) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens if usage is not None else None,
         "output_tokens": output,
         "cached_tokens": usage.cached_tokens if usage is not None else None,
-        "expected_cached_tokens": exchange.predicted_cached_tokens,
+        "expected_cached_tokens": attempt.predicted_cached_tokens,
         "priority": request.priority or None,
         "tenant": request.tenant or None,
         "session": request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip() or None,
         "slo_ttft": ttft,
         "slo_tpot": tpot,
-        "attempts": exchange.attempt + 1,
+        "attempts": attempt.number + 1,
         "ttft": None if first is None else round(first - call.received_at, 6),
     }
     return {name: value for name, value in known.items() if value is not None}

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, Protocol
 
-from proxy.core.exchange import Stage
+from proxy.core.attempt import Stage
 from proxy.replay.pods import Engine, Event, Pod, Submitted
 from proxy.replay.policy import Policy
 from proxy.replay.workload import Job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending
 from proxy.telemetry.instruments import OTHER
 
 PATHS = {

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
@@ -48,44 +48,44 @@ class Observer:
         self._begun: list[Record] = []
         self._legs: list[Record] = []
         self._requests: list[Record] = []
-        self.stage_watcher: Callable[[Exchange], None] | None = None
+        self.stage_watcher: Callable[[Attempt], None] | None = None
         """Told of every leg that was for the next one."""
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """The scheduler returned."""
         self._decided.append((decision.target, seconds))
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def first_byte(self, attempt: Attempt) -> None:
         """The first byte of a pod's answer came; `status` and `first_byte_at` are set."""
-        if not exchange.continued:
-            request = exchange.request
+        if not attempt.continued:
+            request = attempt.request
             self._begun.append(
-                (exchange.status, exchange.first_byte_at, request.received_at, request.model, request.stream)
+                (attempt.status, attempt.first_byte_at, request.received_at, request.model, request.stream)
             )
 
-    def leg_ended(self, exchange: Exchange) -> None:
-        """A leg is over; all that `Exchange` will ever say is set, `ending` in any case. Tokens are those of the legs
+    def leg_ended(self, attempt: Attempt) -> None:
+        """A leg is over; all that `Attempt` will ever say is set, `ending` in any case. Tokens are those of the legs
         that answer."""
-        if exchange.answers:
-            request, usage, chunks = exchange.request, exchange.usage, exchange.chunks
-            answer = (request.stream, usage, chunks, exchange.first_byte_at, exchange.last_byte_at)
-            predicted, prompt = exchange.predicted_cached_tokens, request.prompt.tokens
-            endpoint, ending, attempt = exchange.endpoint, exchange.ending, exchange.attempt
-            self._legs.append((endpoint, ending, attempt, predicted, prompt, exchange.status, request.model, answer))
+        if attempt.answers:
+            request, usage, chunks = attempt.request, attempt.usage, attempt.chunks
+            answer = (request.stream, usage, chunks, attempt.first_byte_at, attempt.last_byte_at)
+            predicted, prompt = attempt.predicted_cached_tokens, request.prompt.tokens
+            endpoint, ending, number = attempt.endpoint, attempt.ending, attempt.number
+            self._legs.append((endpoint, ending, number, predicted, prompt, attempt.status, request.model, answer))
         else:
-            self._series.stage_ended(exchange)
+            self._series.stage_ended(attempt)
             if self.stage_watcher is not None:
-                self.stage_watcher(exchange)
+                self.stage_watcher(attempt)
 
     def request_ended(
-        self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None = None, sent: int = 0
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
         """The client has its answer, or is gone. `status` is what it was sent (499: nothing, it left), `outcome` the
-        Reason if it was refused, `exchange` the last leg if there was one, `sent` the bytes of an answer of our own."""
+        Reason if it was refused, `attempt` the last leg if there was one, `sent` the bytes of an answer of our own."""
         asked = NO_LEG
-        if exchange is not None:
-            model, begun_at, usage = exchange.request.model, exchange.first_byte_at, exchange.usage
-            asked = (model, exchange.endpoint.name, begun_at, usage, exchange.response_bytes, exchange.attempt)
+        if attempt is not None:
+            model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
+            asked = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number)
         called = (call.id, call.method, call.path, call.received_at, call.identity)
         now = self._now
         self._requests.append((called, now(), status, outcome, sent, asked))

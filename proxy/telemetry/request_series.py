@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import Identity
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
@@ -80,15 +80,15 @@ class RequestSeries:
         for model, of_model in answers.items():
             self._answered(self._answered_for(model), of_model)
 
-    def stage_ended(self, exchange: Exchange) -> None:
+    def stage_ended(self, attempt: Attempt) -> None:
         """A leg whose answer was for the next one."""
-        assert exchange.ending is not None
-        counts, ending = self._endpoints.of(exchange.endpoint).attempts, exchange.ending.value
+        assert attempt.ending is not None
+        counts, ending = self._endpoints.of(attempt.endpoint).attempts, attempt.ending.value
         counts[ending] = counts.get(ending, 0) + 1
-        self._retries.value += exchange.attempt > 0
-        if exchange.last_byte_at is not None:
-            cell = self._catalogue.stage_seconds.cell(exchange.stage.value, ending)
-            cell.observe(exchange.last_byte_at - exchange.started_at)
+        self._retries.value += attempt.number > 0
+        if attempt.last_byte_at is not None:
+            cell = self._catalogue.stage_seconds.cell(attempt.stage.value, ending)
+            cell.observe(attempt.last_byte_at - attempt.started_at)
 
     def requests_ended(self, records: Sequence[Record]) -> None:
         seconds: defaultdict[tuple[str | None, str, int, str, type[Ending | Reason]], list[float]] = defaultdict(list)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.ports import Call
 from proxy.core.request import InferenceRequest
 from proxy.telemetry.labels import path_label
@@ -50,7 +50,7 @@ def of_request(request: InferenceRequest) -> Attributes:
     return found
 
 
-def of_end(call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None) -> Attributes:
+def of_end(call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
     """Of the span of a whole request."""
     found: Attributes = {
         "http.request.method": call.method,
@@ -59,11 +59,11 @@ def of_end(call: Call, status: int, outcome: Ending | Reason, exchange: Exchange
         "kvlane.request_id": call.id,
         "kvlane.outcome": outcome.value,
     }
-    if exchange is not None:
-        found["kvlane.endpoint"] = exchange.endpoint.name
-        found["kvlane.attempts"] = exchange.attempt + 1
-        found |= of_usage(exchange.usage)
-        found |= _of_first_chunk(exchange, call.received_at)
+    if attempt is not None:
+        found["kvlane.endpoint"] = attempt.endpoint.name
+        found["kvlane.attempts"] = attempt.number + 1
+        found |= of_usage(attempt.usage)
+        found |= _of_first_chunk(attempt, call.received_at)
     return found | _error(outcome, status)
 
 
@@ -82,13 +82,13 @@ def of_decision(request: InferenceRequest, candidates: int, decision: Decision) 
     return found
 
 
-def of_leg(exchange: Exchange) -> Attributes:
+def of_leg(attempt: Attempt) -> Attributes:
     """As it begins."""
     return {
-        **of_request(exchange.request),
-        **of_pod(exchange.endpoint),
-        "kvlane.stage": exchange.stage.value,
-        "kvlane.attempt": exchange.attempt,
+        **of_request(attempt.request),
+        **of_pod(attempt.endpoint),
+        "kvlane.stage": attempt.stage.value,
+        "kvlane.attempt": attempt.number,
     }
 
 
@@ -105,21 +105,21 @@ def of_pod(endpoint: Endpoint) -> Attributes:
     return found
 
 
-def of_leg_end(exchange: Exchange) -> Attributes:
-    found = of_usage(exchange.usage)
-    if exchange.status is not None:
-        found["http.response.status_code"] = exchange.status
-    if exchange.predicted_cached_tokens is not None:
-        found["kvlane.predicted_cached_tokens"] = exchange.predicted_cached_tokens
-    found |= _of_first_chunk(exchange, exchange.started_at)
-    return found | _error(exchange.ending or Ending.COMPLETE, exchange.status or 0)
+def of_leg_end(attempt: Attempt) -> Attributes:
+    found = of_usage(attempt.usage)
+    if attempt.status is not None:
+        found["http.response.status_code"] = attempt.status
+    if attempt.predicted_cached_tokens is not None:
+        found["kvlane.predicted_cached_tokens"] = attempt.predicted_cached_tokens
+    found |= _of_first_chunk(attempt, attempt.started_at)
+    return found | _error(attempt.ending or Ending.COMPLETE, attempt.status or 0)
 
 
-def _of_first_chunk(exchange: Exchange, since: float) -> Attributes:
+def _of_first_chunk(attempt: Attempt, since: float) -> Attributes:
     """In seconds; of streams alone, as the convention wants it: what comes whole comes when all of it is ready."""
-    if exchange.first_byte_at is None or not exchange.request.stream:
+    if attempt.first_byte_at is None or not attempt.request.stream:
         return {}
-    return {"gen_ai.response.time_to_first_chunk": exchange.first_byte_at - since}
+    return {"gen_ai.response.time_to_first_chunk": attempt.first_byte_at - since}
 
 
 def of_usage(usage: Usage | None) -> Attributes:

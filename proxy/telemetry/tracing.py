@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRati
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock
 from proxy.core.request import InferenceRequest
 from proxy.telemetry import span_attributes as attributes
@@ -35,7 +35,7 @@ class Trace:
 
     span: Span
     inside: Context
-    legs: dict[Exchange, Span] = field(default_factory=dict)
+    legs: dict[Attempt, Span] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +70,43 @@ class Tracing:
             span.set_attributes(attributes.of_decision(request, candidates, decision))
         span.end(self._ns(self._clock.now()))
 
-    def leg_began(self, exchange: Exchange) -> None:
+    def leg_began(self, attempt: Attempt) -> None:
         """The pod is told that the leg is what its own spans belong to."""
-        request, trace = exchange.request, self._of(exchange.request)
+        request, trace = attempt.request, self._of(attempt.request)
         if isinstance(trace, Undrawn):
-            exchange.upstream_headers.append(("traceparent", trace.traceparent))
+            attempt.upstream_headers.append(("traceparent", trace.traceparent))
             return
         name = attributes.name_of(request.path, request.model)
-        started = self._ns(exchange.started_at)
+        started = self._ns(attempt.started_at)
         span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
         if span.is_recording():
-            span.set_attributes(attributes.of_leg(exchange))
-        trace.legs[exchange] = span
+            span.set_attributes(attributes.of_leg(attempt))
+        trace.legs[attempt] = span
         told: dict[str, str] = {}
         PROPAGATOR.inject(told, set_span_in_context(span))
-        exchange.upstream_headers.extend(told.items())
+        attempt.upstream_headers.extend(told.items())
 
-    def leg_ended(self, exchange: Exchange) -> None:
-        trace = self._of(exchange.request)
-        if isinstance(trace, Undrawn) or (span := trace.legs.pop(exchange, None)) is None:
+    def leg_ended(self, attempt: Attempt) -> None:
+        trace = self._of(attempt.request)
+        if isinstance(trace, Undrawn) or (span := trace.legs.pop(attempt, None)) is None:
             return
         if span.is_recording():
-            span.set_attributes(attributes.of_leg_end(exchange))
-            status = exchange.status
-            if exchange.ending in attributes.LOST or (status is not None and status >= BAD_STATUS):
+            span.set_attributes(attributes.of_leg_end(attempt))
+            status = attempt.status
+            if attempt.ending in attributes.LOST or (status is not None and status >= BAD_STATUS):
                 span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 
-    def request_ended(self, call: Call, status: int, outcome: Ending | Reason, exchange: Exchange | None) -> None:
+    def request_ended(self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> None:
         """What was refused before anybody was chosen gets its span here."""
-        trace = None if exchange is None else exchange.request.state.read(TRACE)
+        trace = None if attempt is None else attempt.request.state.read(TRACE)
         if trace is None:
             trace = self._begin(call.headers, call.received_at, attributes.operation(call.path))
         if isinstance(trace, Undrawn):
             return
         span = trace.span
         if span.is_recording():
-            span.set_attributes(attributes.of_end(call, status, outcome, exchange))
+            span.set_attributes(attributes.of_end(call, status, outcome, attempt))
             if status >= BAD_STATUS or outcome in attributes.LOST:
                 span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))

@@ -83,7 +83,7 @@ class LocalTokens(Tokens):
         try:
             async with self._turn:
                 process = self._process = self._process or await _start(self._settings)
-                return await _exchange(process, path, body)
+                return await _attempt(process, path, body)
         except _BROKEN as error:
             log.warning("the process that tokenises large bodies failed: %r", error)
             await self._end()
@@ -107,7 +107,7 @@ async def _start(settings: LocalModel) -> Process:
     return process
 
 
-async def _exchange(process: Process, path: str, body: bytes) -> tuple[bytes, ...] | None:
+async def _attempt(process: Process, path: str, body: bytes) -> tuple[bytes, ...] | None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(framed((path, body)))

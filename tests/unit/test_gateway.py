@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.identity import Identity
 from proxy.core.plugin import (
     DataProducer,
@@ -50,7 +50,7 @@ from proxy.telemetry.observer import Observer
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % (b"long prompt " * 200)
 
-Script = Callable[[Exchange], Awaitable[None]]
+Script = Callable[[Attempt], Awaitable[None]]
 
 
 @dataclass
@@ -71,41 +71,41 @@ class ScriptedRelay:
     """Does with each leg what its script says; the last one does for all that follow."""
 
     scripts: Sequence[Script]
-    legs: list[Exchange] = field(default_factory=list)
+    legs: list[Attempt] = field(default_factory=list)
 
-    async def relay(self, exchange: Exchange) -> None:
+    async def relay(self, attempt: Attempt) -> None:
         script = self.scripts[min(len(self.legs), len(self.scripts) - 1)]
-        self.legs.append(exchange)
-        await script(exchange)
+        self.legs.append(attempt)
+        await script(attempt)
 
-    def race(self, begins: Callable[[Exchange], None]) -> None:
+    def race(self, begins: Callable[[Attempt], None]) -> None:
         """One leg at a time."""
 
-    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
-        await self.relay(exchange)
+    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
+        await self.relay(attempt)
         return b"{}"
 
-    def pass_on(self, exchange: Exchange, body: bytes) -> None:
+    def pass_on(self, attempt: Attempt, body: bytes) -> None:
         raise AssertionError("no prompt is computed elsewhere")
 
 
-async def good(exchange: Exchange) -> None:
-    exchange.status, exchange.first_byte_at, exchange.ending = 200, 1.0, Ending.COMPLETE
+async def good(attempt: Attempt) -> None:
+    attempt.status, attempt.first_byte_at, attempt.ending = 200, 1.0, Ending.COMPLETE
 
 
-async def refused(exchange: Exchange) -> None:
+async def refused(attempt: Attempt) -> None:
     raise ConnectFailed("nobody listens")
 
 
-async def too_late(exchange: Exchange) -> None:
+async def too_late(attempt: Attempt) -> None:
     raise UpstreamTimedOut("no byte")
 
 
-async def broken(exchange: Exchange) -> None:
+async def broken(attempt: Attempt) -> None:
     raise RuntimeError("a fault of ours")
 
 
-async def endless(exchange: Exchange) -> None:
+async def endless(attempt: Attempt) -> None:
     await asyncio.Event().wait()
 
 
@@ -120,10 +120,10 @@ def explode(*_: object) -> Any:
 @plugin("bad-hooks")
 @dataclass
 class BadHooks(PreRequest, PostResponse, EndpointRemoved):
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         explode()
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
         explode()
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
@@ -207,16 +207,16 @@ class World:
             breakers,
         )
 
-    async def serve(self, *scripts: Script, call: FakeCall | None = None) -> list[Exchange]:
+    async def serve(self, *scripts: Script, call: FakeCall | None = None) -> list[Attempt]:
         relay = ScriptedRelay(scripts)
         await self.gateway.serve(call or FakeCall(), relay)
         return relay.legs
 
-    async def removed_meanwhile(self, exchange: Exchange) -> None:
+    async def removed_meanwhile(self, attempt: Attempt) -> None:
         """A script: a stored response, of a pod that goes while it answers."""
-        self.fleet.remove(exchange.endpoint.name)
-        exchange.response_id = "resp_1"
-        await good(exchange)
+        self.fleet.remove(attempt.endpoint.name)
+        attempt.response_id = "resp_1"
+        await good(attempt)
 
     def assert_that_nothing_is_left(self) -> None:
         loads = [endpoint.load for endpoint in self.fleet.endpoints]
@@ -261,7 +261,7 @@ async def test_pods_that_take_no_connection_are_all_tried_before_any_is_tried_ag
     relay = ScriptedRelay([refused])
     with pytest.raises(BadGateway, match="tried 7"):
         await world.gateway.serve(FakeCall(), relay)
-    assert [leg.attempt for leg in relay.legs] == list(range(7))
+    assert [leg.number for leg in relay.legs] == list(range(7))
     assert {leg.endpoint.name for leg in relay.legs[:5]} == set("abcde")
     assert world.pairs() == 0
     world.assert_that_nothing_is_left()
@@ -270,24 +270,24 @@ async def test_pods_that_take_no_connection_are_all_tried_before_any_is_tried_ag
 async def test_a_retry_passes_over_pods_that_drain_and_does_not_count_them() -> None:
     world = World()
 
-    async def refused_while_the_others_drain(exchange: Exchange) -> None:
-        world.fleet.drain(exchange.decision.fallbacks[0].name)
-        await refused(exchange)
+    async def refused_while_the_others_drain(attempt: Attempt) -> None:
+        world.fleet.drain(attempt.decision.fallbacks[0].name)
+        await refused(attempt)
 
     first, second = await world.serve(refused_while_the_others_drain, good)
     assert second.endpoint is first.decision.fallbacks[1]
-    assert second.attempt == 1
+    assert second.number == 1
 
 
 async def test_a_retry_passes_over_a_pod_that_another_has_replaced_under_its_name() -> None:
     world = World()
     replaced: list[Endpoint] = []
 
-    async def refused_while_the_next_is_replaced(exchange: Exchange) -> None:
-        replaced.append(exchange.decision.fallbacks[0])
+    async def refused_while_the_next_is_replaced(attempt: Attempt) -> None:
+        replaced.append(attempt.decision.fallbacks[0])
         name = replaced[0].name
         world.fleet.add(PodSettings("http://new:1", name, models=("m",), uid="another"))
-        await refused(exchange)
+        await refused(attempt)
 
     first, second = await world.serve(refused_while_the_next_is_replaced, good)
     assert second.endpoint is first.decision.fallbacks[1]
@@ -298,10 +298,10 @@ async def test_nothing_is_remembered_of_a_pod_that_leaves_during_an_attempt(ends
     world = World()
     relay = ScriptedRelay([])
 
-    async def leaves(exchange: Exchange) -> None:
-        world.fleet.add(PodSettings("http://new:1", exchange.endpoint.name, models=("m",), uid="another"))
-        exchange.response_id = "resp_1"
-        await ends(exchange)
+    async def leaves(attempt: Attempt) -> None:
+        world.fleet.add(PodSettings("http://new:1", attempt.endpoint.name, models=("m",), uid="another"))
+        attempt.response_id = "resp_1"
+        await ends(attempt)
 
     relay.scripts = [leaves]
     with contextlib.suppress(RuntimeError):
@@ -395,9 +395,9 @@ async def test_a_pod_that_is_removed_under_its_request_is_forgotten_for_good() -
 async def test_what_is_about_a_stored_response_goes_to_its_pod_at_once() -> None:
     world = World()
 
-    async def stored(exchange: Exchange) -> None:
-        exchange.response_id = "resp_1"
-        await good(exchange)
+    async def stored(attempt: Attempt) -> None:
+        attempt.response_id = "resp_1"
+        await good(attempt)
 
     (first,) = await world.serve(stored)
     for _ in world.fleet.endpoints:

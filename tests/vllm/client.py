@@ -84,7 +84,7 @@ class Client:
     def seconds_each(self, path: str, body: Any, count: int) -> list[float]:
         """How long each of `count` requests took, one after the other on one connection."""
         with self._connected() as connection:
-            return [_exchange(connection, "POST", path, body, {})[1] for _ in range(count)]
+            return [_attempt(connection, "POST", path, body, {})[1] for _ in range(count)]
 
     @contextmanager
     def pending(self, path: str, body: Any) -> Iterator[Pending]:
@@ -100,7 +100,7 @@ class Client:
 
     def _ask(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Answer:
         with self._connected() as connection:
-            return _exchange(connection, method, path, body, headers)[0]
+            return _attempt(connection, method, path, body, headers)[0]
 
     @contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
@@ -111,7 +111,7 @@ class Client:
             connection.close()
 
 
-def _exchange(
+def _attempt(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any, headers: Mapping[str, str]
 ) -> tuple[Answer, float]:
     started = time.perf_counter()

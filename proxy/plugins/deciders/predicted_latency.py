@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PairDecider, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
@@ -54,7 +54,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     duty: Duty = field(init=False, repr=False, compare=False, default_factory=Duty)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _forecast: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
-    _prefill: DataKey[Exchange] = field(init=False, repr=False, compare=False)
+    _prefill: DataKey[Attempt] = field(init=False, repr=False, compare=False)
     _tokens: DataKey[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -108,22 +108,22 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def decode_cost(self, forecast: LatencyForecast, request: InferenceRequest, endpoint: Endpoint) -> float:
         return self.transfer.seconds(self._missing(request, endpoint)) + self._answer_cost(forecast, endpoint)
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        state, forecast = exchange.request.state, exchange.request.state.read(self._forecast)
-        if exchange.stage is Stage.DECODE:
-            state[self._tokens] = self._missing(exchange.request, endpoint)
-        elif exchange.stage is not Stage.ENCODE and forecast is not None and exchange.charge is not None:
-            self.duty.add(endpoint, forecast.work(endpoint, exchange.charge[0]), self.clock.now())
-        if exchange.stage is Stage.PREFILL:
-            state[self._prefill] = exchange
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        state, forecast = attempt.request.state, attempt.request.state.read(self._forecast)
+        if attempt.stage is Stage.DECODE:
+            state[self._tokens] = self._missing(attempt.request, endpoint)
+        elif attempt.stage is not Stage.ENCODE and forecast is not None and attempt.charge is not None:
+            self.duty.add(endpoint, forecast.work(endpoint, attempt.charge[0]), self.clock.now())
+        if attempt.stage is Stage.PREFILL:
+            state[self._prefill] = attempt
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
         """The first byte of an answer that streams comes when the cache has, and one step after."""
-        state, begun = exchange.request.state, exchange.first_byte_at
-        if exchange.stage is not Stage.DECODE or not exchange.request.stream or begun is None:
+        state, begun = attempt.request.state, attempt.first_byte_at
+        if attempt.stage is not Stage.DECODE or not attempt.request.stream or begun is None:
             return
         prefill, tokens = state.read(self._prefill), state.read(self._tokens)
-        if prefill is None or tokens is None or prefill.last_byte_at is None or not exchange.succeeded:
+        if prefill is None or tokens is None or prefill.last_byte_at is None or not attempt.succeeded:
             return
         self.transfer.observe(tokens, max(0.0, begun - prefill.last_byte_at))
 

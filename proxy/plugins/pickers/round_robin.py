@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, Picker, PreRequest, plugin
 from proxy.core.request import InferenceRequest
@@ -37,11 +37,11 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
     ) -> list[ScoredEndpoint]:
         return sorted(scored, key=lambda one: (-self._next_credit(one.endpoint), one.endpoint.name))
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         """Requests that other profiles sent count too; no credit outgrows one round, so they shift it by no more."""
-        if exchange.attempt or not exchange.decision.fallbacks:
+        if attempt.number or not attempt.decision.fallbacks:
             return
-        candidates = list(exchange.decision.candidates())
+        candidates = list(attempt.decision.candidates())
         total = sum(candidate.weight for candidate in candidates)
         for candidate in candidates:
             spent = total if candidate is endpoint else 0.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from proxy.core.attempt import COMPLETE, WHOLE, Attempt, Ending, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import COMPLETE, WHOLE, Ending, Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
@@ -89,7 +89,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     _judge_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
     _prove_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
     _key: DataKey[ChainMatch] = field(init=False, repr=False, compare=False)
-    _reservations: dict[Exchange, Reservation] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _reservations: dict[Attempt, Reservation] = field(init=False, repr=False, compare=False, default_factory=dict)
     _block_size: int = field(init=False, repr=False, compare=False)
     _max_blocks: int = field(init=False, repr=False, compare=False)
     _fixed_capacity: int = field(init=False, repr=False, compare=False)
@@ -128,42 +128,42 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
             self._prove()
         state.write(self._key, match)
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        request, metrics = exchange.request, endpoint.metrics
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        request, metrics = attempt.request, endpoint.metrics
         match = request.state.read(self._key)
         if match is None:
             return
         before = match.blocks_on(endpoint)
         match.frozen = True
-        if exchange.started_at >= self._judge_at:
-            self._judge(exchange.started_at)
+        if attempt.started_at >= self._judge_at:
+            self._judge(attempt.started_at)
         capacity = self._capacity_of(metrics.block_size * metrics.blocks)
-        self._reservations[exchange] = reservation = self.index.reserve(match.chains, endpoint, capacity)
+        self._reservations[attempt] = reservation = self.index.reserve(match.chains, endpoint, capacity)
         if match.turn is not None:
             self.index.go_on(reservation, match.turn)
-        if exchange.stage is not WHOLE:
-            self._adapt(exchange, reservation)
-        if exchange.predicted_cached_tokens is None:
+        if attempt.stage is not WHOLE:
+            self._adapt(attempt, reservation)
+        if attempt.predicted_cached_tokens is None:
             cached, most = before * self._block_size, most_cached(request.prompt.tokens, metrics.block_size)
-            exchange.predicted_cached_tokens = cached if cached < most else most
+            attempt.predicted_cached_tokens = cached if cached < most else most
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        reservation = self._reservations.pop(exchange, None)
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        reservation = self._reservations.pop(attempt, None)
         if reservation is None:
             return
-        if not _computed(exchange):
+        if not _computed(attempt):
             self.index.release(reservation)
             return
-        usage = exchange.usage
-        tokens = exchange.chunks if usage is None else usage.completion_tokens
+        usage = attempt.usage
+        tokens = attempt.chunks if usage is None else usage.completion_tokens
         if tokens >= SHORTEST_ANSWER:
             self.index.answered(reservation, tokens, -(-tokens // self._block_size))
-        if exchange.first_byte_at is not None:
-            (self._windows.get(endpoint) or self._open(endpoint)).ended.append(figures(exchange))
+        if attempt.first_byte_at is not None:
+            (self._windows.get(endpoint) or self._open(endpoint)).ended.append(figures(attempt))
         if (
             usage is None
             or usage.cached_tokens is None
-            or exchange.stage is DECODE  # It says what came from another pod, or nothing.
+            or attempt.stage is DECODE  # It says what came from another pod, or nothing.
             or self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
         ):
             self.index.settle(reservation, True)
@@ -175,12 +175,12 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self.index.forget(endpoint)
         self._windows.pop(endpoint, None)
 
-    def _adapt(self, exchange: Exchange, reservation: Reservation) -> None:
+    def _adapt(self, attempt: Attempt, reservation: Reservation) -> None:
         """A pod that gets the cache from another one does not have it yet; one that encodes never will."""
-        if exchange.stage is DECODE:
+        if attempt.stage is DECODE:
             self.index.hide(reservation)
-        elif exchange.stage is Stage.ENCODE:
-            self.index.release(self._reservations.pop(exchange))
+        elif attempt.stage is Stage.ENCODE:
+            self.index.release(self._reservations.pop(attempt))
 
     def _open(self, endpoint: Endpoint) -> HitWindow:
         window = self._windows[endpoint] = HitWindow(endpoint.metrics)
@@ -190,9 +190,9 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         """What the counters of the pods say of what was predicted."""
         self._judge_at = now + JUDGE_INTERVAL
         running: dict[Endpoint, list[Any]] = {}
-        for exchange in self._reservations:
-            if exchange.first_byte_at is not None and exchange.predicted_cached_tokens is not None:
-                running.setdefault(exchange.endpoint, []).append(figures(exchange))
+        for attempt in self._reservations:
+            if attempt.first_byte_at is not None and attempt.predicted_cached_tokens is not None:
+                running.setdefault(attempt.endpoint, []).append(figures(attempt))
         for endpoint, window in self._windows.items():
             found = window.found(endpoint.metrics, running.get(endpoint, ()))
             if found is not None and found < MISSING:
@@ -206,8 +206,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if now < self._prove_at:
             return
         self._prove_at = now + PROVE_INTERVAL
-        for exchange, reservation in self._reservations.items():
-            if exchange.first_byte_at is not None and exchange.status is not None and exchange.status < 300:
+        for attempt, reservation in self._reservations.items():
+            if attempt.first_byte_at is not None and attempt.status is not None and attempt.status < 300:
                 index.prove(reservation)
         index.is_crowded = any(map(index.is_stuck, self._reservations.values()))
 
@@ -221,11 +221,11 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         return self.max_prefix_blocks_to_match or UNLIMITED
 
 
-def _computed(exchange: Exchange) -> bool:
+def _computed(attempt: Attempt) -> bool:
     """Whether the pod has been through the prompt: a good answer was complete, or under way when somebody ended it."""
-    status, ending = exchange.status, exchange.ending
+    status, ending = attempt.status, attempt.ending
     if status is None or status >= 300:
         return False
     if ending is COMPLETE:
         return True
-    return ending in (Ending.CLIENT_GONE, Ending.EVICTED) and exchange.first_byte_at is not None
+    return ending in (Ending.CLIENT_GONE, Ending.EVICTED) and attempt.first_byte_at is not None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, PreRequest, plugin
 from proxy.core.ports import InstanceName
@@ -59,9 +59,9 @@ class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
             state.write(self._key, match)
             state[PREFIX_MATCH] = match  # The two it is made of have written here before.
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         """Whichever of the three comes first has told what it knows; what counts is this one."""
-        match = exchange.request.state.read(self._key)
+        match = attempt.request.state.read(self._key)
         if match is not None:
             (tokens,) = match.lengths((endpoint,))
-            exchange.predicted_cached_tokens = tokens
+            attempt.predicted_cached_tokens = tokens

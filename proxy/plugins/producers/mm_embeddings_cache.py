@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PreRequest, plugin
 from proxy.core.ports import InstanceName
@@ -80,9 +80,9 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
         if media:
             request.state.write(self._key, MediaMatch(media, self._seen))
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        match = exchange.request.state.read(self._key)
-        if match is None or exchange.stage is Stage.DECODE:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        match = attempt.request.state.read(self._key)
+        if match is None or attempt.stage is Stage.DECODE:
             return
         seen = self._seen.setdefault(endpoint, OrderedDict())
         for medium in match.media:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.kv import KvSources
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
@@ -117,7 +117,7 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
     max_bytes: Size = param(Size(1 << 30), "memory of the index; what pods store beyond that is not seen", at_least=0)
     index: ExactIndex = field(init=False, repr=False, compare=False)
     _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _legs: dict[Exchange, Leg] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _legs: dict[Attempt, Leg] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._key = PREFIX_MATCH.of(self.name)
@@ -141,31 +141,31 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
         if prompt is not None:
             state.write(self._key, ExactMatch(self.index, prompt, request.model, endpoints))
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        match = exchange.request.state.read(self._key)
-        if not isinstance(match, ExactMatch) or exchange.stage is Stage.ENCODE:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        match = attempt.request.state.read(self._key)
+        if not isinstance(match, ExactMatch) or attempt.stage is Stage.ENCODE:
             return
         (blocks,) = match.matched((endpoint,))
         match.frozen = True
         predicted = blocks * match.block_size
-        if exchange.predicted_cached_tokens is None:
-            exchange.predicted_cached_tokens = predicted
+        if attempt.predicted_cached_tokens is None:
+            attempt.predicted_cached_tokens = predicted
         index, reserved = self.index, []
-        comes = exchange.stage is Stage.DECODE
+        comes = attempt.stage is Stage.DECODE
         told = not comes and not index.expects(endpoint)
         if self.speculative_indexing and not comes:
             reserved = [index.reserve(chain, endpoint, depth) for chain, depth in match.reserved(endpoint)]
-        self._legs[exchange] = (reserved, predicted if told else None, index.block_size(endpoint))
+        self._legs[attempt] = (reserved, predicted if told else None, index.block_size(endpoint))
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        leg = self._legs.pop(exchange, None)
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        leg = self._legs.pop(attempt, None)
         if leg is None:
             return
         reserved, predicted, block_size = leg
-        computed = exchange.status is not None and exchange.status < 300 and exchange.first_byte_at is not None
+        computed = attempt.status is not None and attempt.status < 300 and attempt.first_byte_at is not None
         for reservation in reserved:
             self.index.release(reservation, computed)
-        usage = exchange.usage
+        usage = attempt.usage
         if predicted is None or usage is None or usage.cached_tokens is None:
             return
         if predicted or usage.cached_tokens:  # A prompt that nobody had proves nothing.

@@ -9,9 +9,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+from proxy.core.attempt import WHOLE, Attempt, Stage
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import WHOLE, Exchange, Stage
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
@@ -73,7 +73,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     fleet: FleetModel = field(init=False, repr=False, compare=False)
     is_trusted: bool = field(init=False, repr=False, compare=False, default=True)
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _legs: dict[Exchange, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _legs: dict[Attempt, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
     _found: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
     """The models of those that were asked about last."""
@@ -112,25 +112,25 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         prompt = state.read(TOKENIZED_PROMPT) or request.prompt
         state.write(self._key, _forecast((self, prompt.tokens, state.read(self._match))))
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         try:
             pod = self._pods[endpoint]
         except KeyError:  # nobody asked for predictions
             return
-        request = exchange.request
+        request = attempt.request
         forecast = request.state.read(self._key)
         prompt = forecast.tokens if forecast is not None else request.prompt.tokens
-        uncached = exchange.charge[0] if exchange.charge else prompt
-        if exchange.stage is WHOLE:
-            leg = pod.dispatch(exchange, uncached, prompt, exchange.started_at)
-        elif exchange.stage is Stage.ENCODE:
+        uncached = attempt.charge[0] if attempt.charge else prompt
+        if attempt.stage is WHOLE:
+            leg = pod.dispatch(attempt, uncached, prompt, attempt.started_at)
+        elif attempt.stage is Stage.ENCODE:
             return
         else:
-            leg = pod.dispatch_stage(exchange, uncached, prompt, exchange.started_at)
-        self._legs[exchange] = (pod, leg)
+            leg = pod.dispatch_stage(attempt, uncached, prompt, attempt.started_at)
+        self._legs[attempt] = (pod, leg)
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        known = self._legs.pop(exchange, None)
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        known = self._legs.pop(attempt, None)
         if known is not None:
             pod, leg = known
             pod.end(leg, self.clock.now())

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PostResponse, PreRequest, Scorer, plugin
 from proxy.core.ports import Clock
@@ -67,8 +67,8 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
         worth = {LOADED: ROOM, ROOM: LOADED} if spreads else {WAITS: SOON}
         return [worth.get(score, score) for score in scores]
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        most, model = endpoint.metrics.max_active_models, exchange.request.model
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        most, model = endpoint.metrics.max_active_models, attempt.request.model
         if not self.remember or not most or model in self._plain:
             return
         slots = self._slots.setdefault(endpoint, OrderedDict())
@@ -77,14 +77,14 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
         while len(slots) > most:
             slots.popitem(last=False)
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
         """A pod that was asked while the request ran, and named no such adapter, took it for a model of its own."""
-        metrics, model, began = endpoint.metrics, exchange.request.model, exchange.first_byte_at
+        metrics, model, began = endpoint.metrics, attempt.request.model, attempt.first_byte_at
         if not self.remember or began is None or not began < metrics.scraped_at:
             return
         if model in metrics.active_models or model in metrics.waiting_models:
             self._plain.pop(model, None)
-        elif exchange.last_byte_at is not None and metrics.scraped_at < exchange.last_byte_at:
+        elif attempt.last_byte_at is not None and metrics.scraped_at < attempt.last_byte_at:
             self._slots.get(endpoint, OrderedDict()).pop(model, None)
             if len(self._plain) < MOST_PLAIN:
                 self._plain[model] = None

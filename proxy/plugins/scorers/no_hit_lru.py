@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
 from proxy.core.request import InferenceRequest
@@ -45,9 +45,9 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
             return [1.0]
         return self._cold_scores(endpoints)
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        request = exchange.request
-        if request.state.read(self._match) is None or self._is_warm(request, list(exchange.decision.candidates())):
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
+        request = attempt.request
+        if request.state.read(self._match) is None or self._is_warm(request, list(attempt.decision.candidates())):
             return
         self._lru[endpoint] = None
         self._lru.move_to_end(endpoint)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.request import InferenceRequest
 from proxy.explain.entry import ENTRY, Entry
 from proxy.explain.explained import Chosen, LegHooks, Notes, explained
@@ -73,23 +73,21 @@ class World:
         decision: Decision,
         after: float = 0.1,
         ending: Ending = Ending.COMPLETE,
-        attempt: int = 0,
-    ) -> Exchange:
+        number: int = 0,
+    ) -> Attempt:
         """A leg to the pod that was chosen."""
-        exchange = Exchange(request, decision, decision.candidates()[attempt], attempt, self.clock.now())
-        self._hooks.pre_request(exchange, exchange.endpoint)
+        attempt = Attempt(request, decision, decision.candidates()[number], number, self.clock.now())
+        self._hooks.pre_request(attempt, attempt.endpoint)
         self.clock.advance(after)
         if ending is Ending.COMPLETE:
-            exchange.first_byte_at = exchange.last_byte_at = self.clock.now()
-            exchange.status, exchange.usage = 200, Usage(10, 2, 4)
-        exchange.ending = ending
-        self._hooks.post_response(exchange, exchange.endpoint)
-        return exchange
+            attempt.first_byte_at = attempt.last_byte_at = self.clock.now()
+            attempt.status, attempt.usage = 200, Usage(10, 2, 4)
+        attempt.ending = ending
+        self._hooks.post_response(attempt, attempt.endpoint)
+        return attempt
 
-    def end(
-        self, exchange: Exchange | None, name: str = "r", status: int = 200, outcome: Any = Ending.COMPLETE
-    ) -> None:
-        self._end(Call(name), status, outcome, exchange, 0)  # type: ignore[arg-type]
+    def end(self, attempt: Attempt | None, name: str = "r", status: int = 200, outcome: Any = Ending.COMPLETE) -> None:
+        self._end(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
 
     def served(self, name: str, after: float = 0.1, **headers: str) -> Entry | None:
         """A whole request; what is kept of it, if anything."""

@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.clock import SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, Reason, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
@@ -181,7 +181,7 @@ class Ended:
     path: str
     status: int
     outcome: Ending | Reason
-    exchange: Exchange | None
+    attempt: Attempt | None
 
 
 @dataclass
@@ -194,7 +194,7 @@ class FakeGateway:
     upstream_headers: list[tuple[str, str]] = field(default_factory=list)
     response_headers: list[tuple[str, str]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    exchanges: list[Exchange] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     crash: Exception | None = None
     failure: UpstreamFailed | None = None
     """Of the last attempt that failed."""
@@ -217,13 +217,13 @@ class FakeGateway:
             deadline=call.received_at + self.patience,
         )
         failure: UpstreamFailed | None = None
-        for attempt, pod in enumerate(self.pods):
-            exchange = Exchange(request, Decision(pod), pod, attempt, SystemClock().now())
-            exchange.upstream_headers += self.upstream_headers
-            exchange.response_headers += self.response_headers
-            self.exchanges.append(exchange)
+        for number, pod in enumerate(self.pods):
+            attempt = Attempt(request, Decision(pod), pod, number, SystemClock().now())
+            attempt.upstream_headers += self.upstream_headers
+            attempt.response_headers += self.response_headers
+            self.attempts.append(attempt)
             try:
-                await relay.relay(exchange)
+                await relay.relay(attempt)
             except UpstreamTimedOut as error:
                 raise GatewayTimeout("too late") from error
             except UpstreamFailed as error:
@@ -232,8 +232,8 @@ class FakeGateway:
                 return
         raise BadGateway("nobody answered") from failure
 
-    def takes(self, exchange: Exchange, status: int) -> bool:
-        return status >= 500 and exchange.endpoint is not self.pods[-1]
+    def takes(self, attempt: Attempt, status: int) -> bool:
+        return status >= 500 and attempt.endpoint is not self.pods[-1]
 
     def health(self) -> bool:
         return self.ready
@@ -248,13 +248,13 @@ class Rig:
 
     server: DataServer
     gateway: FakeGateway
-    first_bytes: list[Exchange]
+    first_bytes: list[Attempt]
     ended: list[Ended]
     hung_up: Counter[HungUp] = field(default_factory=Counter)
 
     @property
-    def exchange(self) -> Exchange:
-        return self.gateway.exchanges[-1]
+    def attempt(self) -> Attempt:
+        return self.gateway.attempts[-1]
 
     @asynccontextmanager
     async def client(self, room: int | None = None) -> AsyncIterator[Client]:
@@ -298,7 +298,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     endpoints = [pod.endpoint if isinstance(pod, Pod) else pod for pod in pods]
     gateway = FakeGateway(endpoints, patience=timeouts.request)
-    first_bytes: list[Exchange] = []
+    first_bytes: list[Attempt] = []
     ended: list[Ended] = []
     hung_up: Counter[HungUp] = Counter()
     server = DataServer(
@@ -308,7 +308,7 @@ async def rig(
         gateway,
         clock or SystemClock(),
         first_bytes.append,
-        lambda call, status, outcome, exchange, sent: ended.append(Ended(call.path, status, outcome, exchange)),
+        lambda call, status, outcome, attempt, sent: ended.append(Ended(call.path, status, outcome, attempt)),
         gateway.takes,
         trust=trust,
         hung_up=lambda why, number: hung_up.update({why: number}),

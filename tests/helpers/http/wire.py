@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from proxy.core.attempt import Attempt
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest, Naming
 from proxy.http.answer import Rim
 from proxy.http.rewritten import kind_of_answer
@@ -87,14 +87,14 @@ class Leg:
         """`others`: there are pods that can be asked instead; `asked` is what the client calls the model `m`."""
         self.others = others
         self.released: list[Connection] = []
-        self.first_bytes: list[Exchange] = []
+        self.first_bytes: list[Attempt] = []
         self.pod, self.client = Wire(), Wire()
         self.connection = Connection(self.released.append, lambda lost: None)
         self.connection.connection_made(cast(asyncio.Transport, self.pod))
         self.clock = clock = ManualClock()
         endpoint = Endpoint("p", "http://p")
         request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(asked))
-        self.exchange = Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
+        self.attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
         pool = UpstreamPool(1.0, clock)
         self.given_up = ""
         """Why the answer is not waited for."""
@@ -104,18 +104,18 @@ class Leg:
             pool, Timeouts(), clock, asyncio.get_running_loop(), self._first_byte, self._takes, self._give_up
         )
         caller = cast(Any, Caller(self.client, speaks_11))
-        self.answer = kind_of_answer(self.exchange)(caller, self.exchange, self.rim, self.connection)
+        self.answer = kind_of_answer(self.attempt)(caller, self.attempt, self.rim, self.connection)
         self.connection.send(self.answer, b"POST", b"")
 
-    def _takes(self, exchange: Exchange, status: int) -> bool:
+    def _takes(self, attempt: Attempt, status: int) -> bool:
         return status >= 500 and self.others
 
-    def _first_byte(self, exchange: Exchange) -> None:
-        assert exchange.status is not None
-        assert exchange.first_byte_at is not None
-        self.first_bytes.append(exchange)
+    def _first_byte(self, attempt: Attempt) -> None:
+        assert attempt.status is not None
+        assert attempt.first_byte_at is not None
+        self.first_bytes.append(attempt)
 
-    def _give_up(self, exchange: Exchange, heard_at: float) -> str:
+    def _give_up(self, attempt: Attempt, heard_at: float) -> str:
         self.asked.append(heard_at)
         return self.given_up
 
@@ -135,8 +135,8 @@ class Outcome:
     def __init__(self, leg: Leg) -> None:
         self.raw = leg.client.written
         self.aborted = leg.client.aborted
-        self.exchange = leg.exchange
-        self.open = leg.exchange.ending is None
+        self.attempt = leg.attempt
+        self.open = leg.attempt.ending is None
         self.error: KvlaneError | None = leg.answer.done.result() if leg.answer.done.done() else None
         self.reused = bool(leg.released)
 

@@ -3,9 +3,9 @@
 import random
 from collections.abc import Sequence
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.latency.fleet import FleetModel
 from proxy.latency.pace import Prices
@@ -31,11 +31,11 @@ class Pod:
         self.now = 0.0
         self._random = random.Random(1)
 
-    def send(self, tokens: int, stream: bool = True) -> Exchange:
+    def send(self, tokens: int, stream: bool = True) -> Attempt:
         request = InferenceRequest("r", "/v1/completions", "m", Prompt((b"x" * 4 * tokens,)), stream=stream)
-        exchange = Exchange(request, Decision(self.endpoint), self.endpoint, 0, self.now)
+        attempt = Attempt(request, Decision(self.endpoint), self.endpoint, 0, self.now)
         self.endpoint.charge(1, tokens)
-        return exchange
+        return attempt
 
     def takes(self, tokens: int) -> float:
         chance = self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
@@ -45,11 +45,11 @@ class Pod:
         """Prompts of these sizes, sent at once; the last is over before this returns."""
         sent = []
         for tokens in sizes:
-            exchange = self.send(tokens)
-            sent.append((exchange, self.model.dispatch(exchange, tokens, tokens, self.now)))
-        for (exchange, leg), tokens in zip(sent, sizes, strict=True):
+            attempt = self.send(tokens)
+            sent.append((attempt, self.model.dispatch(attempt, tokens, tokens, self.now)))
+        for (attempt, leg), tokens in zip(sent, sizes, strict=True):
             self.now += self.takes(tokens)
-            answer(exchange, self.now)
+            answer(attempt, self.now)
             self.endpoint.charge(-1, -tokens)
             self.model.end(leg, self.now)
         self.now += gap + 0.01
@@ -78,7 +78,7 @@ class Pod:
         return found
 
 
-def answer(exchange: Exchange, now: float, tokens: int = 1) -> None:
-    exchange.status, exchange.first_byte_at, exchange.last_byte_at = 200, now, now
-    exchange.ending, exchange.chunks = Ending.COMPLETE, tokens
-    exchange.usage = Usage(exchange.request.prompt.tokens, tokens)
+def answer(attempt: Attempt, now: float, tokens: int = 1) -> None:
+    attempt.status, attempt.first_byte_at, attempt.last_byte_at = 200, now, now
+    attempt.ending, attempt.chunks = Ending.COMPLETE, tokens
+    attempt.usage = Usage(attempt.request.prompt.tokens, tokens)

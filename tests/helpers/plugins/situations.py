@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.core import wiring
+from proxy.core.attempt import Attempt
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
 from proxy.core.errors import Problem
-from proxy.core.exchange import Exchange
 from proxy.core.params import Invalid
 from proxy.core.ports import (
     Clock,
@@ -99,11 +99,11 @@ def scored(endpoints: Sequence[Endpoint], scores: Sequence[float] | None = None)
     return list(map(ScoredEndpoint, endpoints, scores or [0.5] * len(endpoints)))
 
 
-def exchange(
-    asked: InferenceRequest, target: Endpoint, *others: Endpoint, profile: str = "", attempt: int = 0
-) -> Exchange:
+def attempt(
+    asked: InferenceRequest, target: Endpoint, *others: Endpoint, profile: str = "", number: int = 0
+) -> Attempt:
     decision = Decision(target, others, profile)
-    return Exchange(asked, decision, target, attempt, started_at=0.0)
+    return Attempt(asked, decision, target, number, started_at=0.0)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import Identity
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.telemetry.access_log import AccessLog
@@ -73,23 +73,23 @@ class World:
         body, _ = asyncio.run(self.exposition.render(""))
         return Seen(body.decode())
 
-    def request(self, exchange: Exchange) -> None:
+    def request(self, attempt: Attempt) -> None:
         """All that is said of a request with one leg."""
-        self.observer.decided(exchange.decision, 2e-5)
-        self.observer.first_byte(exchange)
-        self.observer.leg_ended(exchange)
-        assert exchange.ending is not None
-        self.observer.request_ended(FakeCall(), exchange.status or 502, exchange.ending, exchange)
+        self.observer.decided(attempt.decision, 2e-5)
+        self.observer.first_byte(attempt)
+        self.observer.leg_ended(attempt)
+        assert attempt.ending is not None
+        self.observer.request_ended(FakeCall(), attempt.status or 502, attempt.ending, attempt)
 
-    def leg(self, endpoint: Endpoint, model: str = "sim", attempt: int = 0, stream: bool = True) -> Exchange:
+    def leg(self, endpoint: Endpoint, model: str = "sim", number: int = 0, stream: bool = True) -> Attempt:
         """A leg whose answer came whole: first byte after 0.3 s, eleven tokens in one more second."""
         request = InferenceRequest("req-1", "/v1/chat/completions", model, Prompt((b"x" * 400,)), stream=stream)
-        exchange = Exchange(request, Decision(endpoint), endpoint, attempt, 0.0)
-        exchange.status, exchange.ending = 200, Ending.COMPLETE
-        exchange.first_byte_at, exchange.last_byte_at = 0.3, 1.3
-        exchange.chunks, exchange.response_bytes = 21, 5000
-        exchange.usage = Usage(100, 11, 64)
-        return exchange
+        attempt = Attempt(request, Decision(endpoint), endpoint, number, 0.0)
+        attempt.status, attempt.ending = 200, Ending.COMPLETE
+        attempt.first_byte_at, attempt.last_byte_at = 0.3, 1.3
+        attempt.chunks, attempt.response_bytes = 21, 5000
+        attempt.usage = Usage(100, 11, 64)
+        return attempt
 
 
 class Seen:

@@ -10,11 +10,11 @@ import pytest
 from proxy.access import gate as gate_module
 from proxy.access.gate import LimitsGate
 from proxy.access.settings import Limits
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import TIME_LIMIT, InferenceRequest, Prompt, changed
 
@@ -39,13 +39,13 @@ class World:
         request.state.write(IDENTITY, Identity(key, "acme", limits="own"))
         return request
 
-    def send(self, request: InferenceRequest, usage: Usage | None = None, status: int | None = 200) -> Exchange:
-        exchange = Exchange(request, Decision(POD), POD, 0, self.clock.now())
-        self.gate.sent(exchange)
-        exchange.usage, exchange.status = usage, status
-        return exchange
+    def send(self, request: InferenceRequest, usage: Usage | None = None, status: int | None = 200) -> Attempt:
+        attempt = Attempt(request, Decision(POD), POD, 0, self.clock.now())
+        self.gate.sent(attempt)
+        attempt.usage, attempt.status = usage, status
+        return attempt
 
-    async def ask(self, key: str = "a", usage: Usage | None = None, status: int | None = 200, **size: Any) -> Exchange:
+    async def ask(self, key: str = "a", usage: Usage | None = None, status: int | None = 200, **size: Any) -> Attempt:
         request = self.request(key, **size)
         async with self.gate.admit(request):
             return self.send(request, usage, status)
@@ -170,8 +170,8 @@ async def test_a_shadow_only_counts() -> None:
 
 async def test_answers_say_what_is_left() -> None:
     world = World(requests_per_minute=60, tokens_per_minute=600)
-    exchange = await world.ask(tokens=30, max_tokens=30)
-    assert dict(exchange.response_headers) == {
+    attempt = await world.ask(tokens=30, max_tokens=30)
+    assert dict(attempt.response_headers) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -251,7 +251,7 @@ async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None
     world = World()
     gate = LimitsGate({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
     async with gate.admit(request := world.request("a")):
-        gate.sent(Exchange(request, Decision(POD), POD, 0, 0.0))
+        gate.sent(Attempt(request, Decision(POD), POD, 0, 0.0))
     with pytest.raises(RateLimited, match="'acme'"):
         async with gate.admit(world.request("b")):
             pass

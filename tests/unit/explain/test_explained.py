@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import EndpointState, update
 from proxy.core.errors import NoEndpoints
-from proxy.core.exchange import Ending
 from proxy.explain.entry import ENTRY, Leg
 from proxy.explain.table import short, whole
 from proxy.scheduling.scheduler import Scheduler
@@ -47,8 +47,8 @@ def test_the_whole_table_of_a_small_fleet() -> None:
     request = world.request("r-1", x_kvlane_explain="1")
     world.clock.advance(0.25)
     decision = world.decide(request, [*pods[:3], pods[4]])
-    exchange = world.answer(request, decision, 0.5)
-    world.end(exchange, "r-1")
+    attempt = world.answer(request, decision, 0.5)
+    world.end(attempt, "r-1")
     entry = request.state.read(ENTRY)
     assert entry is not None
     table = whole(entry)
@@ -97,7 +97,7 @@ def test_a_leg_that_runs_is_seen_as_far_as_it_has_come() -> None:
     assert entry is not None
     assert (short(entry)["outcome"], short(entry)["tries"]) == ("in-flight", 0)
     world.answer(request, decision, ending=Ending.UPSTREAM_FAILED)
-    world.end(world.answer(request, decision, attempt=1))
+    world.end(world.answer(request, decision, number=1))
     assert [leg["ending"] for leg in whole(entry)["legs"]] == ["upstream-failed", "complete"]
     told = short(entry)
     assert (told["tries"], told["pod"], told["answeredBy"]) == (2, "pod-0", "pod-1")
@@ -107,9 +107,9 @@ def test_a_leg_that_runs_is_seen_as_far_as_it_has_come() -> None:
 def test_who_may_not_ask_is_served_as_if_he_had_not() -> None:
     world = World(fleet(), DecisionSettings(sample=0.0), may_ask=False)
     request = world.request(x_kvlane_explain="1")
-    exchange = world.answer(request, world.decide(request))
+    attempt = world.answer(request, world.decide(request))
     assert request.state.read(ENTRY) is None
-    assert exchange.response_headers == []
+    assert attempt.response_headers == []
 
 
 def test_a_share_of_all_is_kept() -> None:

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import BadRequest, Reason
-from proxy.core.exchange import Ending
 from proxy.explain.wanted import Wanted
 from proxy.telemetry.settings import DecisionSettings
 from tests.helpers.explain.deciding import World, fleet
@@ -31,8 +31,8 @@ def test_what_was_slow_failed_or_asked_for_is_not_driven_out() -> None:
     world.served("slow", after=3.0)
     world.served("asked", x_kvlane_explain="1")
     request = world.request("failed")
-    exchange = world.answer(request, world.decide(request), ending=Ending.UPSTREAM_FAILED)
-    world.end(exchange, "failed", 502, Reason.UPSTREAM_FAILED)
+    attempt = world.answer(request, world.decide(request), ending=Ending.UPSTREAM_FAILED)
+    world.end(attempt, "failed", 502, Reason.UPSTREAM_FAILED)
     for number in range(10):
         world.served(str(number))
     assert names(world) == ["9", "8", "7", "failed", "asked", "slow"]
@@ -89,7 +89,7 @@ def test_filters_are_of_pods_tenants_and_requests() -> None:
     request = world.request("b")
     decision = world.decide(request)
     world.answer(request, decision, ending=Ending.UPSTREAM_FAILED)
-    world.end(world.answer(request, decision, attempt=1), "b")
+    world.end(world.answer(request, decision, number=1), "b")
     assert names(world, pod="pod-0") == ["b", "a"]
     assert names(world, pod="pod-1") == ["b"]
     assert names(world, tenant="x") == []

@@ -23,8 +23,8 @@ def members(line: str) -> dict[str, str]:
 
 def line(world: World) -> str:
     request = world.request(x_kvlane_explain="1")
-    exchange = world.answer(request, world.decide(request))
-    ((name, value),) = exchange.response_headers
+    attempt = world.answer(request, world.decide(request))
+    ((name, value),) = attempt.response_headers
     assert name == HEADER
     return value
 
@@ -56,8 +56,8 @@ def test_names_of_any_kind_and_number_make_no_header_of_a_kilobyte() -> None:
 def test_another_pod_after_a_failure_is_named_too() -> None:
     world = World(fleet())
     request = world.request(x_kvlane_explain="true")
-    exchange = world.answer(request, world.decide(request), attempt=1)
-    assert members(exchange.response_headers[0][1])["sent-to"] == '"pod-1"'
+    attempt = world.answer(request, world.decide(request), number=1)
+    assert members(attempt.response_headers[0][1])["sent-to"] == '"pod-1"'
 
 
 @pytest.mark.parametrize("value", ["0", "", "no"])

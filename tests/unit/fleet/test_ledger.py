@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest, Prompt
 from proxy.fleet.ledger import RECENT_SECONDS, Ledger, SharedLedger
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
@@ -33,13 +33,13 @@ class Cached(PrefixMatch):
         return [self.blocks] * len(endpoints)
 
 
-def exchange(endpoint: Endpoint, tokens: int = 10, cached_blocks: int | None = None, output: int = 0) -> Exchange:
+def attempt(endpoint: Endpoint, tokens: int = 10, cached_blocks: int | None = None, output: int = 0) -> Attempt:
     request = InferenceRequest("r", "/v1/completions", "m", Prompt((b"x" * 4 * tokens,)))
     if cached_blocks is not None:
         request.state.write(PREFIX_MATCH, Cached(cached_blocks))
     if output:
         request.state.write(OUTPUT_ESTIMATE, output)
-    return Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
+    return Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
 
 
 def counts(endpoint: Endpoint) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def counts(endpoint: Endpoint) -> tuple[int, int]:
 
 def test_a_leg_counts_from_its_dispatch_to_its_end() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = exchange(pod, tokens=100, cached_blocks=2, output=30)
+    leg = attempt(pod, tokens=100, cached_blocks=2, output=30)
     ledger.enter(leg)
     assert counts(pod) == (1, 100 - 32 + 30)
     assert ledger.in_flight == 1
@@ -61,19 +61,19 @@ def test_a_leg_counts_from_its_dispatch_to_its_end() -> None:
 
 def test_without_a_match_all_prompt_tokens_are_uncached() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    ledger.enter(exchange(pod, tokens=100))
+    ledger.enter(attempt(pod, tokens=100))
     assert pod.load.tokens == 100
 
 
 def test_a_match_longer_than_the_prompt_leaves_nothing_to_prefill() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    ledger.enter(exchange(pod, tokens=20, cached_blocks=5))
+    ledger.enter(attempt(pod, tokens=20, cached_blocks=5))
     assert pod.load.tokens == 0
 
 
 def test_a_tokenized_prompt_counts_instead_of_the_estimate() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = exchange(pod, tokens=100)
+    leg = attempt(pod, tokens=100)
     leg.request.state.write(TOKENIZED_PROMPT, Prompt((b"1234" * 7,)))
     ledger.enter(leg)
     assert pod.load.tokens == 7
@@ -81,7 +81,7 @@ def test_a_tokenized_prompt_counts_instead_of_the_estimate() -> None:
 
 def test_repeated_calls_change_nothing() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = exchange(pod)
+    leg = attempt(pod)
     ledger.enter(leg)
     ledger.enter(leg)
     assert counts(pod) == (1, 10)
@@ -95,7 +95,7 @@ def test_repeated_calls_change_nothing() -> None:
 
 def test_a_leg_that_has_ended_does_not_enter_again() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = exchange(pod)
+    leg = attempt(pod)
     ledger.enter(leg)
     leg.ending = Ending.COMPLETE
     ledger.leave(leg)
@@ -105,7 +105,7 @@ def test_a_leg_that_has_ended_does_not_enter_again() -> None:
 
 def test_what_never_entered_does_not_leave() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    leg = exchange(pod)
+    leg = attempt(pod)
     ledger.first_byte(leg)
     ledger.leave(leg)
     assert counts(pod) == (0, 0)
@@ -113,7 +113,7 @@ def test_what_never_entered_does_not_leave() -> None:
 
 def test_a_pod_that_was_removed_and_came_back_is_not_charged_for_its_past() -> None:
     ledger, old, new = Ledger(ManualClock()), Endpoint("a"), Endpoint("a")
-    leg = exchange(old)
+    leg = attempt(old)
     ledger.enter(leg)
     ledger.leave(leg)
     assert counts(old) == (0, 0)
@@ -123,7 +123,7 @@ def test_a_pod_that_was_removed_and_came_back_is_not_charged_for_its_past() -> N
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["enter", "first_byte", "leave"])), max_size=80))
 def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[int, str]]) -> None:
     ledger, pods = Ledger(ManualClock()), [Endpoint("a"), Endpoint("b", weight=3)]
-    legs = [exchange(pods[n % 2], tokens=n * 7, cached_blocks=n if n % 3 else None, output=n) for n in range(6)]
+    legs = [attempt(pods[n % 2], tokens=n * 7, cached_blocks=n if n % 3 else None, output=n) for n in range(6)]
     for number, call in steps:
         getattr(ledger, call)(legs[number])
         for pod in pods:
@@ -139,9 +139,9 @@ def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[i
 def test_recent_work_is_the_log_of_work_per_weight_that_decays() -> None:
     clock = ManualClock()
     ledger, pod = Ledger(clock), Endpoint("a", weight=2.0)
-    ledger.enter(exchange(pod, tokens=9))
+    ledger.enter(attempt(pod, tokens=9))
     clock.advance(RECENT_SECONDS)
-    ledger.enter(exchange(pod, tokens=19))
+    ledger.enter(attempt(pod, tokens=19))
     decayed = math.exp(pod.load.recent - clock.now() / RECENT_SECONDS)
     assert decayed == pytest.approx(10 / 2 / math.e + 20 / 2)
 
@@ -149,10 +149,10 @@ def test_recent_work_is_the_log_of_work_per_weight_that_decays() -> None:
 def test_recent_work_is_stable_after_years_of_uptime() -> None:
     clock = ManualClock(now=3e8)
     ledger, busy, idle = Ledger(clock), Endpoint("busy"), Endpoint("idle")
-    ledger.enter(exchange(busy))
-    ledger.enter(exchange(idle))
+    ledger.enter(attempt(busy))
+    ledger.enter(attempt(idle))
     before = busy.load.recent
-    ledger.enter(exchange(busy))
+    ledger.enter(attempt(busy))
     assert math.isfinite(busy.load.recent)
     assert busy.load.recent > before == idle.load.recent
 
@@ -164,7 +164,7 @@ def test_weights_of_three_to_one_give_traffic_of_three_to_one_when_ties_go_to_th
     picks: Counter[str] = Counter()
     for _ in range(4000):
         target = min(pods, key=lambda pod: (pod.load.recent, rng.random()))
-        leg = exchange(target)
+        leg = attempt(target)
         ledger.enter(leg)
         ledger.leave(leg)
         picks[target.name] += 1
@@ -175,13 +175,13 @@ def test_weights_of_three_to_one_give_traffic_of_three_to_one_when_ties_go_to_th
 def test_a_pod_that_joins_does_not_get_all_the_traffic() -> None:
     clock = ManualClock()
     ledger, pods = Ledger(clock), [Endpoint("a"), Endpoint("b"), Endpoint("c")]
-    for leg in [exchange(pod) for pod in pods[:2] for _ in range(100)]:
+    for leg in [attempt(pod) for pod in pods[:2] for _ in range(100)]:
         ledger.enter(leg)
     ledger.level(pods[2], pods)
     picks: Counter[str] = Counter()
     for _ in range(300):
         target = min(pods, key=lambda pod: pod.load.recent)
-        ledger.enter(exchange(target))
+        ledger.enter(attempt(target))
         picks[target.name] += 1
     assert picks["c"] == pytest.approx(100, abs=2)
 
@@ -194,7 +194,7 @@ def test_a_pod_that_joins_alone_stays_without_a_past() -> None:
 
 def test_what_siblings_have_in_flight_is_part_of_the_load_and_replaced_whole() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    ledger.enter(exchange(pod, tokens=10))
+    ledger.enter(attempt(pod, tokens=10))
     ledger.elsewhere(pod, 5, 500, work=600)
     assert counts(pod) == (6, 510)
     ledger.elsewhere(pod, 2, 100)
@@ -212,7 +212,7 @@ def test_a_shared_ledger_says_once_per_change_what_changed() -> None:
         lambda endpoint: said.append((endpoint.name, 0)),
     )
     pod = Endpoint("a")
-    leg = exchange(pod, tokens=10)
+    leg = attempt(pod, tokens=10)
     ledger.enter(leg)
     ledger.enter(leg)
     ledger.first_byte(leg)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Attempt, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.errors import QueueFull, Reason
-from proxy.core.exchange import Exchange, Usage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.units import Duration
 from proxy.flowcontrol.controller import FlowControl
@@ -103,11 +103,11 @@ class World:
             async with self.control.admit(request):
                 self.order.append(name)
                 pod = min(self.control.narrow(request, self.serving(request.model)), key=lambda one: one.load.requests)
-                exchange = Exchange(request, Decision(pod), pod, 0, self.clock.now())
-                exchange.charge = (request.prompt.tokens, 0)
-                exchange.status, exchange.usage = 200, self.usage
+                attempt = Attempt(request, Decision(pod), pod, 0, self.clock.now())
+                attempt.charge = (request.prompt.tokens, 0)
+                attempt.status, attempt.usage = 200, self.usage
                 pod.charge(1, request.prompt.tokens)
-                self.control.sent(exchange)
+                self.control.sent(attempt)
                 try:
                     await self._doors[name].wait()
                 finally:
@@ -462,10 +462,10 @@ async def test_a_request_whose_pod_failed_needs_room_again_until_it_is_sent_agai
         it.control.sent(_sent(passage.request, taken))
 
 
-def _sent(request: InferenceRequest, pod: Endpoint) -> Exchange:
-    exchange = Exchange(request, Decision(pod), pod, 1, 0.0)
-    exchange.charge = (1, 0)
-    return exchange
+def _sent(request: InferenceRequest, pod: Endpoint) -> Attempt:
+    attempt = Attempt(request, Decision(pod), pod, 1, 0.0)
+    attempt.charge = (1, 0)
+    return attempt
 
 
 async def test_only_who_is_on_a_pod_that_is_wanted_is_ended() -> None:

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Attempt, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Usage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.units import Duration
 from proxy.flowcontrol.service import Attained, tokens_of
 from proxy.flowcontrol.settings import LeastService
 
 
-def leg(**seen: Any) -> Exchange:
+def leg(**seen: Any) -> Attempt:
     pod = Endpoint("a")
-    exchange = Exchange(InferenceRequest("r", "/", "m", Prompt((b"x" * 400,))), Decision(pod), pod, 0, 0.0)
+    attempt = Attempt(InferenceRequest("r", "/", "m", Prompt((b"x" * 400,))), Decision(pod), pod, 0, 0.0)
     for name, value in seen.items():
-        setattr(exchange, name, value)
-    return exchange
+        setattr(attempt, name, value)
+    return attempt
 
 
 def test_half_of_it_is_left_after_a_half_life() -> None:

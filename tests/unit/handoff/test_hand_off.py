@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint, EndpointState
@@ -26,7 +27,6 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tasks import Tasks
@@ -45,18 +45,18 @@ BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"
 KEPT = {"do_remote_prefill": True, "remote_engine_id": "e-1", "remote_block_ids": [1, 2]}
 PROMPT_TOKENS = 400
 
-Script = Callable[[Exchange], Awaitable[Any]]
+Script = Callable[[Attempt], Awaitable[Any]]
 
 
-async def keeps(exchange: Exchange) -> bytes:
+async def keeps(attempt: Attempt) -> bytes:
     """What a prefill pod does."""
-    exchange.status, exchange.first_byte_at, exchange.last_byte_at, exchange.ending = 200, 1.0, 1.0, Ending.COMPLETE
-    exchange.usage = Usage(PROMPT_TOKENS, 1, 64)
+    attempt.status, attempt.first_byte_at, attempt.last_byte_at, attempt.ending = 200, 1.0, 1.0, Ending.COMPLETE
+    attempt.usage = Usage(PROMPT_TOKENS, 1, 64)
     return orjson.dumps({"choices": [{}], "kv_transfer_params": KEPT})
 
 
-async def keeps_nothing(exchange: Exchange) -> bytes:
-    await keeps(exchange)
+async def keeps_nothing(attempt: Attempt) -> bytes:
+    await keeps(attempt)
     return b'{"choices":[{}],"kv_transfer_params":null}'
 
 
@@ -64,43 +64,43 @@ ERROR = b'{"error":{"message":"top_k must be at least -1"}}'
 
 
 def finds_fault(status: int) -> Script:
-    async def script(exchange: Exchange) -> bytes:
-        exchange.status, exchange.ending = status, Ending.COMPLETE
+    async def script(attempt: Attempt) -> bytes:
+        attempt.status, attempt.ending = status, Ending.COMPLETE
         return ERROR
 
     return script
 
 
-async def answers(exchange: Exchange) -> None:
-    exchange.status, exchange.first_byte_at, exchange.ending = 200, 2.0, Ending.COMPLETE
-    if exchange.on_begun is not None:
-        exchange.on_begun()
+async def answers(attempt: Attempt) -> None:
+    attempt.status, attempt.first_byte_at, attempt.ending = 200, 2.0, Ending.COMPLETE
+    if attempt.on_begun is not None:
+        attempt.on_begun()
 
 
-async def is_gone(exchange: Exchange) -> Any:
+async def is_gone(attempt: Attempt) -> Any:
     raise ConnectFailed("nobody listens")
 
 
-async def breaks_off(exchange: Exchange) -> Any:
+async def breaks_off(attempt: Attempt) -> Any:
     raise Disconnected("connection lost", silent=True)
 
 
-async def is_late(exchange: Exchange) -> Any:
-    exchange.ending = Ending.TIMED_OUT
+async def is_late(attempt: Attempt) -> Any:
+    attempt.ending = Ending.TIMED_OUT
     raise UpstreamTimedOut("no answer")
 
 
-async def declines(exchange: Exchange) -> Any:
+async def declines(attempt: Attempt) -> Any:
     raise Declined(503)
 
 
-async def hangs(exchange: Exchange) -> Any:
+async def hangs(attempt: Attempt) -> Any:
     """Has the request, and does not answer."""
-    exchange.sent_at = 3.0
+    attempt.sent_at = 3.0
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
-        exchange.ending = Ending.CLIENT_GONE
+        attempt.ending = Ending.CLIENT_GONE
         raise
 
 
@@ -114,7 +114,7 @@ class World:
         self.prefill: tuple[Endpoint, ...] = (self.pods["p0"], self.pods["p1"])
         self.encode: tuple[Endpoint, ...] = ()
         self.why = SPLIT
-        self.legs: list[Exchange] = []
+        self.legs: list[Attempt] = []
         self.bodies: list[dict[str, Any]] = []
         self.on_pods: list[dict[str, int]] = []
         self.told: list[int | None] = []
@@ -142,64 +142,64 @@ class World:
         pods = self.pods
         decision = Decision(pods["d0"], (pods["d1"],), "decode", self.prefill, self.encode, self.why)
         decision, hand_off = self.handoffs.of(self.request, decision, self, self._leg)
-        exchange = Exchange(self.request, decision, decision.target, 0, self.clock.now())
+        attempt = Attempt(self.request, decision, decision.target, 0, self.clock.now())
         while True:
             try:
                 if hand_off is None:
-                    with self._leg(exchange):
-                        await self.relay(exchange)
+                    with self._leg(attempt):
+                        await self.relay(attempt)
                 else:
-                    await hand_off.run(exchange)
+                    await hand_off.run(attempt)
             except UpstreamFailed as error:
-                exchange = await self.failover.following(exchange, error)
+                attempt = await self.failover.following(attempt, error)
             else:
                 return
 
-    async def relay(self, exchange: Exchange) -> None:
-        self._note(exchange)
-        await self.scripts[exchange.endpoint.name](exchange)
+    async def relay(self, attempt: Attempt) -> None:
+        self._note(attempt)
+        await self.scripts[attempt.endpoint.name](attempt)
 
-    def race(self, begins: Callable[[Exchange], None]) -> None:
+    def race(self, begins: Callable[[Attempt], None]) -> None:
         """One leg at a time."""
 
-    async def collect(self, exchange: Exchange, seconds: float) -> bytes:
-        self._note(exchange)
-        answer: bytes = await self.scripts[exchange.endpoint.name](exchange)
+    async def collect(self, attempt: Attempt, seconds: float) -> bytes:
+        self._note(attempt)
+        answer: bytes = await self.scripts[attempt.endpoint.name](attempt)
         return answer
 
-    def pass_on(self, exchange: Exchange, body: bytes) -> None:
-        self.passed_on.append((exchange.endpoint.name, exchange.status, body))
+    def pass_on(self, attempt: Attempt, body: bytes) -> None:
+        self.passed_on.append((attempt.endpoint.name, attempt.status, body))
 
     @property
     def way(self) -> list[str]:
-        return [exchange.endpoint.name for exchange in self.legs]
+        return [attempt.endpoint.name for attempt in self.legs]
 
     def assert_that_nothing_is_left(self) -> None:
         assert self.ledger.in_flight == 0
         assert all((pod.load.requests, pod.load.tokens) == (0, 0) for pod in self.pods.values())
         assert all(leg.ending is not None for leg in self.legs)
 
-    def _note(self, exchange: Exchange) -> None:
-        self.legs.append(exchange)
-        self.bodies.append(orjson.loads(exchange.request.body))
+    def _note(self, attempt: Attempt) -> None:
+        self.legs.append(attempt)
+        self.bodies.append(orjson.loads(attempt.request.body))
         self.on_pods.append({name: pod.load.tokens for name, pod in self.pods.items() if pod.load.requests})
-        self.told.append(exchange.told_cached)
+        self.told.append(attempt.told_cached)
 
     @contextmanager
-    def _leg(self, exchange: Exchange) -> Generator[None, None, None]:
-        self.ledger.enter(exchange)
+    def _leg(self, attempt: Attempt) -> Generator[None, None, None]:
+        self.ledger.enter(attempt)
         if self.producer is not None:
-            self.producer.pre_request(exchange, exchange.endpoint)
+            self.producer.pre_request(attempt, attempt.endpoint)
         try:
             yield
         except BaseException:
-            exchange.ending = exchange.ending or Ending.UPSTREAM_FAILED
+            attempt.ending = attempt.ending or Ending.UPSTREAM_FAILED
             raise
         finally:
-            assert exchange.ending is not None
-            self.ledger.leave(exchange)
+            assert attempt.ending is not None
+            self.ledger.leave(attempt)
             if self.producer is not None:
-                self.producer.post_response(exchange, exchange.endpoint)
+                self.producer.post_response(attempt, attempt.endpoint)
 
     async def _alive(self, endpoint: Endpoint) -> bool:
         return True
@@ -251,12 +251,12 @@ async def test_the_prefill_pod_is_free_once_the_answer_has_begun() -> None:
     world = World()
     seen: list[int] = []
 
-    async def begins(exchange: Exchange) -> None:
-        assert exchange.on_begun is not None
+    async def begins(attempt: Attempt) -> None:
+        assert attempt.on_begun is not None
         seen.append(world.pods["p0"].load.requests)
-        exchange.on_begun()
+        attempt.on_begun()
         seen.append(world.pods["p0"].load.requests)
-        await answers(exchange)
+        await answers(attempt)
 
     world.scripts["d0"] = begins
     await world.serve()
@@ -270,7 +270,7 @@ async def test_a_prefill_pod_that_fails_is_followed_by_the_other(fault: Script) 
     world.scripts["p0"] = fault
     await world.serve()
     assert world.way == ["p0", "p1", "d0"]
-    assert world.legs[1].attempt == 1
+    assert world.legs[1].number == 1
     assert world.counts == {SPLIT: 1}
     world.assert_that_nothing_is_left()
 
@@ -333,10 +333,10 @@ async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_af
     producer.models(list(world.pods.values()), world.clock.now())
     in_line: list[float] = []
 
-    async def looks(exchange: Exchange) -> bytes | None:
+    async def looks(attempt: Attempt) -> bytes | None:
         (pod,) = producer.models([d0], world.clock.now())
         in_line.append(sum(leg.tokens for leg in pod.legs))
-        return await (answers if exchange.endpoint is d0 else breaks_off)(exchange)
+        return await (answers if attempt.endpoint is d0 else breaks_off)(attempt)
 
     world.scripts = dict.fromkeys(PODS, looks)
     await world.serve()
@@ -413,10 +413,10 @@ async def test_when_every_prefill_pod_was_tried_the_next_decode_pod_does_all_of_
 async def test_an_answer_that_begins_as_its_prefill_leg_breaks_off_goes_on() -> None:
     world = World("mooncake")
 
-    async def begins_a_moment_later(exchange: Exchange) -> None:
+    async def begins_a_moment_later(attempt: Attempt) -> None:
         while "p0" not in world.way or world.ledger.in_flight > 1:
             await asyncio.sleep(0)
-        await answers(exchange)
+        await answers(attempt)
 
     world.scripts |= {"p0": breaks_off, "d0": begins_a_moment_later}
     await world.serve()
@@ -436,9 +436,9 @@ async def test_when_nobody_decodes_the_client_is_told() -> None:
 async def test_a_deadline_that_passes_during_the_prefill_ends_the_request() -> None:
     world = World()
 
-    async def takes_too_long(exchange: Exchange) -> Any:
+    async def takes_too_long(attempt: Attempt) -> Any:
         world.clock.advance(100.0)
-        await is_late(exchange)
+        await is_late(attempt)
 
     world.request = InferenceRequest("id-1", CHAT, "m", body=BODY, stream=True, deadline=150.0)
     world.scripts["p0"] = takes_too_long
@@ -471,7 +471,7 @@ async def test_a_client_that_leaves_during_the_prefill_is_never_decoded_for() ->
 async def test_a_cache_that_nobody_fetched_when_the_client_left_is_fetched_for_one_token() -> None:
     world = World()
 
-    async def hangs_once(exchange: Exchange) -> Any:
+    async def hangs_once(attempt: Attempt) -> Any:
         world.scripts["d0"] = keeps
         await asyncio.Event().wait()
 
@@ -524,13 +524,13 @@ class Meeting:
 
     here: set[str] = field(default_factory=set)
 
-    async def prefill(self, exchange: Exchange) -> bytes:
+    async def prefill(self, attempt: Attempt) -> bytes:
         await self._meet("p")
-        return await keeps(exchange)
+        return await keeps(attempt)
 
-    async def decode(self, exchange: Exchange) -> None:
+    async def decode(self, attempt: Attempt) -> None:
         await self._meet("d")
-        await answers(exchange)
+        await answers(attempt)
 
     async def _meet(self, who: str) -> None:
         self.here.add(who)
@@ -550,12 +550,12 @@ async def test_pods_that_find_each_other_get_their_requests_at_once(connector: s
     world.assert_that_nothing_is_left()
 
 
-async def evicted_while_it_waits(exchange: Exchange) -> None:
+async def evicted_while_it_waits(attempt: Attempt) -> None:
     """What the relay does to a leg that is cancelled while its client stays."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
-        exchange.ending = Ending.EVICTED
+        attempt.ending = Ending.EVICTED
         raise
 
 
@@ -573,10 +573,10 @@ async def test_a_decode_pod_does_not_wait_for_a_prefill_that_failed(fault: Scrip
 async def test_where_it_can_do_without_the_same_decode_pod_waits_for_another_prefill(fault: Script) -> None:
     world, meeting, waited = World("mooncake"), Meeting(), 0
 
-    async def waits(exchange: Exchange) -> None:
+    async def waits(attempt: Attempt) -> None:
         nonlocal waited
         waited += 1
-        await (evicted_while_it_waits if waited == 1 else meeting.decode)(exchange)
+        await (evicted_while_it_waits if waited == 1 else meeting.decode)(attempt)
 
     world.scripts |= {"p0": fault, "d0": waits, "p1": meeting.prefill}
     await world.serve()
@@ -589,17 +589,17 @@ async def test_a_decode_pod_that_fails_for_want_of_what_it_waited_for_is_not_to_
     """It does all of it, when two prefill pods have failed."""
     world, failed = World("mooncake"), asyncio.Event()
 
-    async def finds_nothing(exchange: Exchange) -> None:
-        if exchange.stage is not Stage.WHOLE:
+    async def finds_nothing(attempt: Attempt) -> None:
+        if attempt.stage is not Stage.WHOLE:
             await failed.wait()
             failed.clear()
             await asyncio.sleep(0)
-            await declines(exchange)
-        await answers(exchange)
+            await declines(attempt)
+        await answers(attempt)
 
-    async def fails(exchange: Exchange) -> Any:
+    async def fails(attempt: Attempt) -> Any:
         failed.set()
-        await declines(exchange)
+        await declines(attempt)
 
     world.scripts |= {"p0": fails, "p1": fails, "d0": finds_nothing}
     await world.serve()
@@ -613,10 +613,10 @@ async def test_a_decode_pod_that_fails_for_want_of_what_it_waited_for_is_not_to_
 async def test_a_decode_pod_that_fails_takes_its_prefill_with_it() -> None:
     world, meeting = World("sglang"), Meeting()
 
-    async def breaks_off_meanwhile(exchange: Exchange) -> None:
+    async def breaks_off_meanwhile(attempt: Attempt) -> None:
         while "p0" not in world.way:
             await asyncio.sleep(0)
-        await breaks_off(exchange)
+        await breaks_off(attempt)
 
     world.scripts |= {"p0": hangs, "d0": breaks_off_meanwhile, "p1": meeting.prefill, "d1": meeting.decode}
     await world.serve()
@@ -650,10 +650,10 @@ MEDIA = orjson.dumps(
 )
 
 
-async def encodes(exchange: Exchange) -> bytes:
-    await keeps(exchange)
-    url = orjson.loads(exchange.request.body)["messages"][0]["content"][0]["image_url"]["url"]
-    return orjson.dumps({"ec_transfer_params": {url: exchange.endpoint.name}})
+async def encodes(attempt: Attempt) -> bytes:
+    await keeps(attempt)
+    url = orjson.loads(attempt.request.body)["messages"][0]["content"][0]["image_url"]["url"]
+    return orjson.dumps({"ec_transfer_params": {url: attempt.endpoint.name}})
 
 
 def with_encoders(*names: str, body: bytes = MEDIA) -> World:

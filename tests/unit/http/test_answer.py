@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
+from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import UpstreamFailed
-from proxy.core.exchange import Ending, Usage
 from proxy.http.answer import UNSETTLED
 from proxy.http.framing import HELD_LIMIT
 from proxy.http.upstream.connection import HEAD_LIMIT
@@ -35,9 +35,9 @@ async def test_a_stream_of_events_is_written_as_it_comes_and_hardly_kept() -> No
         leg.client.written.partition(b"\r\n\r\n")[2]
         == b"".join(events) + event('{"usage":{"prompt_tokens":4,"completion_tokens":2}}') + END
     )
-    assert leg.exchange.chunks == 501
-    assert leg.exchange.usage == Usage(4, 2)
-    assert leg.exchange.ending is Ending.COMPLETE
+    assert leg.attempt.chunks == 501
+    assert leg.attempt.usage == Usage(4, 2)
+    assert leg.attempt.ending is Ending.COMPLETE
     assert leg.released == [leg.connection]
 
 
@@ -55,7 +55,7 @@ async def test_a_chunk_that_is_cut_waits_and_the_next_ones_pass_again(cut: int) 
     assert leg.client.written == before + event("second") + event("third")
     assert leg.connection.receive == leg.answer._pass_chunks
     leg.read(END)
-    assert leg.exchange.chunks == 4
+    assert leg.attempt.chunks == 4
 
 
 async def test_a_large_chunk_among_small_ones_is_split_and_the_next_ones_pass_again() -> None:
@@ -69,7 +69,7 @@ async def test_a_large_chunk_among_small_ones_is_split_and_the_next_ones_pass_ag
     assert leg.client.written.endswith(event("after") + event("last"))
     assert leg.connection.receive == leg.answer._pass_chunks
     leg.read(END)
-    assert leg.exchange.response_bytes == len(b"data: firstmoreafterlast" * 1) + 3 * 6 + 4 * 2 + 3 * HELD_LIMIT
+    assert leg.attempt.response_bytes == len(b"data: firstmoreafterlast" * 1) + 3 * 6 + 4 * 2 + 3 * HELD_LIMIT
 
 
 async def test_the_first_byte_is_told_once_and_not_by_the_head() -> None:
@@ -82,8 +82,8 @@ async def test_the_first_byte_is_told_once_and_not_by_the_head() -> None:
     leg.clock.advance(1.0)
     leg.read(event("second"))
     leg.read(END)
-    assert leg.first_bytes == [leg.exchange]
-    assert (leg.exchange.first_byte_at, leg.exchange.last_byte_at) == (5.0, 6.0)
+    assert leg.first_bytes == [leg.attempt]
+    assert (leg.attempt.first_byte_at, leg.attempt.last_byte_at) == (5.0, 6.0)
 
 
 async def test_events_that_pass_keep_a_stream_alive_and_silence_ends_it() -> None:
@@ -93,11 +93,11 @@ async def test_events_that_pass_keep_a_stream_alive_and_silence_ends_it() -> Non
         leg.read(event("x"))
         leg.clock.advance(idle * 0.8)
         leg.answer.check(leg.clock.now())
-        assert leg.exchange.ending is None
+        assert leg.attempt.ending is None
     leg.clock.advance(idle * 1.1)
     leg.answer.check(leg.clock.now())
-    assert leg.exchange.ending is Ending.TIMED_OUT
-    assert leg.exchange.chunks == 6
+    assert leg.attempt.ending is Ending.TIMED_OUT
+    assert leg.attempt.chunks == 6
     assert b'"error"' in leg.client.written
 
 
@@ -107,8 +107,8 @@ async def test_a_client_that_leaves_is_counted_with_what_it_was_sent() -> None:
     leg.read(event("second"))
     leg.answer.gone()
     leg.read(event("third"))
-    assert leg.exchange.ending is Ending.CLIENT_GONE
-    assert leg.exchange.response_bytes == len(b"data: first\n\ndata: second\n\n")
+    assert leg.attempt.ending is Ending.CLIENT_GONE
+    assert leg.attempt.response_bytes == len(b"data: first\n\ndata: second\n\n")
     assert leg.pod.aborted
 
 
@@ -131,12 +131,12 @@ async def test_a_connection_that_ended_keeps_nothing_of_the_request(how: str) ->
 async def test_answers_on_one_connection_know_nothing_of_each_other() -> None:
     leg = Leg()
     leg.read(SSE_HEAD + event("first") + event('"usage":{"prompt_tokens":4,"completion_tokens":2}') + END)
-    leg.answer = type(leg.answer)(leg.answer._call, leg.exchange, leg.rim, leg.connection)
-    leg.exchange.response_bytes = leg.exchange.chunks = 0
-    leg.exchange.first_byte_at = leg.exchange.usage = leg.exchange.ending = None
+    leg.answer = type(leg.answer)(leg.answer._call, leg.attempt, leg.rim, leg.connection)
+    leg.attempt.response_bytes = leg.attempt.chunks = 0
+    leg.attempt.first_byte_at = leg.attempt.usage = leg.attempt.ending = None
     leg.connection.send(leg.answer, b"POST", b"")
     leg.read(plain(b"{}"))
-    assert (leg.exchange.response_bytes, leg.exchange.chunks, leg.exchange.usage) == (2, 1, None)
+    assert (leg.attempt.response_bytes, leg.attempt.chunks, leg.attempt.usage) == (2, 1, None)
     assert leg.client.written.endswith(b"\r\n\r\n{}")
     assert len(leg.released) == 2
 
@@ -171,7 +171,7 @@ async def test_a_head_that_never_ends_is_given_up() -> None:
     leg.read(b"HTTP/1.1 200 OK\r\n")
     for number in range(HEAD_LIMIT // 1000):
         leg.read(b"x-%05d: %b\r\n" % (number, b"y" * 1000))
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     assert leg.pod.aborted
     assert leg.client.written == b""
 
@@ -195,7 +195,7 @@ async def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
         leg = Leg()
         leg.connection.head_only = True
         leg.read(plain(b"{}").removesuffix(b"{}") + body)
-        assert leg.exchange.ending is Ending.COMPLETE
+        assert leg.attempt.ending is Ending.COMPLETE
         assert leg.client.written.endswith(b"content-length: 2\r\nx-request-id: id-1\r\n\r\n")
         assert leg.pod.aborted
     await asyncio.sleep(0)
@@ -211,7 +211,7 @@ async def test_an_answer_that_is_given_up_before_its_first_byte_is_for_another_p
     error = leg.answer.done.result()
     assert isinstance(error, UpstreamFailed)
     assert (leg.client.written, leg.pod.aborted) == (b"", True)
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
 
 
 async def test_a_stream_that_is_given_up_ends_with_an_error_event() -> None:
@@ -224,7 +224,7 @@ async def test_a_stream_that_is_given_up_ends_with_an_error_event() -> None:
     assert leg.asked == [1.0]
     assert b"error" in leg.client.written
     assert b"[DONE]" not in leg.client.written
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
 
 
 async def test_while_bytes_flow_nobody_asks_whether_to_give_up() -> None:
@@ -236,7 +236,7 @@ async def test_while_bytes_flow_nobody_asks_whether_to_give_up() -> None:
         leg.answer.check(float(second))
     assert leg.asked == []
     leg.read(END)
-    assert leg.exchange.ending is Ending.COMPLETE
+    assert leg.attempt.ending is Ending.COMPLETE
 
 
 async def test_a_client_that_does_not_read_and_an_upload_that_is_not_over_are_not_silence_of_the_pod() -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Ending
 from proxy.core.clock import ManualClock
 from proxy.core.errors import RequestError
-from proxy.core.exchange import Ending
 from proxy.http.body import Budget
 from proxy.http.call import HttpCall
 from proxy.http.clients import Clients

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import CutShort, KvlaneError
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.http import continued
 from proxy.http.continued import Story, kind_of_continued
@@ -39,10 +39,10 @@ class Continued(Leg):
     def __init__(self, speaks_11: bool, asks_usage: bool = False, asked: str = "m", body: bytes = BODY) -> None:
         super().__init__(speaks_11, asks_usage=asks_usage, asked=asked)
         call = cast(Any, self.answer)._call
-        self.exchange.request = changed(self.exchange.request, body=body)
-        kind = kind_of_continued(call, self.exchange, ["m"])
+        self.attempt.request = changed(self.attempt.request, body=body)
+        kind = kind_of_continued(call, self.attempt, ["m"])
         assert kind is not None
-        self.answer = kind(call, self.exchange, self.rim, self.connection)
+        self.answer = kind(call, self.attempt, self.rim, self.connection)
         self.connection.send(self.answer, b"POST", b"")
         self.story: Story = call.story
 
@@ -85,7 +85,7 @@ def test_what_is_known_to_have_gone_out_is_what_has(
         assert not isinstance(leg.error, CutShort)
         return
     assert isinstance(leg.error, CutShort)
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     leg.story.end(cast(Any, leg.answer)._call)
     sent, mark, _ = leg.seen().body.rpartition(b'data: {"error"')
     assert mark
@@ -105,7 +105,7 @@ def test_paced_events_pass_as_they_come() -> None:
             leg.read(chunk(event))
             assert leg.client.written.removeprefix(before).endswith(chunk(event))
         leg.read(END)
-        assert leg.exchange.ending is Ending.COMPLETE
+        assert leg.attempt.ending is Ending.COMPLETE
         assert leg.seen().body == b"".join(EVENTS)
         assert leg.story.partial.settled() == 'One two"quoted"\n\n é'
 
@@ -132,7 +132,7 @@ def test_counts_that_were_asked_for_are_read_and_taken_out(asks_usage: bool) -> 
 def test_counts_that_the_client_wants_too_stay() -> None:
     said = counted(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n', 5, 3)
     leg = cut([SSE_HEAD, chunk(said), b"nonsense"], body=WANTED)
-    assert leg.exchange.request.body == WANTED
+    assert leg.attempt.request.body == WANTED
     leg.story.end(cast(Any, leg.answer)._call)
     assert leg.seen().body.startswith(said + b'data: {"error"')
     assert leg.story.partial.shown == 3
@@ -141,11 +141,11 @@ def test_counts_that_the_client_wants_too_stay() -> None:
 def test_a_pod_that_is_asked_after_another_has_failed_is_asked_the_same() -> None:
     async def asked_twice() -> None:
         leg = Continued(True)
-        call, before = cast(Any, leg.answer)._call, leg.exchange.request
+        call, before = cast(Any, leg.answer)._call, leg.attempt.request
         assert b"continuous_usage_stats" in before.body
         assert before.asks_usage
-        assert kind_of_continued(call, leg.exchange, ["m"]) is not None
-        assert leg.exchange.request.body == before.body
+        assert kind_of_continued(call, leg.attempt, ["m"]) is not None
+        assert leg.attempt.request.body == before.body
         assert call.story is not leg.story
         assert call.story.counted.takes_counts
 
@@ -181,6 +181,6 @@ def test_most_answers_are_not_kept(changes: dict[str, Any]) -> None:
     request = InferenceRequest("1", CHAT, "m", body=BODY, stream=True, naming=Naming("m"))
     pod = Endpoint("pod")
     for asked, is_kept in ((request, True), (changed(request, **changes), False)):
-        exchange = Exchange(asked, Decision(pod), pod, 0, 0.0)
-        assert (kind_of_continued(cast(Any, Call()), exchange, ["m"]) is not None) is is_kept
-        assert (exchange.request is not asked) is is_kept
+        attempt = Attempt(asked, Decision(pod), pod, 0, 0.0)
+        assert (kind_of_continued(cast(Any, Call()), attempt, ["m"]) is not None) is is_kept
+        assert (attempt.request is not asked) is is_kept

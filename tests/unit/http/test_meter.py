@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.core.attempt import Attempt, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Usage
 from proxy.core.request import InferenceRequest
 from proxy.http.framing import CLOSED, OPENED
 from proxy.http.meter import TAIL, Meter
@@ -16,72 +16,72 @@ from proxy.http.meter import TAIL, Meter
 USAGE = b'"usage":{"prompt_tokens":4,"completion_tokens":2}}'
 
 
-def exchange_of(path: str = "/v1/chat/completions") -> Exchange:
+def attempt_of(path: str = "/v1/chat/completions") -> Attempt:
     endpoint = Endpoint("p")
-    return Exchange(InferenceRequest("1", path, "m"), Decision(endpoint), endpoint, 0, 0.0)
+    return Attempt(InferenceRequest("1", path, "m"), Decision(endpoint), endpoint, 0, 0.0)
 
 
 @pytest.mark.parametrize("size", [1, 100, 5_000, 200_000])
 def test_the_tail_is_bounded_and_holds_the_end(size: int) -> None:
-    exchange, meter = exchange_of(), Meter()
+    attempt, meter = attempt_of(), Meter()
     piece = b"x" * size
     count = max(5, 50_000 // size)
     for _ in range(count):
         meter.pieces.append(piece)
-        meter.settle(exchange)
+        meter.settle(attempt)
         assert len(meter.tail) <= TAIL
         assert meter.pieces == []
     meter.pieces += [piece, USAGE[:10]]
-    meter.settle(exchange)
+    meter.settle(attempt)
     meter.pieces.append(USAGE[10:])
-    meter.settle(exchange)
+    meter.settle(attempt)
     assert meter.tail.endswith(USAGE)
     assert len(meter.tail) == min(TAIL, (count + 1) * size + len(USAGE))
-    meter.finish(exchange)
-    assert exchange.usage == Usage(4, 2)
-    assert exchange.response_bytes == (count + 1) * size + len(USAGE)
+    meter.finish(attempt)
+    assert attempt.usage == Usage(4, 2)
+    assert attempt.response_bytes == (count + 1) * size + len(USAGE)
 
 
 def test_what_came_is_counted_once_however_often_it_is_settled() -> None:
-    exchange, meter = exchange_of(), Meter()
+    attempt, meter = attempt_of(), Meter()
     meter.pieces += [b"ab", b"cd"]
     meter.marks += [OPENED, CLOSED, OPENED]
-    meter.settle(exchange)
-    meter.settle(exchange)
-    assert (exchange.response_bytes, exchange.chunks) == (4, 1)
+    meter.settle(attempt)
+    meter.settle(attempt)
+    assert (attempt.response_bytes, attempt.chunks) == (4, 1)
     meter.marks += [CLOSED, OPENED, CLOSED]
-    meter.finish(exchange)
-    assert (exchange.response_bytes, exchange.chunks) == (4, 2)
+    meter.finish(attempt)
+    assert (attempt.response_bytes, attempt.chunks) == (4, 2)
 
 
 def test_reads_are_counted_where_there_are_no_chunks() -> None:
-    exchange, meter = exchange_of(), Meter()
+    attempt, meter = attempt_of(), Meter()
     meter.pieces.append(b"ab")
-    meter.settle(exchange)
+    meter.settle(attempt)
     meter.pieces.append(b"cd")
-    meter.finish(exchange)
-    assert (exchange.response_bytes, exchange.chunks) == (4, 2)
+    meter.finish(attempt)
+    assert (attempt.response_bytes, attempt.chunks) == (4, 2)
 
 
 def test_nothing_of_an_answer_is_left_for_the_next_one() -> None:
     meter = Meter()
     meter.pieces.append(USAGE)
     meter.marks += [OPENED, CLOSED, OPENED, CLOSED]
-    meter.finish(exchange_of())
+    meter.finish(attempt_of())
     assert (meter.pieces, meter.marks, meter.tail) == ([], [], b"")
-    exchange = exchange_of()
-    meter.finish(exchange)
-    assert (exchange.usage, exchange.response_bytes, exchange.chunks) == (None, 0, 0)
+    attempt = attempt_of()
+    meter.finish(attempt)
+    assert (attempt.usage, attempt.response_bytes, attempt.chunks) == (None, 0, 0)
 
 
 def test_the_id_of_a_stored_response_is_looked_for_in_its_beginning_only() -> None:
-    exchange, meter = exchange_of("/v1/responses"), Meter()
+    attempt, meter = attempt_of("/v1/responses"), Meter()
     meter.pieces.append(b'{"id":"res')
-    meter.settle(exchange)
+    meter.settle(attempt)
     meter.pieces.append(b'p_7","x":1' + b" " * 20_000)
-    meter.settle(exchange)
-    assert exchange.response_id == "resp_7"
-    late, meter = exchange_of("/v1/responses"), Meter()
+    meter.settle(attempt)
+    assert attempt.response_id == "resp_7"
+    late, meter = attempt_of("/v1/responses"), Meter()
     meter.pieces.append(b"x" * 20_000)
     meter.settle(late)
     meter.pieces.append(b'{"id":"resp_8"}')
@@ -91,8 +91,8 @@ def test_the_id_of_a_stored_response_is_looked_for_in_its_beginning_only() -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_usage_of_a_stream_stands_in_its_last_events_and_that_of_json_before_what_is_long(stream: bool) -> None:
-    exchange, meter = exchange_of(), Meter()
-    exchange.request = replace(exchange.request, stream=stream)
+    attempt, meter = attempt_of(), Meter()
+    attempt.request = replace(attempt.request, stream=stream)
     meter.pieces += [b"data: {" + USAGE, b"\n\n" if stream else b',"prompt_logprobs":' + b"0" * 5_000]
-    meter.finish(exchange)
-    assert exchange.usage == Usage(4, 2)
+    meter.finish(attempt)
+    assert attempt.usage == Usage(4, 2)

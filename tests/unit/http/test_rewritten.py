@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.exchange import Ending, Usage
+from proxy.core.attempt import Ending, Usage
 from proxy.http import rewritten
 from proxy.http.framing import chunk
 from tests.helpers.examples import examples
@@ -46,8 +46,8 @@ def test_a_whole_answer_has_the_asked_name_and_the_length_that_goes_with_it(size
     seen = outcome.seen()
     assert seen.body == body.replace(b'"id":"1","model":"m"', b'"id":"1","model":"org/gpt-4o"')
     assert b"x-engine: yes" in outcome.raw
-    assert outcome.exchange.ending is Ending.COMPLETE
-    assert outcome.exchange.usage == Usage(7, 3)
+    assert outcome.attempt.ending is Ending.COMPLETE
+    assert outcome.attempt.usage == Usage(7, 3)
     assert outcome.reused
 
 
@@ -92,7 +92,7 @@ def test_every_event_has_the_asked_name(made: Answer, data: st.DataObject, speak
     raw = streamed(made.asked if asks else made.plain)
     outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, asked=ASKED)
     assert outcome.seen().body == said(made.plain)
-    assert outcome.exchange.ending is Ending.COMPLETE
+    assert outcome.attempt.ending is Ending.COMPLETE
 
 
 @MANY

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.exchange import Ending, Usage
+from proxy.core.attempt import Ending, Usage
 from proxy.http.framing import chunk
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
@@ -84,7 +84,7 @@ def test_in_any_reads_the_client_gets_the_bytes_of_a_stream_that_was_not_asked(
     plain = play([SSE_HEAD + chunked(given.plain)], "open", speaks_11)
     asked = play(data.draw(reads(SSE_HEAD + chunked(given.asked))), "open", speaks_11, asks_usage=True)
     assert asked.raw == plain.raw
-    assert (asked.exchange.ending, asked.exchange.usage) == (Ending.COMPLETE, Usage(7, 3))
+    assert (asked.attempt.ending, asked.attempt.usage) == (Ending.COMPLETE, Usage(7, 3))
     assert asked.reused
 
 
@@ -102,7 +102,7 @@ def test_events_that_lie_across_chunks_or_in_none_mean_the_same(
     asked = play(data.draw(reads(raw)), "closed" if closes else "open", speaks_11, asks_usage=True)
     seen = asked.seen()
     assert (seen.body, seen.ending) == (b"".join(given.plain), "complete")
-    assert asked.exchange.usage == Usage(7, 3)
+    assert asked.attempt.usage == Usage(7, 3)
 
 
 @MANY
@@ -111,7 +111,7 @@ def test_a_cut_stream_has_whole_events_of_it_and_the_error(data: st.DataObject, 
     raw = SSE_HEAD + chunked(given.asked)
     kept = data.draw(st.integers(0, len(raw) - 1))
     cut = play(data.draw(reads(raw[:kept])), "reset", asks_usage=True)
-    assert cut.exchange.ending is Ending.UPSTREAM_FAILED
+    assert cut.attempt.ending is Ending.UPSTREAM_FAILED
     if not cut.raw:
         return
     seen = cut.seen()

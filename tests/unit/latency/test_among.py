@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Freshness, Metrics
-from proxy.core.exchange import Exchange
 from proxy.latency.among import ahead
 from proxy.latency.fleet import FleetModel
 from proxy.latency.work import Leg
@@ -20,7 +20,7 @@ class Divided(Pod):
     """Prompts take turns for a few tokens each, `per_token` seconds a token; answers end with their first token."""
 
     def play(self, requests: int, rate: float, most: int = 8000) -> None:
-        line: list[tuple[Exchange, Leg, float]] = []
+        line: list[tuple[Attempt, Leg, float]] = []
         arrival = self.now + self._random.expovariate(rate)
         while requests or line:
             if requests and (not line or arrival <= self.now):
@@ -29,23 +29,23 @@ class Divided(Pod):
                 requests -= 1
                 arrival += self._random.expovariate(rate)
                 continue
-            exchange, leg, left = line.pop(0)
+            attempt, leg, left = line.pop(0)
             self.now += min(TURN, left) * self.per_token
             if left > TURN:
-                line.append((exchange, leg, left - TURN))
+                line.append((attempt, leg, left - TURN))
             else:
-                self.finish(exchange, leg)
+                self.finish(attempt, leg)
         self.now += 1.0
         self.model.catch_up(self.now)
 
-    def begin(self, tokens: int) -> tuple[Exchange, Leg, float]:
+    def begin(self, tokens: int) -> tuple[Attempt, Leg, float]:
         self.endpoint.publish(Metrics(scraped_at=self.now, freshness=Freshness.FRESH), self.endpoint.load.requests)
         self.model.catch_up(self.now)
-        exchange = self.send(tokens)
-        return exchange, self.model.dispatch(exchange, tokens, tokens, self.now), tokens
+        attempt = self.send(tokens)
+        return attempt, self.model.dispatch(attempt, tokens, tokens, self.now), tokens
 
-    def finish(self, exchange: Exchange, leg: Leg) -> None:
-        answer(exchange, self.now)
+    def finish(self, attempt: Attempt, leg: Leg) -> None:
+        answer(attempt, self.now)
         self.endpoint.charge(-1, -int(leg.tokens))
         self.model.end(leg, self.now)
 

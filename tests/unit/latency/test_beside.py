@@ -4,8 +4,8 @@ from heapq import heappop, heappush
 
 import pytest
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Freshness, Metrics
-from proxy.core.exchange import Exchange
 from proxy.latency.beside import Beside
 from proxy.latency.fleet import FleetModel
 from proxy.latency.rates import Rates
@@ -22,20 +22,20 @@ class SideBySide(Pod):
 
     def play(self, requests: int, rate: float, most: int = 8000) -> None:
         """At random times; answers end with their first token."""
-        ends: list[tuple[float, int, Exchange, Leg]] = []
+        ends: list[tuple[float, int, Attempt, Leg]] = []
         free = self.now
         for at in range(requests):
             arrival = self.now + self._random.expovariate(rate)
             self.finish(ends, arrival)
             self.now = arrival
             tokens = self._random.randrange(100, most)
-            exchange = self.send(tokens)
+            attempt = self.send(tokens)
             self.model.catch_up(self.now)
-            leg = self.model.dispatch(exchange, tokens, tokens, self.now)
+            leg = self.model.dispatch(attempt, tokens, tokens, self.now)
             start = self.now if len(ends) < self.places else sorted(ends)[-self.places][0]
             takes = self.takes(tokens)
             free = max(free, start) + self.in_turn * takes
-            heappush(ends, (max(free, start) + (1.0 - self.in_turn) * takes, at, exchange, leg))
+            heappush(ends, (max(free, start) + (1.0 - self.in_turn) * takes, at, attempt, leg))
             running = min(len(ends), self.places)
             scrape = Metrics(len(ends) - running, running, scraped_at=self.now, freshness=Freshness.FRESH)
             self.endpoint.publish(scrape, len(ends))
@@ -44,10 +44,10 @@ class SideBySide(Pod):
         self.endpoint.publish(Metrics(scraped_at=self.now, freshness=Freshness.FRESH), 0)
         self.model.catch_up(self.now)
 
-    def finish(self, ends: list[tuple[float, int, Exchange, Leg]], until: float) -> None:
+    def finish(self, ends: list[tuple[float, int, Attempt, Leg]], until: float) -> None:
         while ends and ends[0][0] <= until:
-            self.now, _, exchange, leg = heappop(ends)
-            answer(exchange, self.now)
+            self.now, _, attempt, leg = heappop(ends)
+            answer(attempt, self.now)
             self.endpoint.charge(-1, -int(leg.tokens))
             self.model.end(leg, self.now)
 
@@ -126,8 +126,8 @@ def test_a_pod_that_turns_to_another_form_is_found_out() -> None:
 def test_answers_that_are_not_streamed_wait_their_time_whatever_the_form() -> None:
     pod = SideBySide()
     pod.play(200, rate=4.0)
-    exchange = pod.send(8000, stream=False)
-    pod.model.dispatch(exchange, 8000, 8000, pod.now)
+    attempt = pod.send(8000, stream=False)
+    pod.model.dispatch(attempt, 8000, 8000, pod.now)
     pod.model.catch_up(pod.now + 0.1)
     assert len(pod.model.legs) == 1
 

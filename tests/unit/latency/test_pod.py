@@ -1,7 +1,7 @@
 import pytest
 
+from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
-from proxy.core.exchange import Ending, Usage
 from proxy.latency.fleet import FleetModel
 from tests.helpers.latency.pods import Pod, answer
 
@@ -89,9 +89,9 @@ def test_a_first_token_corrects_what_was_thought_to_be_left() -> None:
 def test_a_leg_that_fails_leaves_the_queue_and_teaches_nothing() -> None:
     pod = Pod()
     before = pod.ttft(1000, 0.0)
-    exchange = pod.send(100_000)
-    leg = pod.model.dispatch(exchange, 100_000, 100_000, 0.0)
-    exchange.ending = Ending.UPSTREAM_FAILED
+    attempt = pod.send(100_000)
+    leg = pod.model.dispatch(attempt, 100_000, 100_000, 0.0)
+    attempt.ending = Ending.UPSTREAM_FAILED
     pod.endpoint.charge(-1, -100_000)
     pod.model.end(leg, 30.0)
     pod.model.catch_up(30.0)
@@ -104,10 +104,10 @@ def test_an_error_that_comes_at_once_does_not_make_a_pod_look_fast() -> None:
     pod = Pod()
     pod.work(60)
     for _ in range(20):
-        exchange = pod.send(8000)
-        leg = pod.model.dispatch(exchange, 8000, 8000, pod.now)
-        answer(exchange, pod.now + 0.001)
-        exchange.status = 500
+        attempt = pod.send(8000)
+        leg = pod.model.dispatch(attempt, 8000, 8000, pod.now)
+        answer(attempt, pod.now + 0.001)
+        attempt.status = 500
         pod.endpoint.charge(-1, -8000)
         pod.now += 0.01
         pod.model.end(leg, pod.now)
@@ -130,10 +130,10 @@ def test_a_slow_pod_is_found_out_by_answers_that_are_not_streamed() -> None:
     quick, slow = Pod(fleet), Pod(fleet, fixed=0.06, per_token=300e-6)
     for pod in (quick, slow):
         for _ in range(20):
-            exchange = pod.send(4000, stream=False)
-            leg = pod.model.dispatch(exchange, 4000, 4000, pod.now)
+            attempt = pod.send(4000, stream=False)
+            leg = pod.model.dispatch(attempt, 4000, 4000, pod.now)
             pod.now += pod.takes(4000)
-            answer(exchange, pod.now)
+            answer(attempt, pod.now)
             pod.endpoint.charge(-1, -4000)
             pod.model.end(leg, pod.now)
             pod.now += 0.5
@@ -147,8 +147,8 @@ def test_prompts_answered_by_the_same_step_are_one_observation() -> None:
         sent = [pod.send(200) for _ in range(4)]
         legs = [pod.model.dispatch(one, 200, 200, pod.now) for one in sent]
         pod.now += 0.1
-        for exchange, leg in zip(sent, legs, strict=True):
-            answer(exchange, pod.now)
+        for attempt, leg in zip(sent, legs, strict=True):
+            answer(attempt, pod.now)
             pod.endpoint.charge(-1, -200)
             pod.model.end(leg, pod.now)
         pod.now += 0.5
@@ -161,12 +161,12 @@ def test_the_pace_of_answers_is_learnt_with_how_it_grows() -> None:
     for running in [1, 8] * 60:
         sent = [pod.send(10) for _ in range(running)]
         legs = [pod.model.dispatch(one, 10, 10, pod.now) for one in sent]
-        for exchange in sent:
-            exchange.status, exchange.first_byte_at = 200, pod.now
+        for attempt in sent:
+            attempt.status, attempt.first_byte_at = 200, pod.now
         pod.model.catch_up(pod.now)
         pod.now += 99 * (0.010 + 0.001 * running)
-        for exchange, leg in zip(sent, legs, strict=True):
-            exchange.last_byte_at, exchange.ending, exchange.usage = pod.now, Ending.COMPLETE, Usage(10, 100)
+        for attempt, leg in zip(sent, legs, strict=True):
+            attempt.last_byte_at, attempt.ending, attempt.usage = pod.now, Ending.COMPLETE, Usage(10, 100)
             pod.model.end(leg, pod.now)
         for _ in sent:
             pod.endpoint.charge(-1, -10)
@@ -235,18 +235,18 @@ def test_an_error_of_milliseconds_is_none() -> None:
 
 def test_what_is_not_streamed_waits_in_line_until_it_should_be_done() -> None:
     pod = Pod()
-    exchanges = [pod.send(5000, stream=False) for _ in range(3)]
-    for exchange in exchanges:
-        pod.model.dispatch(exchange, 5000, 5000, 0.0)
+    attempts = [pod.send(5000, stream=False) for _ in range(3)]
+    for attempt in attempts:
+        pod.model.dispatch(attempt, 5000, 5000, 0.0)
     waits = [pod.wait(at) for at in (0.0, 0.6, 1.2, 2.0)]
     assert waits == [pytest.approx(wait, abs=0.1) for wait in (1.5, 0.9, 0.3, 0.0)]
 
 
 def test_an_answer_that_is_not_streamed_ends_its_wait() -> None:
     pod = Pod()
-    exchange = pod.send(5000, stream=False)
-    leg = pod.model.dispatch(exchange, 5000, 5000, 0.0)
-    answer(exchange, 0.1)
+    attempt = pod.send(5000, stream=False)
+    leg = pod.model.dispatch(attempt, 5000, 5000, 0.0)
+    answer(attempt, 0.1)
     pod.endpoint.charge(-1, -5000)
     pod.model.end(leg, 0.1)
     assert not pod.model.legs

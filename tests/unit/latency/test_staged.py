@@ -2,25 +2,25 @@
 
 import pytest
 
+from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.core.exchange import Ending, Exchange, Stage
 from proxy.latency.fleet import FleetModel
 from proxy.latency.pod import BEHIND
 from proxy.latency.work import Leg
 from tests.helpers.latency.pods import Pod, answer
 
 
-def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Exchange, Leg]:
+def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Leg]:
     """A leg that was sent now; of a prefill nothing streams."""
-    exchange = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
-    exchange.stage, exchange.answers = stage, stage is not Stage.PREFILL
+    attempt = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
+    attempt.stage, attempt.answers = stage, stage is not Stage.PREFILL
     uncached = 0 if stage is Stage.DECODE else tokens
-    return exchange, pod.model.dispatch_stage(exchange, uncached, tokens, pod.now)
+    return attempt, pod.model.dispatch_stage(attempt, uncached, tokens, pod.now)
 
 
-def finish(pod: Pod, begun: tuple[Exchange, Leg]) -> None:
-    exchange, leg = begun
-    exchange.ending = Ending.COMPLETE
+def finish(pod: Pod, begun: tuple[Attempt, Leg]) -> None:
+    attempt, leg = begun
+    attempt.ending = Ending.COMPLETE
     pod.endpoint.charge(-1, 0)
     pod.model.end(leg, pod.now)
 
@@ -187,7 +187,7 @@ class TestDelay:
         pod = self.pod()
         (answering, _), (computed, _) = begin(pod, Stage.DECODE, 4000), begin(pod, Stage.PREFILL, 4000)
         pod.now += 1.0
-        for exchange in (answering, computed):
-            exchange.status, exchange.first_byte_at = 200, pod.now
+        for attempt in (answering, computed):
+            attempt.status, attempt.first_byte_at = 200, pod.now
         pod.model.catch_up(pod.now)
         assert pod.model.delay(4000, 4000) == pytest.approx(0.4, rel=0.2)

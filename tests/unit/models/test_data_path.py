@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from proxy.core import params
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, QueueFull, UnknownModel
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest
 from proxy.fleet.settings import PodSettings
 from proxy.models.resolver import Resolver
@@ -38,8 +38,8 @@ def world() -> World:
     return made
 
 
-async def refused_but_by_z(exchange: Exchange) -> None:
-    await (good if exchange.endpoint.name == "z" else refused)(exchange)
+async def refused_but_by_z(attempt: Attempt) -> None:
+    await (good if attempt.endpoint.name == "z" else refused)(attempt)
 
 
 async def test_the_pod_is_told_of_and_so_is_its_model() -> None:
@@ -58,7 +58,7 @@ async def test_pods_that_all_fail_are_followed_by_those_of_the_next_model() -> N
     it = world()
     *failed, last = await it.serve(refused_but_by_z, call=asking("gpt"))
     assert {leg.endpoint.name for leg in failed} == {"a", "b"}
-    assert (last.endpoint.name, last.request.model, last.attempt) == ("z", "n", 0)
+    assert (last.endpoint.name, last.request.model, last.number) == ("z", "n", 0)
     it.assert_that_nothing_is_left()
 
 
@@ -110,7 +110,7 @@ class Door:
         assert self.inside == 1
         return endpoints
 
-    def sent(self, exchange: Exchange) -> None:
+    def sent(self, attempt: Attempt) -> None:
         assert self.inside == 1
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:

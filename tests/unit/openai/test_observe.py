@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.exchange import Usage
+from proxy.core.attempt import Usage
 from proxy.openai.observe import response_id_from, usage_from
 from proxy.openai.parse import GENERATE
 

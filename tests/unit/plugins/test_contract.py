@@ -29,7 +29,7 @@ from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
 from proxy.prefix.keys import PREFIX_MATCH
 from proxy.scheduling.reference import reference
-from tests.helpers.plugins.situations import REGISTRY, RUN, Held, exchange, make, pod, request, scored
+from tests.helpers.plugins.situations import REGISTRY, RUN, Held, attempt, make, pod, request, scored
 
 LABELS = ["", "0-100", "50-5000", "junk"]
 
@@ -124,7 +124,7 @@ class TestEveryPlugin:
     def test_it_takes_the_place_of_another_that_was_at_work(self, cls: type[Plugin]) -> None:
         first, second = instance(cls), instance(cls)
         asked, target = request(tokens=500), pod("a")
-        leg = exchange(asked, target, pod("b"))
+        leg = attempt(asked, target, pod("b"))
         if PreRequest in points_of(cls):
             first.pre_request(leg, target)
         second.adopt(first)
@@ -284,7 +284,7 @@ class TestEveryoneWhoKnowsPods:
     async def test_a_removed_pod_may_be_unknown_and_comes_back_as_a_stranger(self, cls: type[Plugin]) -> None:
         made, a, b = instance(cls), pod("a"), pod("b")
         made.endpoint_removed(a)
-        leg = exchange(request(100, x_session_id="s"), a, b)
+        leg = attempt(request(100, x_session_id="s"), a, b)
         if stands_at(cls, PreRequest):
             made.pre_request(leg, a)
         if stands_at(cls, PostResponse):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.decision import Decision
-from proxy.core.exchange import Ending, Exchange, Stage
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.latency.keys import LATENCY, STAGE_COSTS
 from proxy.latency.transfer import Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
-from tests.helpers.plugins.situations import RUN, Foretold, Held, exchange, fault, make, pod, request
+from tests.helpers.plugins.situations import RUN, Foretold, Held, attempt, fault, make, pod, request
 
 DECODE, PREFILL, OTHER = pod("decode"), pod("prefill"), pod("other")
 
@@ -150,7 +150,7 @@ class TestPredictedLatency:
         asked.state.write(LATENCY, forecast)
         decider.decode_cost(forecast, asked, OTHER)
         decider.clock.advance(1_000.0)
-        sent = exchange(asked, OTHER, profile="decode")
+        sent = attempt(asked, OTHER, profile="decode")
         sent.charge = (5_000, 0)  # 5 s of work, in a memory of 10 s, all of which was seen
         decider.pre_request(sent, OTHER)
         idle, busy = (decider.decode_cost(forecast, asked, pod) - 0.03 for pod in (DECODE, OTHER))
@@ -180,8 +180,8 @@ class TestWhatTransfersTake:
     def split(self, decider: Any, tokens: int, seconds: float, **changes: Any) -> None:
         """A request of which the prompt is ready after 1 s, and the answer begins `seconds` later."""
         asked = replace(asking(tokens), stream=changes.get("stream", True))
-        answering = exchange(asked, DECODE, profile="decode")
-        computing = Exchange(replace(asked, stream=False), Decision(PREFILL), PREFILL, 0, 0.0)
+        answering = attempt(asked, DECODE, profile="decode")
+        computing = Attempt(replace(asked, stream=False), Decision(PREFILL), PREFILL, 0, 0.0)
         answering.stage, computing.stage = Stage.DECODE, Stage.PREFILL
         decider.pre_request(answering, DECODE)
         decider.pre_request(computing, PREFILL)
@@ -218,7 +218,7 @@ class TestWhatTransfersTake:
         assert decider.transfer.seconds(1000) == pytest.approx(0.03)
 
     def test_an_answer_without_a_prefill_leg_shows_nothing(self) -> None:
-        decider, answering = make("predicted-latency-pd-decider"), exchange(replace(asking(9), stream=True), DECODE)
+        decider, answering = make("predicted-latency-pd-decider"), attempt(replace(asking(9), stream=True), DECODE)
         answering.stage, answering.first_byte_at = Stage.DECODE, 1.0
         answering.status, answering.ending = 200, Ending.COMPLETE
         decider.post_response(answering, DECODE)

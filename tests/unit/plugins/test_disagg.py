@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from proxy.core import wiring
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.clock import ManualClock
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import Invalid
 from proxy.core.plugin import Decider, PairDecider, Plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
@@ -302,7 +302,7 @@ class TestLoad:
         estimate = make("inflight-load-producer", addEstimatedOutputTokens=True)
         await estimate.produce(asked, ())
         computes, answers, idle = pod("computes"), pod("answers"), pod("idle")
-        legs = [Exchange(asked, Decision(one), one, 0, 0.0) for one in (answers, computes)]
+        legs = [Attempt(asked, Decision(one), one, 0, 0.0) for one in (answers, computes)]
         for leg, stage in zip(legs, (Stage.DECODE, Stage.PREFILL), strict=True):
             leg.stage = stage
             ledger.enter(leg)

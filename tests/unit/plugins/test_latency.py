@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
 from tests.helpers.examples import examples
-from tests.helpers.plugins.situations import RUN, Held, exchange, fault, make, pod, request
+from tests.helpers.plugins.situations import RUN, Held, attempt, fault, make, pod, request
 
 STEP = 0.01
 PER_TOKEN = 100e-6
@@ -34,14 +34,14 @@ class Fleet:
         self.pods = [pod(name) for name in names]
         self._slow = slow
         self._free = dict.fromkeys(self.pods, 0.0)
-        self._live: list[tuple[float, Exchange]] = []
+        self._live: list[tuple[float, Attempt]] = []
 
     async def scores(self, asked: InferenceRequest) -> dict[str, float]:
         await self.producer.produce(asked, self.pods)
         return dict(zip((one.name for one in self.pods), self.scorer.score(RUN, asked, self.pods), strict=True))
 
     def send(self, asked: InferenceRequest, target: Endpoint, cached: int = 0) -> None:
-        leg = exchange(asked, target)
+        leg = attempt(asked, target)
         leg.started_at = self.clock.now()
         uncached = asked.prompt.tokens - cached
         leg.charge = (uncached, 0)
@@ -151,7 +151,7 @@ async def test_a_pod_that_is_gone_is_forgotten_and_its_last_answer_harms_nobody(
 
 async def test_a_pod_that_no_producer_has_seen_is_not_waited_for() -> None:
     fleet = Fleet("a")
-    leg = exchange(streamed(10), fleet.pods[0])
+    leg = attempt(streamed(10), fleet.pods[0])
     fleet.producer.pre_request(leg, fleet.pods[0])
     fleet.producer.post_response(leg, fleet.pods[0])
 
@@ -348,8 +348,8 @@ def test_scores_are_in_0_to_1_and_cheaper_is_not_worse(costs: list[float], slo: 
 class TestStages:
     """Several pods serve one request."""
 
-    def begin(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Exchange:
-        leg = exchange(streamed(tokens), target)
+    def begin(self, fleet: Fleet, target: Endpoint, stage: Stage, tokens: int = 8000) -> Attempt:
+        leg = attempt(streamed(tokens), target)
         leg.stage, leg.answers = stage, stage is Stage.DECODE
         leg.started_at = fleet.clock.now()
         leg.charge = (0 if stage is Stage.DECODE else tokens, 0)

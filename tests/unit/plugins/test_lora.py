@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from proxy.core.attempt import Ending
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending
 from proxy.latency.keys import LATENCY
-from tests.helpers.plugins.situations import RUN, Foretold, exchange, make, pod, request
+from tests.helpers.plugins.situations import RUN, Foretold, attempt, make, pod, request
 
 POEMS = request(model="poems")
 
@@ -65,19 +65,19 @@ class TestRemember:
 
     def test_without_it_only_what_pods_report_counts(self) -> None:
         scorer, a = make("lora-affinity-scorer"), free("a")
-        scorer.pre_request(exchange(POEMS, a), a)
+        scorer.pre_request(attempt(POEMS, a), a)
         assert scorer.score(RUN, POEMS, [a]) == [0.8]
 
     def test_a_burst_that_no_scrape_has_seen_yet_stays_together(self) -> None:
         clock = ManualClock()
         scorer, a, b = self.scorer(clock), free("a"), free("b")
-        scorer.pre_request(exchange(POEMS, a, b), a)
+        scorer.pre_request(attempt(POEMS, a, b), a)
         assert scorer.score(RUN, POEMS, [a, b]) == [1.0, 0.8]
 
     def test_an_adapter_stays_loaded_for_a_while_after_its_last_request(self) -> None:
         clock = ManualClock()
         scorer, a = self.scorer(clock), free("a")
-        scorer.pre_request(exchange(POEMS, a), a)
+        scorer.pre_request(attempt(POEMS, a), a)
         clock.advance(59.0)
         assert scorer.score(RUN, POEMS, [a]) == [1.0]
         clock.advance(1.0)
@@ -87,13 +87,13 @@ class TestRemember:
         scorer, a = self.scorer(ManualClock()), free("a")
         for model in ("poems", "x", "y"):
             asked = request(model=model)
-            scorer.pre_request(exchange(asked, a), a)
+            scorer.pre_request(attempt(asked, a), a)
         assert scorer.score(RUN, POEMS, [a]) == [0.0]
 
     def test_what_was_sent_since_the_last_scrape_takes_room(self) -> None:
         clock = ManualClock(10.0)
         scorer, a = self.scorer(clock), pod("a", max_active_models=1, scraped_at=5.0)
-        scorer.pre_request(exchange(request(model="x"), a), a)
+        scorer.pre_request(attempt(request(model="x"), a), a)
         assert scorer.score(RUN, POEMS, [a]) == [0.0]
         a.publish(replace(a.metrics, scraped_at=11.0), 0)
         assert scorer.score(RUN, POEMS, [a]) == [0.8]
@@ -102,17 +102,17 @@ class TestRemember:
         clock = ManualClock()
         scorer, base = self.scorer(clock), request(model="base")
         a, b = free("a", scraped_at=2.0), free("b")
-        leg = exchange(base, a, b)
+        leg = attempt(base, a, b)
         scorer.pre_request(leg, a)
         assert scorer.score(RUN, base, [a, b]) == [1.0, 0.8]
         leg.first_byte_at, leg.last_byte_at, leg.status, leg.ending = 1.0, 3.0, 200, Ending.COMPLETE
         scorer.post_response(leg, a)
-        scorer.pre_request(exchange(base, a, b), a)
+        scorer.pre_request(attempt(base, a, b), a)
         assert scorer.score(RUN, base, [a, b]) == [0.8, 0.8]
 
     def test_an_adapter_that_was_named_while_it_ran_is_one(self) -> None:
         scorer, a = self.scorer(ManualClock()), having("a", scraped_at=2.0)
-        leg = exchange(POEMS, a)
+        leg = attempt(POEMS, a)
         scorer.pre_request(leg, a)
         leg.first_byte_at, leg.last_byte_at, leg.status, leg.ending = 1.0, 3.0, 200, Ending.COMPLETE
         scorer.post_response(leg, a)
@@ -121,6 +121,6 @@ class TestRemember:
 
     def test_a_pod_that_was_restarted_has_nothing_loaded(self) -> None:
         scorer, a = self.scorer(ManualClock()), free("a")
-        scorer.pre_request(exchange(POEMS, a), a)
+        scorer.pre_request(attempt(POEMS, a), a)
         scorer.endpoint_removed(a)
         assert scorer.score(RUN, POEMS, [a]) == [0.8]

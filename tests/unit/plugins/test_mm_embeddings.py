@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Stage
 from proxy.core.cycle_state import CycleState
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Stage
 from proxy.core.request import InferenceRequest
-from tests.helpers.plugins.situations import RUN, exchange, make, pod, request
+from tests.helpers.plugins.situations import RUN, attempt, make, pod, request
 
 KIND = "mm-embeddings-cache-producer"
 
@@ -28,7 +28,7 @@ class World:
         return scores
 
     async def send(self, endpoint: Endpoint, *pictures: str, stage: Stage = Stage.WHOLE) -> None:
-        leg = exchange(await self._asked(*pictures), endpoint)
+        leg = attempt(await self._asked(*pictures), endpoint)
         leg.stage = stage
         self.producer.pre_request(leg, endpoint)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.plugins.pickers.max_score import MaxScorePicker
-from tests.helpers.plugins.situations import RUN, exchange, fault, make, pod, request, scored
+from tests.helpers.plugins.situations import RUN, attempt, fault, make, pod, request, scored
 
 
 def firsts(picker: Any, candidates: Any, draws: int = 4000) -> Counter[str]:
@@ -111,7 +111,7 @@ class TestRoundRobin:
         sent = []
         for _ in range(count):
             ranked = [one.endpoint for one in picker.pick(RUN, request(), scored(pods))]
-            picker.pre_request(exchange(request(), *ranked), ranked[0])
+            picker.pre_request(attempt(request(), *ranked), ranked[0])
             sent.append(ranked[0].name)
         return "".join(sent)
 
@@ -132,13 +132,13 @@ class TestRoundRobin:
 
     def test_a_retry_is_no_turn(self) -> None:
         picker, (a, b) = make("round-robin-picker"), (pod("a"), pod("b"))
-        picker.pre_request(exchange(request(), b, a, attempt=1), b)
+        picker.pre_request(attempt(request(), b, a, number=1), b)
         assert self.send(picker, [a, b], 2) == "ab"
 
     def test_traffic_of_others_shifts_the_position_by_a_round_at_most(self) -> None:
         picker, (a, b) = make("round-robin-picker"), (pod("a"), pod("b"))
         for _ in range(1000):
-            picker.pre_request(exchange(request(), a, b), a)
+            picker.pre_request(attempt(request(), a, b), a)
         assert self.send(picker, [a, b], 12).count("a") >= 4
 
     def test_a_removed_pod_is_forgotten(self) -> None:

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY
 from proxy.plugins.producers.session_id import SESSION_ID
 from proxy.plugins.session_table import SessionTable
-from tests.helpers.plugins.situations import RUN, Foretold, exchange, fault, make, pod, request
+from tests.helpers.plugins.situations import RUN, Foretold, attempt, fault, make, pod, request
 
 BY_ID: dict[str, Any] = {"strategy": "session_id"}
 
@@ -45,18 +45,18 @@ class TestToken:
         assert scores(make("session-affinity-scorer"), asked, pod("a"), pod("b")) == [0.0, 0.0]
 
     def test_every_answer_carries_the_token_of_the_pod_that_gave_it(self) -> None:
-        leg = exchange(request(), pod("a"))
+        leg = attempt(request(), pod("a"))
         make("session-affinity-scorer").pre_request(leg, leg.endpoint)
         assert leg.response_headers == [("x-session-token", token("default/a"))]
 
     def test_filter_and_scorer_together_send_it_once(self) -> None:
-        leg = exchange(request(), pod("a"))
+        leg = attempt(request(), pod("a"))
         for kind in ("session-affinity-scorer", "session-affinity-filter"):
             make(kind).pre_request(leg, leg.endpoint)
         assert len(leg.response_headers) == 1
 
     def test_a_pod_with_a_namespace_keeps_it(self) -> None:
-        leg, asked = exchange(request(), pod("prod/a")), request(x_session_token=token("prod/a"))
+        leg, asked = attempt(request(), pod("prod/a")), request(x_session_token=token("prod/a"))
         scorer = make("session-affinity-scorer")
         scorer.pre_request(leg, leg.endpoint)
         assert leg.response_headers == [("x-session-token", token("prod/a"))]
@@ -69,7 +69,7 @@ class TestToken:
 
     def test_only_the_named_profile_gives_tokens(self) -> None:
         scorer = make("session-affinity-scorer", profileName="decode")
-        other, decode = exchange(request(), pod("a"), profile="x"), exchange(request(), pod("a"), profile="decode")
+        other, decode = attempt(request(), pod("a"), profile="x"), attempt(request(), pod("a"), profile="decode")
         for leg in (other, decode):
             scorer.pre_request(leg, leg.endpoint)
         assert (len(other.response_headers), len(decode.response_headers)) == (0, 1)
@@ -82,10 +82,10 @@ class TestStages:
         self, plugin: Any, asked: InferenceRequest, decode: Endpoint, *prefill: Endpoint
     ) -> list[tuple[str, str]]:
         """What the client is told."""
-        answering = Exchange(asked, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
+        answering = Attempt(asked, Decision(decode, (), "decode", prefill), decode, 0, 0.0)
         answering.stage = Stage.DECODE
         plugin.pre_request(answering, decode)
-        computing = Exchange(asked, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
+        computing = Attempt(asked, Decision(prefill[0], prefill[1:]), prefill[0], 0, 0.0)
         computing.stage, computing.answers = Stage.PREFILL, False
         plugin.pre_request(computing, prefill[0])
         assert computing.response_headers == []
@@ -112,7 +112,7 @@ class TestStages:
         self.split(plugin, asked, d, p, q)
         self.split(plugin, asked, d, q, p)
         assert kept(plugin, asked, q, p) == ["p"]
-        plugin.pre_request(exchange(asked, d, profile="decode"), d)  # it did all of one itself
+        plugin.pre_request(attempt(asked, d, profile="decode"), d)  # it did all of one itself
         assert kept(plugin, asked, q, p) == ["p"]
         self.split(plugin, asked, d, q)
         assert kept(plugin, asked, q, p) == ["q"]
@@ -123,31 +123,31 @@ class TestSessionId:
         plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
         assert kept(plugin, asked, a, b) == ["a", "b"]
         assert kept(plugin, asked, a, b) == ["a", "b"]
-        plugin.pre_request(exchange(asked, b, a), b)
+        plugin.pre_request(attempt(asked, b, a), b)
         assert kept(plugin, asked, a, b) == ["b"]
         assert kept(plugin, request(x_session_id="t"), a, b) == ["a", "b"]
         assert kept(plugin, request(), a, b) == ["a", "b"]
 
     def test_no_header_is_sent_back(self) -> None:
-        leg = exchange(request(x_session_id="s"), pod("a"))
+        leg = attempt(request(x_session_id="s"), pod("a"))
         make("session-affinity-filter", **BY_ID).pre_request(leg, leg.endpoint)
         assert leg.response_headers == []
 
     def test_a_session_moves_only_when_its_pod_is_no_candidate(self) -> None:
         plugin, asked, a, b = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
-        plugin.pre_request(exchange(asked, a, b), a)
-        plugin.pre_request(exchange(asked, b, a), b)
+        plugin.pre_request(attempt(asked, a, b), a)
+        plugin.pre_request(attempt(asked, b, a), b)
         assert scores(plugin, asked, a, b) == [1.0, 0.0]
-        plugin.pre_request(exchange(asked, b), b)
+        plugin.pre_request(attempt(asked, b), b)
         assert scores(plugin, asked, a, b) == [0.0, 1.0]
 
     def test_an_unused_session_is_forgotten_after_its_time(self) -> None:
         clock, a = ManualClock(), pod("a")
         plugin = make("session-affinity-scorer", clock=clock, **BY_ID, sessionIdConfig={"evictionTtlSeconds": 60})
         asked = request(x_session_id="s")
-        plugin.pre_request(exchange(asked, a), a)
+        plugin.pre_request(attempt(asked, a), a)
         clock.advance(59)
-        plugin.pre_request(exchange(asked, a), a)
+        plugin.pre_request(attempt(asked, a), a)
         clock.advance(59)
         assert scores(plugin, asked, a) == [1.0]
         clock.advance(1)
@@ -155,7 +155,7 @@ class TestSessionId:
 
     def test_a_removed_pod_is_forgotten(self) -> None:
         plugin, asked, a = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a")
-        plugin.pre_request(exchange(asked, a), a)
+        plugin.pre_request(attempt(asked, a), a)
         plugin.endpoint_removed(a)
         assert scores(plugin, asked, a) == [0.0]
 
@@ -165,7 +165,7 @@ class TestSessionId:
         assert plugin.requires == (SESSION_ID.of("mine"),)
         a, by_header, by_datum = pod("a"), request(x_chat="s"), request(x_chat="other")
         by_datum.state.write(SESSION_ID.of("mine"), "s")
-        plugin.pre_request(exchange(by_header, a), a)
+        plugin.pre_request(attempt(by_header, a), a)
         assert scores(plugin, by_datum, a) == [1.0]
 
     @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ class TestRebalance:
 
     def test_without_it_a_session_stays_however_busy_its_pod_is(self) -> None:
         plugin, asked, a, b = make("session-affinity-filter", **BY_ID), request(x_session_id="s"), pod("a"), pod("b")
-        plugin.pre_request(exchange(asked, a, b), a)
+        plugin.pre_request(attempt(asked, a, b), a)
         a.charge(1000, 1000)
         assert kept(plugin, asked, a, b) == ["a"]
 
@@ -197,12 +197,12 @@ class TestRebalance:
             pod("a"),
             pod("b"),
         )
-        plugin.pre_request(exchange(asked, a, b), a)
+        plugin.pre_request(attempt(asked, a, b), a)
         a.charge(4, 0)
         assert kept(plugin, asked, a, b) == ["a"]
         a.charge(1, 0)
         assert kept(plugin, asked, a, b) == ["a", "b"]
-        plugin.pre_request(exchange(asked, b, a), b)
+        plugin.pre_request(attempt(asked, b, a), b)
         a.charge(-5, 0)
         assert kept(plugin, asked, a, b) == ["b"]
 
@@ -213,7 +213,7 @@ class TestRebalance:
             pod("a"),
             pod("b"),
         )
-        plugin.pre_request(exchange(asked, a, b), a)
+        plugin.pre_request(attempt(asked, a, b), a)
         assert scores(plugin, asked, a, b) == [1.0, 0.0]
         a.charge(5, 0)
         assert scores(plugin, asked, a, b) == [0.0, 0.0]
@@ -234,7 +234,7 @@ class TestRebalance:
             pod("a"),
             pod("b"),
         )
-        plugin.pre_request(exchange(asked, a, b), a)
+        plugin.pre_request(attempt(asked, a, b), a)
         asked.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}, is_trusted=trusted))
         if trusted:
             a.charge(1000, 1000)
@@ -244,10 +244,10 @@ class TestRebalance:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
-            plugin.pre_request(exchange(asked, old, a, b), old)
+            plugin.pre_request(attempt(asked, old, a, b), old)
         update(old, state=EndpointState.DRAINING)
         assert kept(plugin, first, a, b) == ["a", "b"]
-        plugin.pre_request(exchange(first, b, a), b)
+        plugin.pre_request(attempt(first, b, a), b)
         assert kept(plugin, second, a, b) == ["b"]
         b.charge(5, 0)
         assert kept(plugin, second, a, b) == ["a", "b"]
@@ -256,9 +256,9 @@ class TestRebalance:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
-            plugin.pre_request(exchange(asked, old, a, b), old)
+            plugin.pre_request(attempt(asked, old, a, b), old)
         update(old, state=EndpointState.DRAINING)
-        plugin.pre_request(exchange(first, b, a), b)
+        plugin.pre_request(attempt(first, b, a), b)
         plugin.endpoint_removed(old)
         assert kept(plugin, second, a, b) == ["b"]
         plugin.endpoint_removed(b)
@@ -267,7 +267,7 @@ class TestRebalance:
     def test_a_pod_that_lost_its_memory_leaves_its_sessions_to_nobody(self) -> None:
         plugin, old, a = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a")
         asked = request(x_session_id="1")
-        plugin.pre_request(exchange(asked, old, a), old)
+        plugin.pre_request(attempt(asked, old, a), old)
         plugin.endpoint_removed(old)
         assert kept(plugin, asked, old, a) == ["old", "a"]
 
@@ -275,9 +275,9 @@ class TestRebalance:
         plugin, old, a, b = make("session-affinity-filter", **self.YIELDS), pod("old"), pod("a"), pod("b")
         first, second = request(x_session_id="1"), request(x_session_id="2")
         for asked in (first, second):
-            plugin.pre_request(exchange(asked, old, a, b), old)
+            plugin.pre_request(attempt(asked, old, a, b), old)
         update(old, state=EndpointState.DRAINING)
-        plugin.pre_request(exchange(first, b, a), b)
+        plugin.pre_request(attempt(first, b, a), b)
         plugin.endpoint_removed(b)
         plugin.endpoint_removed(old)
         assert kept(plugin, second, a) == ["a"]

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from proxy.core import wiring
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Metrics
-from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.params import Invalid
 from proxy.core.plugin import points_of
 from proxy.core.ports import Clock, InstanceName
@@ -40,30 +40,30 @@ async def produced(producer: ApproxPrefixCacheProducer, request: InferenceReques
     return match
 
 
-async def begin(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Exchange:
+async def begin(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Attempt:
     await produced(producer, request)
     return leg(producer, request, endpoint)
 
 
-def leg(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Exchange:
-    exchange = Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
-    producer.pre_request(exchange, endpoint)
-    return exchange
+def leg(producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint) -> Attempt:
+    attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
+    producer.pre_request(attempt, endpoint)
+    return attempt
 
 
 def end(
     producer: ApproxPrefixCacheProducer,
-    exchange: Exchange,
+    attempt: Attempt,
     ending: Ending = Ending.COMPLETE,
     status: int | None = 200,
     first_byte: bool = True,
     cached: int | None = None,
     said: int = 1,
 ) -> None:
-    exchange.ending, exchange.status = ending, status
-    exchange.first_byte_at = 1.0 if first_byte else None
-    exchange.usage = Usage(640, said, cached)
-    producer.post_response(exchange, exchange.endpoint)
+    attempt.ending, attempt.status = ending, status
+    attempt.first_byte_at = 1.0 if first_byte else None
+    attempt.usage = Usage(640, said, cached)
+    producer.post_response(attempt, attempt.endpoint)
 
 
 async def held(producer: ApproxPrefixCacheProducer, endpoint: Endpoint, request: InferenceRequest | None = None) -> int:
@@ -111,9 +111,9 @@ async def test_a_good_answer_teaches_which_pod_has_the_prompt(
 async def test_blocks_stay_if_the_pod_went_through_the_prompt(
     producer: ApproxPrefixCacheProducer, pod: Endpoint, ending: Ending, status: int | None, first_byte: bool, kept: int
 ) -> None:
-    exchange = await begin(producer, ask(), pod)
+    attempt = await begin(producer, ask(), pod)
     assert await held(producer, pod) == 10
-    end(producer, exchange, ending, status, first_byte)
+    end(producer, attempt, ending, status, first_byte)
     assert await held(producer, pod) == kept
 
 
@@ -126,11 +126,11 @@ async def test_models_and_salts_do_not_see_each_other(producer: ApproxPrefixCach
 
 async def test_a_request_is_not_its_own_hit(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
     request = ask()
-    exchange = await begin(producer, request, pod)
+    attempt = await begin(producer, request, pod)
     match = request.state.read(PREFIX_MATCH)
     assert match is not None
     assert match.matched((pod,)) == [0]
-    assert exchange.predicted_cached_tokens == 0
+    assert attempt.predicted_cached_tokens == 0
 
 
 async def test_the_prediction_of_a_leg_is_what_was_there_before(
@@ -176,9 +176,9 @@ async def test_nothing_is_kept_of_legs_that_have_ended(producer: ApproxPrefixCac
 
 
 async def test_a_leg_without_hashes_is_left_alone(producer: ApproxPrefixCacheProducer, pod: Endpoint) -> None:
-    exchange = leg(producer, ask(), pod)
-    end(producer, exchange)
-    assert (exchange.predicted_cached_tokens, producer.index.pairs) == (None, 0)
+    attempt = leg(producer, ask(), pod)
+    end(producer, attempt)
+    assert (attempt.predicted_cached_tokens, producer.index.pairs) == (None, 0)
 
 
 @pytest.mark.parametrize("prompt", [Prompt(), Prompt((b"",))])
@@ -261,10 +261,10 @@ ANSWERED = SAID + b"assistant\n" + b"answer " * 150 + b"\nuser\n" + b"and then? 
 
 
 async def converse(producer: ApproxPrefixCacheProducer, pod: Endpoint, tokens: int = 260) -> None:
-    exchange = await begin(producer, ask(SAID), pod)
-    exchange.ending, exchange.status, exchange.first_byte_at = Ending.COMPLETE, 200, 1.0
-    exchange.usage = Usage(225, tokens)
-    producer.post_response(exchange, pod)
+    attempt = await begin(producer, ask(SAID), pod)
+    attempt.ending, attempt.status, attempt.first_byte_at = Ending.COMPLETE, 200, 1.0
+    attempt.usage = Usage(225, tokens)
+    producer.post_response(attempt, pod)
 
 
 async def test_the_next_turn_finds_the_answer_on_the_pod_that_gave_it(
@@ -294,9 +294,9 @@ async def test_an_answer_whose_reasoning_is_left_out_is_not_expected(
 async def test_without_usage_the_chunks_of_a_stream_tell_how_long_the_answer_was(
     producer: ApproxPrefixCacheProducer, pod: Endpoint
 ) -> None:
-    exchange = await begin(producer, ask(SAID), pod)
-    exchange.ending, exchange.status, exchange.chunks = Ending.COMPLETE, 200, 260
-    producer.post_response(exchange, pod)
+    attempt = await begin(producer, ask(SAID), pod)
+    attempt.ending, attempt.status, attempt.chunks = Ending.COMPLETE, 200, 260
+    producer.post_response(attempt, pod)
     assert await held(producer, pod, ask(ANSWERED)) > len(SAID) // BLOCK
 
 
@@ -334,13 +334,13 @@ async def counted(
     for number in range(8):
         request = ask()
         await produced(producer, request)
-        exchange = Exchange(request, Decision(pod), pod, 0, clock.now())
-        producer.pre_request(exchange, pod)
+        attempt = Attempt(request, Decision(pod), pod, 0, clock.now())
+        producer.pre_request(attempt, pod)
         clock.advance(0.1)
-        exchange.first_byte_at, exchange.status = clock.now(), 200
+        attempt.first_byte_at, attempt.status = clock.now(), 200
         if ending or number == 0:
-            exchange.ending = Ending.COMPLETE
-            producer.post_response(exchange, pod)
+            attempt.ending = Ending.COMPLETE
+            producer.post_response(attempt, pod)
     clock.advance(3)
     pod.publish(
         replace(
@@ -353,7 +353,7 @@ async def counted(
     )
     late = ask(b"something else" * 100)
     await produced(producer, late)
-    producer.pre_request(Exchange(late, Decision(pod), pod, 0, clock.now()), pod)
+    producer.pre_request(Attempt(late, Decision(pod), pod, 0, clock.now()), pod)
     await begin(producer, ask(b"and another" * 100), pod)
 
 
@@ -393,7 +393,7 @@ async def test_of_a_pod_without_counters_little_is_remembered(
         end(producer, await begin(producer, ask(b"x"), pod))
     request = ask()
     await produced(producer, request)
-    producer.pre_request(Exchange(request, Decision(pod), pod, 0, 100.0), pod)
+    producer.pre_request(Attempt(request, Decision(pod), pod, 0, 100.0), pod)
     assert not producer._windows[pod].ended
     producer.endpoint_removed(pod)
     assert not producer._windows
@@ -454,13 +454,13 @@ class TestStages:
 
     def leg(
         self, producer: ApproxPrefixCacheProducer, request: InferenceRequest, endpoint: Endpoint, stage: Stage
-    ) -> Exchange:
-        exchange = Exchange(request, Decision(endpoint), endpoint, 0, 0.0)
-        exchange.stage, exchange.answers = stage, stage is Stage.DECODE
-        producer.pre_request(exchange, endpoint)
-        return exchange
+    ) -> Attempt:
+        attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
+        attempt.stage, attempt.answers = stage, stage is Stage.DECODE
+        producer.pre_request(attempt, endpoint)
+        return attempt
 
-    async def split(self, producer: ApproxPrefixCacheProducer, *pods: Endpoint) -> list[Exchange]:
+    async def split(self, producer: ApproxPrefixCacheProducer, *pods: Endpoint) -> list[Attempt]:
         request = ask()
         await produced(producer, request)
         stages = (Stage.DECODE, Stage.PREFILL, Stage.ENCODE)

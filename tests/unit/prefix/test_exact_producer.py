@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from proxy.core import wiring
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.exchange import Ending, Exchange, Stage, Usage
 from proxy.core.kv import BlocksStored, KvSources
 from proxy.core.params import Invalid
 from proxy.core.ports import Clock, InstanceName, KvEvents, KvListener
@@ -69,16 +69,16 @@ def hold(producer: Any, endpoint: Endpoint, ids: Sequence[int] = IDS, first: int
     producer.index.told(endpoint, 0, [BlocksStored(names, None, tokens, SIZE)])
 
 
-def leg(producer: Any, asked: InferenceRequest, endpoint: Endpoint) -> Exchange:
-    exchange = Exchange(asked, Decision(endpoint), endpoint, 0, 0.0)
-    producer.pre_request(exchange, endpoint)
-    return exchange
+def leg(producer: Any, asked: InferenceRequest, endpoint: Endpoint) -> Attempt:
+    attempt = Attempt(asked, Decision(endpoint), endpoint, 0, 0.0)
+    producer.pre_request(attempt, endpoint)
+    return attempt
 
 
-def end(producer: Any, exchange: Exchange, cached: int | None = None, status: int = 200) -> None:
-    exchange.status, exchange.ending, exchange.first_byte_at = status, Ending.COMPLETE, 1.0
-    exchange.usage = Usage(100, 1, cached)
-    producer.post_response(exchange, exchange.endpoint)
+def end(producer: Any, attempt: Attempt, cached: int | None = None, status: int = 200) -> None:
+    attempt.status, attempt.ending, attempt.first_byte_at = status, Ending.COMPLETE, 1.0
+    attempt.usage = Usage(100, 1, cached)
+    producer.post_response(attempt, attempt.endpoint)
 
 
 async def test_the_match_is_what_the_pods_said() -> None:
@@ -97,21 +97,21 @@ async def test_a_prompt_without_token_ids_has_no_match() -> None:
     producer, asked, one = make(), request(None), pod()
     await producer.produce(asked, [one])
     assert asked.state.read(PREFIX_MATCH) is None
-    exchange = leg(producer, asked, one)
-    assert exchange.predicted_cached_tokens is None
-    end(producer, exchange, cached=5)
+    attempt = leg(producer, asked, one)
+    assert attempt.predicted_cached_tokens is None
+    end(producer, attempt, cached=5)
 
 
 async def test_siblings_of_a_request_on_its_way_go_after_it() -> None:
     producer, one, other, first, second = make(), pod("one"), pod("other"), request(), request()
     await producer.produce(first, [one, other])
-    exchange = leg(producer, first, one)
-    assert exchange.predicted_cached_tokens == 0
+    attempt = leg(producer, first, one)
+    assert attempt.predicted_cached_tokens == 0
     await producer.produce(second, [one, other])
     match = second.state.read(PREFIX_MATCH)
     assert match is not None
     assert match.matched([one, other]) == [6, 0]
-    end(producer, exchange, status=500)
+    end(producer, attempt, status=500)
     assert match.matched([one, other]) == [0, 0]
 
 
@@ -120,10 +120,10 @@ async def test_where_the_cache_is_to_come_from_another_pod_nothing_is_expected_b
     decode, *_ = pods = [pod("decode"), pod("prefill"), pod("encode")]
     producer.index.complete(decode, 0, True)
     await producer.produce(first, pods)
-    legs = [Exchange(first, Decision(one), one, 0, 0.0) for one in pods]
-    for exchange, stage in zip(legs, (Stage.DECODE, Stage.PREFILL, Stage.ENCODE), strict=True):
-        exchange.stage = stage
-        producer.pre_request(exchange, exchange.endpoint)
+    legs = [Attempt(first, Decision(one), one, 0, 0.0) for one in pods]
+    for attempt, stage in zip(legs, (Stage.DECODE, Stage.PREFILL, Stage.ENCODE), strict=True):
+        attempt.stage = stage
+        producer.pre_request(attempt, attempt.endpoint)
     await producer.produce(second, pods)
     match = second.state.read(PREFIX_MATCH)
     assert match is not None
@@ -153,9 +153,9 @@ async def test_a_pod_whose_answers_contradict_its_events_is_doubted_until_they_a
     for cached, sure in [(0, True), (0, True), (96, True), (0, True), (16, True), (0, False), (80, True)]:
         asked = request()
         await producer.produce(asked, [one])
-        exchange = leg(producer, asked, one)
-        assert exchange.predicted_cached_tokens == 96
-        end(producer, exchange, cached=cached)
+        attempt = leg(producer, asked, one)
+        assert attempt.predicted_cached_tokens == 96
+        end(producer, attempt, cached=cached)
         assert producer.index.is_sure(one) is sure
     assert caplog.text.count("reported 0 cached tokens where 96 were predicted") == 1
 
@@ -219,9 +219,9 @@ async def test_the_older_scorer_is_a_producer_too() -> None:
     assert scorer.score(ProfileRun("p"), asked, [one]) == [0.0]
     await scorer.produce(asked, [one, other])
     assert scorer.score(ProfileRun("p"), asked, [one, other]) == [0.5, 0.0]
-    exchange = leg(scorer, asked, other)
-    end(scorer, exchange)
-    assert exchange.predicted_cached_tokens == 0
+    attempt = leg(scorer, asked, other)
+    end(scorer, attempt)
+    assert attempt.predicted_cached_tokens == 0
 
 
 async def both(exact: PrecisePrefixCacheProducer, asked: InferenceRequest, guess: Guess | None, *pods: Endpoint) -> Any:
@@ -265,7 +265,7 @@ async def test_a_prompt_without_token_ids_is_matched_approximately_on_all_pods()
 async def test_its_prediction_is_the_one_that_is_reported() -> None:
     exact, one, asked = make(), pod(), request()
     await both(exact, asked, Guess(total=6, blocks=3), one)
-    exchange = leg(exact, asked, one)
-    assert exchange.predicted_cached_tokens == 0
-    make(ExactOrApproxPrefixCacheProducer).pre_request(exchange, one)
-    assert exchange.predicted_cached_tokens == 48
+    attempt = leg(exact, asked, one)
+    assert attempt.predicted_cached_tokens == 0
+    make(ExactOrApproxPrefixCacheProducer).pre_request(attempt, one)
+    assert attempt.predicted_cached_tokens == 48

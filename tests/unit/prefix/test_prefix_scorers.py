@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import wiring
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.decision import Decision, ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange, Stage
 from proxy.core.params import Invalid
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
@@ -85,7 +85,7 @@ def test_a_scorer_reads_the_producer_it_is_bound_to(cls: type[Scorer]) -> None:
 
 def send(scorer: NoHitLruScorer, request: InferenceRequest, endpoint: Endpoint) -> None:
     decision = Decision(endpoint, tuple(other for other in PODS if other is not endpoint))
-    scorer.pre_request(Exchange(request, decision, endpoint, 0, 0.0), endpoint)
+    scorer.pre_request(Attempt(request, decision, endpoint, 0, 0.0), endpoint)
 
 
 def no_hit(*used: Endpoint, size: int = 1024) -> NoHitLruScorer:
@@ -122,8 +122,8 @@ def test_only_the_order_among_the_candidates_counts() -> None:
 
 def test_each_stage_of_a_cold_request_counts_for_its_own_pod() -> None:
     scorer, request, (prefill, other, decode, another) = no_hit(), ask(0), PODS
-    answering = Exchange(request, Decision(decode, (another,), "decode", (prefill, other)), decode, 0, 0.0)
-    computing = Exchange(request, Decision(prefill, (other,)), prefill, 0, 0.0)
+    answering = Attempt(request, Decision(decode, (another,), "decode", (prefill, other)), decode, 0, 0.0)
+    computing = Attempt(request, Decision(prefill, (other,)), prefill, 0, 0.0)
     answering.stage, computing.stage = Stage.DECODE, Stage.PREFILL
     scorer.pre_request(answering, decode)
     scorer.pre_request(computing, prefill)

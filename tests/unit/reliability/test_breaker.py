@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
@@ -18,7 +19,6 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.exchange import Ending, Exchange
 from proxy.core.request import InferenceRequest
 from proxy.reliability.breaker import LEAVING, OPEN, PROBED, RESTING, UNREACHABLE, Breakers
 from proxy.reliability.deadline import HEADER
@@ -46,22 +46,22 @@ class World:
     def trust(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.discard(why)
 
-    def begin(self) -> Exchange:
-        exchange = Exchange(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
+    def begin(self) -> Attempt:
+        attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         if self.pod.is_watched:
-            self.breakers.began(exchange)
-        return exchange
+            self.breakers.began(attempt)
+        return attempt
 
     def end(
         self,
-        exchange: Exchange,
+        attempt: Attempt,
         error: BaseException | None = None,
         status: int | None = 200,
         ending: Ending = Ending.COMPLETE,
     ) -> None:
-        exchange.status = None if error else status
-        exchange.ending = Ending.UPSTREAM_FAILED if error else ending
-        self.breakers.ended(exchange, error)
+        attempt.status = None if error else status
+        attempt.ending = Ending.UPSTREAM_FAILED if error else ending
+        self.breakers.ended(attempt, error)
 
     def fail(self, times: int = 1, error: BaseException = FAILED) -> None:
         for _ in range(times):
@@ -142,19 +142,19 @@ def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
 ) -> None:
     world = World(failures=1)
     request = InferenceRequest("r", "/", "m", headers=limit, deadline=world.clock.now() + 0.1)
-    exchange = Exchange(request, Decision(world.pod), world.pod, 0, world.clock.now())
+    attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     world.clock.advance(0.1)
-    exchange.status, exchange.ending = None if error else 200, Ending.TIMED_OUT
-    world.breakers.ended(exchange, error)
+    attempt.status, attempt.ending = None if error else 200, Ending.TIMED_OUT
+    world.breakers.ended(attempt, error)
     assert world.state == state
 
 
 def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed() -> None:
     world = World(failures=1)
     request = InferenceRequest("r", "/", "m", headers={HEADER: "100000"}, deadline=world.clock.now() + 100)
-    exchange = Exchange(request, Decision(world.pod), world.pod, 0, world.clock.now())
-    exchange.ending = Ending.TIMED_OUT
-    world.breakers.ended(exchange, UpstreamTimedOut("no first byte within 30 s"))
+    attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
+    attempt.ending = Ending.TIMED_OUT
+    world.breakers.ended(attempt, UpstreamTimedOut("no first byte within 30 s"))
     assert world.state == "open"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Attempt
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
@@ -22,7 +23,6 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.models.resolver import anew
 from proxy.reliability.budget import MOST, RetryBudget
@@ -61,14 +61,14 @@ class World:
         )
         self.newcomers: list[Endpoint] = []
 
-    def first(self, text: bytes = b"hello", deadline: float = float("inf"), model: str = "m") -> Exchange:
+    def first(self, text: bytes = b"hello", deadline: float = float("inf"), model: str = "m") -> Attempt:
         request = InferenceRequest("r", "/", model, Prompt((text,)), deadline=deadline)
         target, *others = self.pods
-        return Exchange(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
+        return Attempt(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
 
-    async def journey(self, *errors: UpstreamFailed, exchange: Exchange | None = None) -> str:
+    async def journey(self, *errors: UpstreamFailed, attempt: Attempt | None = None) -> str:
         """The pods that are asked if each fails with the error in its place, and what comes of it at last."""
-        leg = exchange or self.first()
+        leg = attempt or self.first()
         names = leg.endpoint.name
         try:
             for error in errors:
@@ -78,7 +78,7 @@ class World:
             return f"{names} {type(error).__name__}"
         return names
 
-    def _others(self, exchange: Exchange, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
+    def _others(self, attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
         return [pod for pod in self.newcomers if pod not in tried]
 
     async def _alive(self, endpoint: Endpoint) -> bool:
@@ -113,7 +113,7 @@ async def test_who_has_a_stored_response_is_the_only_one_asked() -> None:
     leg = world.first()
     leg.decision = Decision(leg.endpoint)
     assert not world.failover.takes(leg, 503)
-    assert await world.journey(GARBLED, exchange=leg) == "aa"
+    assert await world.journey(GARBLED, attempt=leg) == "aa"
 
 
 async def test_attempts_are_pods_that_had_the_request() -> None:
@@ -156,7 +156,7 @@ async def test_who_took_the_request_and_is_silent_is_followed_while_there_is_tim
     assert await World().journey(late) == "ab"
     assert await World().journey(late, late, late) == "abc GatewayTimeout"
     world = World()
-    assert await world.journey(late, exchange=world.first(deadline=1000.0)) == "a GatewayTimeout"
+    assert await world.journey(late, attempt=world.first(deadline=1000.0)) == "a GatewayTimeout"
 
 
 async def test_silence_counts_as_504() -> None:
@@ -165,9 +165,9 @@ async def test_silence_counts_as_504() -> None:
 
 async def test_nobody_is_asked_when_the_client_would_not_wait_for_it() -> None:
     world = World(backoff=Backoff(1.0, 1.0))  # type: ignore[arg-type]
-    assert await world.journey(GARBLED, exchange=world.first(deadline=1000.3)) == "a GatewayTimeout"
+    assert await world.journey(GARBLED, attempt=world.first(deadline=1000.3)) == "a GatewayTimeout"
     assert world.slept == []
-    assert await world.journey(REFUSED, exchange=world.first(deadline=1000.3)) == "ab"
+    assert await world.journey(REFUSED, attempt=world.first(deadline=1000.3)) == "ab"
 
 
 async def test_what_is_not_listed_is_not_tried_again() -> None:
@@ -189,7 +189,7 @@ def test_a_404_is_for_the_client_unless_another_ready_pod_lists_the_model() -> N
     update(world.pods[2], models=frozenset({"m"}))
     assert world.failover.takes(world.first(), 404)
     assert not World("abc", attempts=1).failover.takes(world.first(), 404)
-    stored = Exchange(world.first().request, Decision(world.pods[0]), world.pods[0], 0, world.clock.now())
+    stored = Attempt(world.first().request, Decision(world.pods[0]), world.pods[0], 0, world.clock.now())
     assert not world.failover.takes(stored, 404)
     update(world.pods[2], state=EndpointState.EJECTED)
     assert not world.failover.takes(world.first(), 404)
@@ -270,13 +270,13 @@ async def test_what_failed_beside_a_leg_is_not_asked_after_it_and_may_have_died_
     first = world.first()
     other = world.failover.next_after(first)
     assert other is world.pods[1]
-    world.failover.failed_beside(first, Exchange(first.request, first.decision, other, 0, 0.0), REFUSED)
+    world.failover.failed_beside(first, Attempt(first.request, first.decision, other, 0, 0.0), REFUSED)
     assert world.failover.next_after(first) is world.pods[2]
     assert (await world.failover.following(first, REFUSED)).endpoint is world.pods[2]
 
     world.dead = "ab"
     second = world.first()
-    world.failover.failed_beside(second, Exchange(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
+    world.failover.failed_beside(second, Attempt(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
     with pytest.raises(SuspectedPoison):
         await world.failover.following(second, BROKE_OFF)
 
@@ -321,7 +321,7 @@ def beside(world: World, name: str, text: bytes = b"innocent") -> None:
     """Another request that the pod breaks off at this moment."""
     pod = next(pod for pod in world.pods if pod.name == name)
     request = world.first(text).request
-    world.failover.poison.broke_off(Exchange(request, Decision(pod), pod, 0, world.clock.now()))
+    world.failover.poison.broke_off(Attempt(request, Decision(pod), pod, 0, world.clock.now()))
 
 
 async def test_a_request_is_not_refused_for_two_pods_that_had_other_requests_too() -> None:
@@ -369,6 +369,6 @@ async def test_deaths_count_on_when_a_fallback_model_is_asked() -> None:
     world.dead = "ab"
     first = world.first()
     await world.failover.following(first, BROKE_OFF)
-    other = Exchange(anew(first.request), Decision(world.pods[1]), world.pods[1], 0, 1001.0)
+    other = Attempt(anew(first.request), Decision(world.pods[1]), world.pods[1], 0, 1001.0)
     with pytest.raises(SuspectedPoison):
         await world.failover.following(other, BROKE_OFF)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from proxy.core.attempt import Attempt
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.core.exchange import Exchange
 from proxy.core.request import InferenceRequest
 from proxy.reliability.liveness import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
 
@@ -29,7 +29,7 @@ class World:
         self.questions = 0
         self.woken = asyncio.Event()
         self.liveness = Liveness(STALL, self.clock, self, self._works, self._sleep)
-        self.exchange = Exchange(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
+        self.attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         self.scrape()
 
     def doubt(self, endpoint: Endpoint, why: str) -> None:
@@ -46,7 +46,7 @@ class World:
         self.pod.publish(metrics, 0)
 
     def look(self) -> str:
-        return self.liveness.given_up(self.exchange, self.exchange.started_at)
+        return self.liveness.given_up(self.attempt, self.attempt.started_at)
 
     def stand_still(self, seconds: int, progress: float = 7.0) -> str:
         why = ""
@@ -123,7 +123,7 @@ async def test_a_scrape_that_is_late_is_no_standstill(world: World) -> None:
 
 
 async def test_a_stream_that_has_begun_is_left_to_its_own_timeout(world: World) -> None:
-    world.exchange.first_byte_at = world.clock.now()
+    world.attempt.first_byte_at = world.clock.now()
     assert world.stand_still(40) == ""
     assert world.doubts == {STALLED}
 
@@ -171,4 +171,4 @@ async def test_an_answer_of_a_pod_that_is_gone_is_given_up_when_it_was_silent_fo
     assert world.look() == ""
     world.clock.advance(0.1)
     assert "gone" in world.look()
-    assert world.liveness.given_up(world.exchange, world.clock.now() - 1.0) == ""
+    assert world.liveness.given_up(world.attempt, world.clock.now() - 1.0) == ""

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
+from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
-from proxy.core.exchange import Stage
 from proxy.replay.engine import Counted, CountingEngine
 from proxy.replay.kvlane import Kvlane
 from proxy.replay.pods import VirtualPod

@@ -9,11 +9,11 @@ import pytest
 
 from proxy.access.gate import LimitsGate
 from proxy.access.settings import Limits
+from proxy.core.attempt import Attempt
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
-from proxy.core.exchange import Exchange
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import InferenceRequest
 from proxy.replicas.limits import SharedLimits
@@ -46,7 +46,7 @@ class Worker:
         """A request, from the gate to its end, that came to a pod."""
         request = self.request()
         async with self.gate.admit(request):
-            self.gate.sent(Exchange(request, Decision(POD), POD, 0, 0.0))
+            self.gate.sent(Attempt(request, Decision(POD), POD, 0, 0.0))
             yield
 
     async def ask(self) -> None:

@@ -59,7 +59,7 @@ class Peer:
                 self.index.take(other.number, kind, body)
 
 
-def exchange(*peers: Peer) -> None:
+def attempt(*peers: Peer) -> None:
     """Everything that was said reaches everybody."""
     for peer in peers:
         peer.hear(*(other for other in peers if other is not peer))
@@ -70,17 +70,17 @@ def exchange(*peers: Peer) -> None:
 def test_a_burst_of_siblings_is_seen_before_any_of_them_is_answered() -> None:
     here, there = Peer(1), Peer(2)
     here.reserve([1, 2, 3])
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3, 4]) == {"a": 3}
 
 
 def test_a_peer_remembers_what_was_confirmed_and_forgets_what_failed() -> None:
     here, there = Peer(1), Peer(2)
     good, bad = here.reserve([1, 2, 3]), here.reserve([1, 8, 9], "b")
-    exchange(here, there)
+    attempt(here, there)
     here.index.confirm(good)
     here.index.release(bad)
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3]) == {"a": 3}
     assert there.match([1, 8, 9]) == {"a": 1}
 
@@ -89,7 +89,7 @@ def test_a_peer_that_vanishes_takes_back_what_no_answer_confirmed() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2]))
     here.reserve([7, 8, 9])
-    exchange(here, there)
+    attempt(here, there)
     there.index.vanished(here.number)
     assert there.match([1, 2]) == {"a": 2}
     assert there.match([7, 8, 9]) == {}
@@ -103,7 +103,7 @@ def test_a_pod_that_lost_its_memory_is_forgotten_everywhere() -> None:
         reservation = here.reserve(chain)
         here.index.confirm(reservation)
         here.index.observe(reservation, 640, 0)
-    exchange(here, there)
+    attempt(here, there)
     assert here.match(chain) == there.match(chain) == {}
 
 
@@ -124,14 +124,14 @@ def test_an_index_of_another_configuration_is_not_touched() -> None:
     assert index_tag("approx", 64) != index_tag("approx", 128)
     here, there = Peer(1, index_tag("approx", 64)), Peer(2, index_tag("approx", 128))
     here.reserve([1, 2])
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2]) == {}
 
 
 def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
     here, third, joins = Peer(1), Peer(3), Peer(2)
     third.index.confirm(third.reserve([5, 6], "b"))
-    exchange(here, third)
+    attempt(here, third)
     here.index.confirm(here.reserve([1, 2, 3]))
     here.reserve([1, 2, 9])
     here.said.clear()
@@ -169,7 +169,7 @@ def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
     reservation = here.reserve([1, 2])
     here.index.confirm(reservation)
     del there.pods["a"]
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2]) == {}
 
 
@@ -189,10 +189,10 @@ def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() ->
     for turn in turns:
         reservation = here.reserve(turn)
         sizes.append(len(here.said[-1][1]))
-        exchange(here, there)
+        attempt(here, there)
         assert there.match(turn) == {"a": len(turn)}
         here.index.confirm(reservation)
-        exchange(here, there)
+        attempt(here, there)
     assert sizes[1] == sizes[2] == sizes[0] - 8 * (30 - 6)
     assert list(there.index.memory()) == list(here.index.memory())
     there.index.vanished(1)
@@ -204,39 +204,39 @@ def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     here.said.clear()
     here.reserve([1, 2, 3, 4])
-    exchange(here, joins)
+    attempt(here, joins)
     assert joins.match([1, 2, 3, 4]) == {}
     here.index.begin_anew()
     for body in here.index.in_flight():
         joins.index.take(1, Kind.MOVES, body)
     assert joins.match([1, 2, 3, 4]) == {"a": 4}
     here.reserve([1, 2, 3, 5])
-    exchange(here, joins)
+    attempt(here, joins)
     assert joins.match([1, 2, 3, 5]) == {"a": 4}
 
 
 def test_who_does_not_know_what_a_prompt_goes_on_from_knows_it_a_minute_later() -> None:
     here, forgetful = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
-    exchange(here, forgetful)
+    attempt(here, forgetful)
     forgetful.index.forget(forgetful.pods["a"])
     here.reserve([1, 2, 3, 4])
-    exchange(here, forgetful)
+    attempt(here, forgetful)
     assert forgetful.match([1, 2, 3, 4]) == {}
     here.clock.advance(ANEW)
     here.reserve([1, 2, 3, 5])
-    exchange(here, forgetful)
+    attempt(here, forgetful)
     assert forgetful.match([1, 2, 3, 5]) == {"a": 4}
 
 
 def test_a_pod_that_was_forgotten_is_told_whole_prompts() -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
-    exchange(here, there)
+    attempt(here, there)
     here.index.lost(here.pods["a"])
     here.index.forget(here.pods["a"])
     here.reserve([1, 2, 3, 4])
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3, 4]) == {"a": 4}
 
 
@@ -275,7 +275,7 @@ def test_what_begins_and_ends_within_a_batch_is_known_as_if_it_had_been_told_at_
     here.index.release(good)
     here.index.release(bad)
     here.index.confirm(here.reserve([1, 2, 3, 7]))
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3, 7]) == {"a": 4}
     assert there.match([4, 5, 6]) == {}
     assert list(there.index.memory()) == list(here.index.memory())
@@ -286,7 +286,7 @@ def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None
     here.index.confirm(here.reserve([1, 2, 3]))
     here.index.lost(here.pods["a"])
     here.index.confirm(here.reserve([4, 5, 6]))
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3]) == {}
     assert there.match([4, 5, 6]) == {"a": 3}
 
@@ -294,11 +294,11 @@ def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None
 def test_a_turn_that_goes_on_from_what_another_process_was_asked_is_told_from_there_on() -> None:
     here, there, third = Peer(1), Peer(2), Peer(3)
     here.index.confirm(here.reserve(list(range(1, 31))))
-    exchange(here, there, third)
+    attempt(here, there, third)
     there.reserve(list(range(1, 36)))
     ((_, body),) = there.said
     assert len(body) < 8 * 30
-    exchange(here, there, third)
+    attempt(here, there, third)
     assert third.match(list(range(1, 36))) == here.match(list(range(1, 36))) == {"a": 35}
 
 
@@ -306,22 +306,22 @@ def test_a_prompt_that_all_know_is_told_by_its_end() -> None:
     here, there = Peer(1), Peer(2)
     for _ in range(2):
         here.index.confirm(here.reserve(list(range(1, 31))))
-        exchange(here, there)
+        attempt(here, there)
     again = here.reserve(list(range(1, 31)))
     assert len(here.said[-1][1]) < 80
-    exchange(here, there)
+    attempt(here, there)
     here.index.confirm(again)
-    exchange(here, there)
+    attempt(here, there)
     assert list(there.index.memory()) == list(here.index.memory())
 
 
 def test_several_prompts_of_one_request_are_told_and_settled_together() -> None:
     here, there = Peer(1), Peer(2)
     reservation = here.index.reserve(([1, 2, 3], [], [1, 2, 9]), here.pods["a"], ROOM)
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 9]) == {"a": 3}
     here.index.release(reservation)
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3]) == there.match([1, 2, 9]) == {}
 
 
@@ -330,7 +330,7 @@ def test_peers_count_what_is_deep_alike() -> None:
     long = list(range(1, 161))
     here.index.confirm(here.reserve(long))
     here.index.confirm(here.reserve([*long[:100], 1000]))
-    exchange(here, there)
+    attempt(here, there)
     assert there.match(long) == here.match(long) == {"a": 512}
     assert there.index.blocks(there.pods["a"]) == here.index.blocks(here.pods["a"])
 
@@ -349,14 +349,14 @@ def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, 
         if what == "reserve":
             mine.append(peers[who].reserve(CHAINS[which % len(CHAINS)], NAMES[which % 2]))
         elif what == "say":
-            exchange(*peers)
+            attempt(*peers)
         elif mine:
             settle = getattr(peers[who].index, what)
             settle(mine.pop(which % len(mine)))
     for peer, mine in zip(peers, open_, strict=True):
         for reservation in mine:
             peer.index.confirm(reservation)
-    exchange(*peers)
+    attempt(*peers)
     for chain in CHAINS:
         assert peers[0].match(chain) == peers[1].match(chain) == peers[2].match(chain)
 
@@ -366,7 +366,7 @@ def test_what_a_pod_that_is_gone_was_sent_its_successor_is_not_taken_to_have() -
     reservation = here.reserve([1, 2, 3])
     here.index.forget(here.pods["a"])
     here.index.confirm(reservation)
-    exchange(here, there)
+    attempt(here, there)
     assert there.match([1, 2, 3]) == {}
 
 
@@ -384,12 +384,12 @@ def test_what_goes_on_from_the_middle_of_a_prompt_is_told_from_there_on() -> Non
     here, there = Peer(1), Peer(2)
     told = list(range(1, 41))
     here.index.confirm(here.reserve(told))
-    exchange(here, there)
+    attempt(here, there)
     here.index.confirm(here.reserve([*told, 50, 51]))
-    exchange(here, there)
+    attempt(here, there)
     other = [*told, 50, 61]
     here.reserve(other)
     ((_, body),) = here.said
     assert len(Moves.read(body).hashes[0]) == 8 * 3
-    exchange(here, there)
+    attempt(here, there)
     assert there.match(other) == {"a": 42}

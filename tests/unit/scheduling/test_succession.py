@@ -38,7 +38,7 @@ class Remembering(Scorer, PreRequest):
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         return [0.0] * len(endpoints)
 
-    def pre_request(self, exchange: Any, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Any, endpoint: Endpoint) -> None:
         self.seen.append(endpoint)
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Usage
 from proxy.core.identity import Identity
 from proxy.telemetry import line_writer, observer
 from proxy.telemetry.access_log import FIELDS, AccessLog, lines_of
@@ -64,9 +64,9 @@ async def test_a_request_is_one_line_with_everything_known_about_it() -> None:
     output = Output()
     world = World(log := log_to(output, clock=ManualClock(1.5)))
     world.clock.advance(1.5)
-    exchange = world.leg(world.fleet.add("pod-a"), attempt=1)
+    attempt = world.leg(world.fleet.add("pod-a"), number=1)
     async with log:
-        world.observer.request_ended(FakeCall(identity=Identity("k", "acme")), 200, Ending.COMPLETE, exchange)
+        world.observer.request_ended(FakeCall(identity=Identity("k", "acme")), 200, Ending.COMPLETE, attempt)
         world.observer.flush()
     assert output.lines == [
         {

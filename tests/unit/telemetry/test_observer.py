@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Ending, Usage
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending, Usage
 from proxy.telemetry import observer
 from proxy.telemetry.observer import BATCH
 from tests.helpers.telemetry.fakes import FakeCall, World
@@ -40,9 +40,9 @@ def test_a_whole_stream_is_counted_once_everywhere() -> None:
 
 def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
     world = World()
-    exchange = world.leg(world.fleet.add("pod-a"))
-    exchange.usage = None
-    world.observer.leg_ended(exchange)
+    attempt = world.leg(world.fleet.add("pod-a"))
+    attempt.usage = None
+    world.observer.leg_ended(attempt)
     seen = world.scrape()
     assert seen["kvlane_time_per_output_token_seconds_sum"]["sim",] == pytest.approx(1.0 / 20)
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 0}
@@ -51,12 +51,12 @@ def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
 @pytest.mark.parametrize("change", ["one token", "no stream", "no last byte"])
 def test_time_per_token_is_not_invented(change: str) -> None:
     world = World()
-    exchange = world.leg(world.fleet.add("pod-a"), stream=change != "no stream")
+    attempt = world.leg(world.fleet.add("pod-a"), stream=change != "no stream")
     if change == "one token":
-        exchange.usage = Usage(100, 1)
+        attempt.usage = Usage(100, 1)
     if change == "no last byte":
-        exchange.last_byte_at = None
-    world.observer.leg_ended(exchange)
+        attempt.last_byte_at = None
+    world.observer.leg_ended(attempt)
     assert world.scrape()["kvlane_time_per_output_token_seconds_count"] == {("sim",): 0}
 
 
@@ -97,11 +97,11 @@ def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Le
     for world in (together, alone):
         endpoint = world.fleet.add("pod-a")
         for model, stream, status, usage, last in given:
-            exchange = world.leg(endpoint, model, stream=stream)
-            exchange.status, exchange.usage, exchange.last_byte_at = status, usage, last
+            attempt = world.leg(endpoint, model, stream=stream)
+            attempt.status, attempt.usage, attempt.last_byte_at = status, usage, last
             if status is not None:
-                world.observer.first_byte(exchange)
-            world.observer.leg_ended(exchange)
+                world.observer.first_byte(attempt)
+            world.observer.leg_ended(attempt)
             if world is alone:
                 world.observer.flush()
     batch, single = together.scrape(), alone.scrape()
@@ -122,9 +122,9 @@ def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Le
 
 def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> None:
     world = World()
-    exchange = world.leg(world.fleet.add("pod-a"))
-    exchange.usage = Usage(100, 11, None)
-    world.observer.leg_ended(exchange)
+    attempt = world.leg(world.fleet.add("pod-a"))
+    attempt.usage = Usage(100, 11, None)
+    world.observer.leg_ended(attempt)
     seen = world.scrape()
     assert seen["kvlane_prefix_actual_prompt_tokens_total"] == {(): 0}
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
@@ -147,7 +147,7 @@ def test_a_second_leg_is_a_retry_and_both_legs_are_attempts() -> None:
     first = world.leg(world.fleet.add("pod-a"))
     first.status, first.ending = None, Ending.UPSTREAM_FAILED
     world.observer.leg_ended(first)
-    world.observer.leg_ended(world.leg(world.fleet.add("pod-b"), attempt=1))
+    world.observer.leg_ended(world.leg(world.fleet.add("pod-b"), number=1))
     seen = world.scrape()
     assert seen["kvlane_retries_total"] == {(): 1}
     assert seen["kvlane_attempts_total"] == {("upstream-failed", "pod-a"): 1, ("complete", "pod-b"): 1}

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.plugin import (
     DataProducer,
     Filter,
@@ -60,10 +60,10 @@ class Everything(DataProducer, Filter, Scorer, Picker, PreRequest, PostResponse)
         self.calls.append("pick")
         return scored
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         self.calls.append("pre_request")
 
-    def post_response(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
         self.calls.append("post_response")
 
 

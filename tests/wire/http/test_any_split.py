@@ -9,8 +9,8 @@ import aiohttp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import UpstreamFailed
-from proxy.core.exchange import Ending
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import Message, garbage, messages, reads
 from tests.helpers.http.oracle import HOP_BY_HOP, oracle
@@ -38,10 +38,10 @@ def is_whole(outcome: Outcome) -> bool:
 def test_a_valid_answer_means_the_same_in_any_reads(data: st.DataObject, message: Message, speaks_11: bool) -> None:
     outcome = play(data.draw(reads(message.raw)), "closed" if message.closes else "open", speaks_11)
     seen = outcome.seen()
-    assert outcome.exchange.ending is Ending.COMPLETE
+    assert outcome.attempt.ending is Ending.COMPLETE
     assert (seen.body, seen.ending) == (message.body, "complete")
-    assert outcome.exchange.response_bytes == len(message.body)
-    assert message.chunks in (None, outcome.exchange.chunks)
+    assert outcome.attempt.response_bytes == len(message.body)
+    assert message.chunks in (None, outcome.attempt.chunks)
     lines = message.raw[: message.head].split(b"\r\n\r\n")[-2].split(b"\r\n")
     kept = [line for line in lines[1:] if not line.lower().startswith((b"transfer-encoding", b"keep-alive"))]
     assert outcome.raw.partition(b"\r\n\r\n")[0].split(b"\r\n")[1 : 1 + len(kept)] == kept
@@ -56,7 +56,7 @@ def test_an_answer_that_is_cut_never_looks_whole(data: st.DataObject, message: M
     outcome = play(data.draw(reads(message.raw[:kept])), ending)
     if message.closes and kept >= message.head and ending == "closed":
         return  # nobody can tell
-    assert outcome.exchange.ending is Ending.UPSTREAM_FAILED
+    assert outcome.attempt.ending is Ending.UPSTREAM_FAILED
     assert not outcome.open
     if not outcome.raw:
         assert isinstance(outcome.error, UpstreamFailed)
@@ -85,7 +85,7 @@ def test_garbage_never_ends_cleanly(data: st.DataObject, noise: bytes, before: M
     raw = noise if before is None else before.raw[: data.draw(st.integers(0, len(before.raw) - 1))] + noise
     outcome = play(data.draw(reads(raw)), "reset")
     assert not outcome.open
-    if outcome.exchange.ending is Ending.COMPLETE:
+    if outcome.attempt.ending is Ending.COMPLETE:
         assert before is not None or noise.startswith(b"HTTP/1.")
         assert outcome.seen().ending == "complete"
     elif outcome.raw and is_whole(outcome):

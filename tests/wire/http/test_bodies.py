@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason, Saturated
-from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http.body import UNCOUNTED, Budget
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
@@ -551,7 +551,7 @@ async def test_an_upload_that_was_passed_on_is_not_sent_twice() -> None:
         answer = await client.answer()
         assert answer.startswith(b"HTTP/1.1 502 ")
         assert good.requests == []
-        assert port.exchange.ending is Ending.UPSTREAM_FAILED
+        assert port.attempt.ending is Ending.UPSTREAM_FAILED
 
 
 async def test_a_pod_that_declines_in_the_middle_of_an_upload_answers_the_client_itself() -> None:
@@ -619,4 +619,4 @@ async def test_a_client_that_leaves_in_its_upload_takes_the_pods_request_with_it
             client.leave()
         await asyncio.wait_for(gone.wait(), PATIENCE)
         await port.until_ended()
-        assert port.exchange.ending is Ending.CLIENT_GONE
+        assert port.attempt.ending is Ending.CLIENT_GONE

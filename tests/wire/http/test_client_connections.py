@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http import linger
 from proxy.http.hung_up import HungUp

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Ending
 from proxy.http.hung_up import HungUp
 from tests.helpers.http.support import (
     CHAT,
@@ -109,7 +109,7 @@ async def test_a_client_that_leaves_takes_the_pods_request_with_it(phase: Phase,
                 client.leave()
             await asyncio.wait_for(gone.wait(), CANCEL_WITHIN)
         ended = await port.until_ended()
-        assert port.exchange.ending is Ending.CLIENT_GONE
+        assert port.attempt.ending is Ending.CLIENT_GONE
         assert ended.outcome is Ending.CLIENT_GONE
 
 
@@ -126,11 +126,11 @@ async def test_a_client_that_leaves_while_the_pod_is_being_connected_ends_the_re
             async with rig(Endpoint("full", f"http://127.0.0.1:{number}"), timeouts=timeouts(connect=30)) as port:
                 async with port.client() as client:
                     client.send(post())
-                    await until(lambda: bool(port.gateway.exchanges))
+                    await until(lambda: bool(port.gateway.attempts))
                     client.leave()
                 ended = await port.until_ended()
                 assert (ended.status, ended.outcome) == (499, Ending.CLIENT_GONE)
-                assert port.exchange.ending is Ending.CLIENT_GONE
+                assert port.attempt.ending is Ending.CLIENT_GONE
         finally:
             for each in filling:
                 each.close()
@@ -187,7 +187,7 @@ async def test_a_client_that_does_not_read_makes_the_pod_stop_sending(framing: s
             while data := await client.reader.read(2**18):
                 left += len(data)
         assert left >= total
-        assert port.exchange.ending is Ending.COMPLETE
+        assert port.attempt.ending is Ending.COMPLETE
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 48 * 1024, "kilobytes"
 
@@ -207,7 +207,7 @@ async def test_a_stream_that_waits_for_its_client_has_not_stalled() -> None:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(body=STREAMED))
         await asyncio.sleep(0.5)
-        assert port.exchange.ending is None
+        assert port.attempt.ending is None
         client.reader._transport.resume_reading()  # type: ignore[attr-defined]
         seen = await client.until_closed()
         assert seen.ending == "complete"

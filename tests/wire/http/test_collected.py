@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed, UpstreamTimedOut
-from proxy.core.exchange import Ending, Exchange, Usage
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.http import collected
@@ -33,16 +33,16 @@ class Collecting:
     second: Endpoint
     seconds: float = 5.0
     headers: list[tuple[str, str]] = field(default_factory=list)
-    exchange: Exchange | None = None
+    attempt: Attempt | None = None
     body: bytes | None = None
     error: BaseException | None = None
 
     async def serve(self, call: Call, relay: Relay) -> None:
         request = InferenceRequest(call.id, call.path, "m", body=b'{"max_tokens":1}', headers=call.headers)
-        self.exchange = exchange = self._leg(request, self.first)
-        exchange.upstream_headers += self.headers
+        self.attempt = attempt = self._leg(request, self.first)
+        attempt.upstream_headers += self.headers
         try:
-            self.body = await relay.collect(exchange, self.seconds)
+            self.body = await relay.collect(attempt, self.seconds)
         except BaseException as error:
             self.error = error
             if not isinstance(error, UpstreamFailed):
@@ -52,8 +52,8 @@ class Collecting:
         except UpstreamFailed as error:
             raise BadGateway("nobody answered") from error
 
-    def _leg(self, request: InferenceRequest, pod: Endpoint) -> Exchange:
-        return Exchange(request, Decision(pod), pod, 0, SystemClock().now())
+    def _leg(self, request: InferenceRequest, pod: Endpoint) -> Attempt:
+        return Attempt(request, Decision(pod), pod, 0, SystemClock().now())
 
 
 @asynccontextmanager
@@ -85,10 +85,10 @@ async def test_the_answer_is_gathered_and_the_client_gets_only_the_next_one(raw:
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
         assert gateway.body == ANSWER
-        assert gateway.exchange is not None
-        assert gateway.exchange.ending is Ending.COMPLETE
-        assert gateway.exchange.status == 200
-        assert gateway.exchange.usage == Usage(9, 1)
+        assert gateway.attempt is not None
+        assert gateway.attempt.ending is Ending.COMPLETE
+        assert gateway.attempt.status == 200
+        assert gateway.attempt.usage == Usage(9, 1)
 
 
 async def test_the_pod_gets_the_clients_headers_and_the_bytes_that_were_made_for_it() -> None:
@@ -113,8 +113,8 @@ async def test_a_request_that_the_pod_rejects_is_no_failure_of_the_pod_and_its_e
     async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
         await port.ask(post())
         assert (gateway.body, gateway.error) == (b'{"error":{}}', None)
-        assert gateway.exchange is not None
-        assert (gateway.exchange.status, gateway.exchange.ending) == (400, Ending.COMPLETE)
+        assert gateway.attempt is not None
+        assert (gateway.attempt.status, gateway.attempt.ending) == (400, Ending.COMPLETE)
 
 
 @pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable", b"500 Oh"])
@@ -124,8 +124,8 @@ async def test_a_pod_that_declines_says_with_what(status: bytes) -> None:
         assert seen.json() == {"second": 1}
         assert isinstance(gateway.error, Declined)
         assert gateway.error.status == int(status[:3])
-        assert gateway.exchange is not None
-        assert gateway.exchange.ending is Ending.UPSTREAM_FAILED
+        assert gateway.attempt is not None
+        assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
 
 
 async def test_what_goes_wrong_is_said_as_it_is_of_any_leg() -> None:
@@ -168,8 +168,8 @@ async def test_a_pod_that_does_not_answer_in_time_sees_the_request_leave() -> No
         seen = await port.ask(post())
         assert seen.json() == {"second": 1}
         assert isinstance(gateway.error, UpstreamTimedOut)
-        assert gateway.exchange is not None
-        assert gateway.exchange.ending is Ending.TIMED_OUT
+        assert gateway.attempt is not None
+        assert gateway.attempt.ending is Ending.TIMED_OUT
         await asyncio.wait_for(left.wait(), PATIENCE)
 
 
@@ -189,8 +189,8 @@ async def test_a_client_that_leaves_takes_the_request_with_it_and_the_next_pod_g
             client.leave()
             await asyncio.wait_for(left.wait(), PATIENCE)
         await port.until_ended()
-        assert gateway.exchange is not None
-        assert gateway.exchange.ending is Ending.CLIENT_GONE
+        assert gateway.attempt is not None
+        assert gateway.attempt.ending is Ending.CLIENT_GONE
         assert gateway.body is None
 
 

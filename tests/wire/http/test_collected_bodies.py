@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.clock import SystemClock
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending
 from proxy.core.units import Duration, Size
 from proxy.http.body import COLLECTED
 from tests.helpers.http.support import CHAT, Client, Pod, Received, answering, connection_of, plain, post, rig

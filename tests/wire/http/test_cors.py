@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.exchange import Ending
+from proxy.core.attempt import Ending
 from proxy.http.settings import CorsSettings, Security
 from tests.helpers.http.support import CHAT, Pod, Seen, answering, plain, post, rig
 

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import update
-from proxy.core.exchange import Ending
 from tests.helpers.http.support import SSE_HEAD, STREAMED, Pod, Received, answering, event, plain, post, rig, timeouts
 
 LIMIT = 0.3
@@ -29,7 +29,7 @@ async def test_a_request_ends_within_50_ms_of_the_time_that_its_client_gives(pie
         seen = await port.ask(post("/v1/chat/completions", STREAMED, HEADER))
         took = SystemClock().now() - begun
         assert LIMIT <= took < LIMIT + 0.05
-        assert port.exchange.ending is Ending.TIMED_OUT
+        assert port.attempt.ending is Ending.TIMED_OUT
         assert seen.body.endswith(b"}}\n\n") if pieces else seen.status == 504
 
 

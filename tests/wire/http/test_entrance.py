@@ -60,8 +60,8 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
         PATIENT,
         gateway,
         SystemClock(),
-        lambda exchange: None,
-        lambda call, status, outcome, exchange, sent: ended.append(Ended(call.path, status, outcome, exchange)),
+        lambda attempt: None,
+        lambda call, status, outcome, attempt, sent: ended.append(Ended(call.path, status, outcome, attempt)),
         gateway.takes,
         door=door,
     )

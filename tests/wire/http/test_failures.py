@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending
 from tests.helpers.http.support import (
     CHAT,
     SSE_HEAD,
@@ -50,7 +50,7 @@ async def test_a_pod_that_refuses_leaves_the_request_to_the_next() -> None:
     async with Pod(answering(plain())) as pod, rig(nobody(), pod) as port:
         seen = await port.ask(post())
         assert seen.status == 200
-        assert [exchange.ending for exchange in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+        assert [attempt.ending for attempt in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
 
 
 async def test_a_name_that_does_not_resolve_and_a_url_that_is_none_are_failures_to_connect() -> None:
@@ -73,7 +73,7 @@ async def test_a_connection_that_does_not_come_about_in_time_is_given_up() -> No
             async with rig(Endpoint("full", f"http://127.0.0.1:{port_number}"), timeouts=timeouts(connect=0.1)) as port:
                 seen = await port.ask(post())
                 assert seen.status == 502
-                assert port.exchange.ending is Ending.UPSTREAM_FAILED
+                assert port.attempt.ending is Ending.UPSTREAM_FAILED
         finally:
             for each in filling:
                 each.close()
@@ -122,8 +122,8 @@ async def test_a_cut_answer_in_one_piece_ends_without_the_rest() -> None:
     cut = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this"
     async with Pod(breaking_off(cut)) as pod, rig(pod, pod) as port:
         seen = await port.ask(post(close=False))
-        assert port.exchange.ending is Ending.UPSTREAM_FAILED
-        assert len(port.gateway.exchanges) == 1
+        assert port.attempt.ending is Ending.UPSTREAM_FAILED
+        assert len(port.gateway.attempts) == 1
     assert seen.ending in ("cut", "reset")
 
 
@@ -216,7 +216,7 @@ async def test_a_stream_that_never_begins_is_timed_out_and_the_pod_let_go() -> N
         seen = await port.ask(post(body=STREAMED))
         ended = await port.until_ended()
     assert seen.status == 504
-    assert port.exchange.ending is Ending.TIMED_OUT
+    assert port.attempt.ending is Ending.TIMED_OUT
     assert ended.outcome is Reason.UPSTREAM_TIMED_OUT
 
 
@@ -228,7 +228,7 @@ async def test_a_head_is_not_yet_a_first_byte() -> None:
 
     async with Pod(script) as pod, rig(pod, timeouts=timeouts(first_byte=0.1)) as port:
         seen = await port.ask(post(body=STREAMED))
-        assert port.exchange.ending is Ending.TIMED_OUT
+        assert port.attempt.ending is Ending.TIMED_OUT
     assert seen.status == 504
 
 
@@ -240,7 +240,7 @@ async def test_a_stream_that_stalls_ends_with_an_error_event() -> None:
 
     async with Pod(script) as pod, rig(pod, timeouts=timeouts(idle=0.1)) as port:
         seen = await port.ask(post(body=STREAMED))
-        assert port.exchange.ending is Ending.TIMED_OUT
+        assert port.attempt.ending is Ending.TIMED_OUT
     assert b'"error"' in seen.body
 
 
@@ -251,7 +251,7 @@ async def test_a_slow_stream_that_moves_is_left_alone() -> None:
         rig(pod, timeouts=timeouts(idle=0.2)) as port,
     ):
         seen = await port.ask(post(body=STREAMED))
-        assert port.exchange.ending is Ending.COMPLETE
+        assert port.attempt.ending is Ending.COMPLETE
     assert seen.ending == "complete"
 
 
@@ -295,6 +295,6 @@ async def test_an_answer_that_the_engine_aborted_as_it_stops_is_asked_of_another
     async with Pod(answering(raw)) as stopping, Pod(answering(plain())) as pod, rig(stopping, pod) as port:
         seen = await port.ask(post())
         assert seen.body == b'{"ok":true}'
-        assert [each.ending for each in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+        assert [each.ending for each in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
         await port.ask(post())
         assert stopping.connections == (1 if raw == plain(ABORTED) else stopping.connections)

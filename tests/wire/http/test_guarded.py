@@ -46,12 +46,12 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 async def has_ended(port: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """The request, its attempt and its connections, with one error in the log that names it."""
     await port.until_ended()
-    assert port.exchange.ending is not None
+    assert port.attempt.ending is not None
     await until(lambda: not port.server._clients.connections)
     assert not [pod for pod in port.server.pool.pods.values() if pod.idle]
     await until(lambda: logged(caplog))
     (record,) = logged(caplog)
-    assert port.exchange.request.id in record.getMessage()
+    assert port.attempt.request.id in record.getMessage()
     assert record.exc_info is not None
 
 
@@ -205,5 +205,5 @@ async def test_an_answer_with_a_count_or_an_id_that_is_none_passes_as_it_is(path
     async with Pod(answering(plain(body))) as pod, rig(pod) as port:
         assert (await port.ask(post(path))).body == body
         await port.until_ended()
-        assert port.exchange.usage is None
-        assert port.exchange.response_id is None
+        assert port.attempt.usage is None
+        assert port.attempt.response_id is None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import UpstreamFailed
-from proxy.core.exchange import Ending
 from proxy.http.head import AnswerHead
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
@@ -70,8 +70,8 @@ async def test_a_kept_connection_that_dies_under_a_request_is_replaced_once_by_a
         for _ in range(2):
             assert (await port.ask(post())).status == 200
         assert pod.connections == 2
-        assert len(port.gateway.exchanges) == 2
-        assert port.exchange.ending is Ending.COMPLETE
+        assert len(port.gateway.attempts) == 2
+        assert port.attempt.ending is Ending.COMPLETE
 
 
 def breaking_off_kept_ones(clock: ManualClock, seconds: float = 0.0) -> Script:

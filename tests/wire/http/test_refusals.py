@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import Declined
-from proxy.core.exchange import Ending
 from proxy.http.framing import HELD_LIMIT
 from proxy.openai.first_event import LONGEST
 from tests.helpers.examples import examples
@@ -48,8 +48,8 @@ async def test_wherever_a_refusal_is_cut_nothing_of_it_reaches_the_client(cut: i
     assert (error.status, error.text) == (503, "busy")
     assert leg.client.written == b""
     assert leg.first_bytes == []
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
-    assert leg.exchange.status is None
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.status is None
 
 
 @MANY
@@ -72,7 +72,7 @@ def test_in_any_reads_and_framings_a_refusal_is_one(
 @given(st.data(), st.sampled_from([GOOD, FAULT]), st.booleans())
 def test_any_other_answer_is_passed_from_its_first_event_on(data: st.DataObject, raw: bytes, speaks_11: bool) -> None:
     whole = play([raw], "open", speaks_11)
-    assert whole.exchange.ending is Ending.COMPLETE
+    assert whole.attempt.ending is Ending.COMPLETE
     assert play(data.draw(reads(raw)), "open", speaks_11, others=True).raw == whole.raw
 
 
@@ -90,7 +90,7 @@ async def test_a_refusal_that_nobody_takes_is_for_the_client() -> None:
     leg = Leg()
     leg.read(DECLINED)
     assert leg.client.written.partition(b"\r\n\r\n")[2] == DECLINED.removeprefix(SSE_HEAD)
-    assert leg.exchange.ending is Ending.COMPLETE
+    assert leg.attempt.ending is Ending.COMPLETE
 
 
 async def test_only_so_much_is_waited_for() -> None:
@@ -132,12 +132,12 @@ def test_what_is_declined_depends_on_the_status_alone_and_nothing_else_changes(
     ending = "closed" if message.closes else "open"
     alone = play([raw], ending, speaks_11)
     beside = play(data.draw(reads(raw)), ending, speaks_11, others=True)
-    if alone.exchange.status == 500:
+    if alone.attempt.status == 500:
         assert isinstance(beside.error, Declined)
         assert beside.raw == b""
         beside = play(data.draw(reads(raw)), ending, speaks_11)
     assert beside.error is None
-    assert beside.exchange.ending is Ending.COMPLETE
+    assert beside.attempt.ending is Ending.COMPLETE
     assert (beside.seen().status, beside.seen().body) == (alone.seen().status, message.body)
 
 
@@ -176,8 +176,8 @@ async def test_framing_without_a_body_is_not_kept_without_end() -> None:
 async def test_who_is_asked_last_answers_the_client_whatever_it_says() -> None:
     async with Pod(answering(LEAVING)) as first, Pod(answering(LEAVING)) as last, rig(first, last) as port:
         seen = await port.ask(post())
-        assert len(port.gateway.exchanges) == 2
-        assert port.exchange.status == 503
+        assert len(port.gateway.attempts) == 2
+        assert port.attempt.status == 503
     assert (seen.status, seen.body, seen.all("retry-after")) == (503, REASON, ["7"])
 
 
@@ -189,14 +189,14 @@ async def test_a_pod_that_dies_before_its_first_event_leaves_the_request_to_the_
 
     async with Pod(dying) as bad, Pod(answering(GOOD)) as good, rig(bad, good) as port:
         seen = await port.ask(post(body=STREAMED))
-        assert [each.ending for each in port.gateway.exchanges] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
+        assert [each.ending for each in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
     assert (seen.status, seen.body) == (200, b"data: 1\n\ndata: [DONE]\n\n")
 
 
 async def test_a_status_by_which_a_pod_declines_sends_the_request_to_another() -> None:
     async with Pod(answering(LEAVING)) as bad, Pod(answering(plain())) as good, rig(bad, good) as port:
         seen = await port.ask(post())
-        assert port.exchange.endpoint is good.endpoint
+        assert port.attempt.endpoint is good.endpoint
     assert (seen.status, seen.json()) == (200, {"ok": True})
 
 
@@ -209,7 +209,7 @@ async def test_a_request_that_one_pod_declines_is_answered_by_another(path: str,
     async with Pod(answering(*pieces, pause=0.001)) as bad, Pod(answering(GOOD)) as good, rig(bad, good) as port:
         seen = await port.ask(post(path, STREAMED, version=version))
         assert len(port.first_bytes) == 1
-        assert port.exchange.endpoint is good.endpoint
+        assert port.attempt.endpoint is good.endpoint
     assert (seen.status, seen.body, seen.ending) == (200, b"data: 1\n\ndata: [DONE]\n\n", "complete")
 
 

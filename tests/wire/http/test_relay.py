@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.core.exchange import Ending, Usage
+from proxy.core.attempt import Ending, Usage
 from tests.helpers.http.support import (
     CHAT,
     SSE_HEAD,
@@ -35,12 +35,12 @@ async def test_a_stream_passes_with_its_own_chunks() -> None:
     pieces = (SSE_HEAD, event("1"), event("2"), event("[DONE]"), b"0\r\n\r\n")
     async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
-        exchange = port.exchange
+        attempt = port.attempt
     assert seen.raw.partition(b"\r\n\r\n")[2] == b"".join(pieces[1:])
     assert seen.ending == "complete"
-    assert exchange.ending is Ending.COMPLETE
-    assert exchange.chunks == 3
-    assert exchange.response_bytes == len(seen.body)
+    assert attempt.ending is Ending.COMPLETE
+    assert attempt.chunks == 3
+    assert attempt.response_bytes == len(seen.body)
 
 
 async def test_events_arrive_as_they_are_sent_and_not_at_the_end() -> None:
@@ -106,20 +106,20 @@ async def test_the_head_of_a_stream_comes_with_its_first_event_and_another_one_b
             assert len(port.first_bytes) == 1
 
 
-async def test_what_the_exchange_tells_of_an_answer() -> None:
+async def test_what_the_attempt_tells_of_an_answer() -> None:
     usage = b'{"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
     async with Pod(answering(plain(usage))) as pod, rig(pod) as port:
         await port.ask(post())
-        exchange = port.exchange
+        attempt = port.attempt
         ended = await port.until_ended()
-        assert port.first_bytes == [exchange]
-    assert exchange.status == 200
-    assert exchange.usage == Usage(7, 3)
-    assert exchange.response_bytes == len(usage)
-    assert exchange.first_byte_at is not None
-    assert exchange.last_byte_at is not None
-    assert exchange.first_byte_at <= exchange.last_byte_at
-    assert (ended.status, ended.outcome, ended.exchange) == (200, Ending.COMPLETE, exchange)
+        assert port.first_bytes == [attempt]
+    assert attempt.status == 200
+    assert attempt.usage == Usage(7, 3)
+    assert attempt.response_bytes == len(usage)
+    assert attempt.first_byte_at is not None
+    assert attempt.last_byte_at is not None
+    assert attempt.first_byte_at <= attempt.last_byte_at
+    assert (ended.status, ended.outcome, ended.attempt) == (200, Ending.COMPLETE, attempt)
 
 
 async def test_usage_is_found_where_reads_cut_through_it() -> None:
@@ -127,16 +127,16 @@ async def test_usage_is_found_where_reads_cut_through_it() -> None:
     pieces = (SSE_HEAD, event("x"), chunk(last[:30]), chunk(last[30:]), event("[DONE]"), b"0\r\n\r\n")
     async with Pod(answering(*pieces, pause=0.002)) as pod, rig(pod) as port:
         await port.ask(post(body=STREAMED))
-        assert port.exchange.usage == Usage(5, 2)
+        assert port.attempt.usage == Usage(5, 2)
 
 
 async def test_the_id_of_a_stored_response_is_found_at_its_beginning() -> None:
     body = b'{"id":"resp_123","object":"response"}' + b" " * 100_000
     async with Pod(answering(plain(body))) as pod, rig(pod) as port:
         await port.ask(post("/v1/responses"))
-        assert port.exchange.response_id == "resp_123"
+        assert port.attempt.response_id == "resp_123"
         await port.ask(post(CHAT))
-        assert port.exchange.response_id is None
+        assert port.attempt.response_id is None
 
 
 async def test_errors_of_the_pod_are_relayed_untouched() -> None:
@@ -145,8 +145,8 @@ async def test_errors_of_the_pod_are_relayed_untouched() -> None:
     async with Pod(answering(answer % (len(error), error))) as pod, rig(pod) as port:
         seen = await port.ask(post())
         assert (seen.status, seen.body) == (400, error)
-        assert port.exchange.status == 400
-        assert not port.exchange.succeeded
+        assert port.attempt.status == 400
+        assert not port.attempt.succeeded
 
 
 async def test_a_body_that_ends_with_the_connection_is_chunked_for_the_client() -> None:
@@ -157,7 +157,7 @@ async def test_a_body_that_ends_with_the_connection_is_chunked_for_the_client() 
 
     async with Pod(script) as pod, rig(pod) as port:
         seen = await port.ask(post())
-        assert port.exchange.ending is Ending.COMPLETE
+        assert port.attempt.ending is Ending.COMPLETE
     assert (seen.status, seen.body, seen.ending) == (200, b"hello world", "complete")
     assert seen.all("transfer-encoding") == ["chunked"]
 
@@ -191,7 +191,7 @@ async def test_answers_without_a_body_end_with_their_head() -> None:
 async def test_an_empty_answer_counts_as_a_first_byte() -> None:
     async with Pod(answering(plain(b""))) as pod, rig(pod) as port:
         seen = await port.ask(post())
-        assert port.first_bytes == [port.exchange]
+        assert port.first_bytes == [port.attempt]
     assert (seen.body, seen.ending) == (b"", "complete")
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from proxy.core.exchange import Ending
+from proxy.core.attempt import Ending
 from proxy.core.units import Duration
 from proxy.http.admin_server import AdminServer
 from proxy.http.hung_up import HungUp
@@ -117,7 +117,7 @@ async def test_a_client_that_reads_slowly_stays() -> None:
             sock.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(sock, post(close=False))
-            await until(lambda: bool(port.gateway.exchanges) and connection_of(port).writing_paused)
+            await until(lambda: bool(port.gateway.attempts) and connection_of(port).writing_paused)
             read = 0
             for _ in range(12):
                 await asyncio.sleep(SHORT / 4)

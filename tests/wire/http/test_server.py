@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import Reason
-from proxy.core.exchange import Ending
 from proxy.http.settings import Security
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Received, answering, event, plain, post, rig
 from tests.helpers.waiting import until
@@ -62,7 +62,7 @@ async def test_unknown_paths_are_404_and_are_not_relayed() -> None:
             assert seen.all("x-kvlane-reason") == ["unknown-path"]
         ended = await port.until_ended(5)
         assert pod.requests == []
-    assert (ended.status, ended.outcome, ended.exchange) == (404, Reason.UNKNOWN_PATH, None)
+    assert (ended.status, ended.outcome, ended.attempt) == (404, Reason.UNKNOWN_PATH, None)
 
 
 async def test_a_wrong_method_is_405_and_names_the_right_one() -> None:
@@ -88,7 +88,7 @@ async def test_a_head_request_to_a_pod_ends_with_the_head() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nx: 1\r\n\r\n"
     async with Pod(answering(head)) as pod, rig(pod, security=Security(relay_paths=("/custom",))) as port:
         seen = await port.ask(get("/custom", "HEAD"))
-        assert port.exchange.ending is Ending.COMPLETE
+        assert port.attempt.ending is Ending.COMPLETE
     assert seen.all("content-length") == ["100"]
     assert seen.raw.endswith(b"\r\n\r\n")
 
@@ -145,5 +145,5 @@ async def test_what_outlasts_the_grace_is_cut_and_does_not_look_whole() -> None:
         assert (await old.until_closed()).ending == "reset"
         refused = await waiting.until_closed()
         assert (refused.status, refused.all("x-kvlane-reason")) == (503, ["rejected-shutting-down"])
-        assert {exchange.ending for exchange in port.gateway.exchanges} == {Ending.EVICTED}
+        assert {attempt.ending for attempt in port.gateway.attempts} == {Ending.EVICTED}
         assert {ended.outcome for ended in port.ended} == {Ending.EVICTED, Reason.SHUTTING_DOWN}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.core.exchange import Ending
+from proxy.core.attempt import Ending
 from tests.helpers.http.support import ROOM, Pod, Received, plain, rig, timeouts
 from tests.helpers.waiting import PATIENCE, until
 
@@ -49,8 +49,8 @@ async def test_a_pod_that_hangs_up_ends_the_tunnel() -> None:
         client.send(UPGRADE)
         assert (await client.until_closed("GET")).raw.endswith(b"bye")
         await port.until_ended()
-        assert port.exchange.ending is Ending.COMPLETE
-        assert port.exchange.status == 101
+        assert port.attempt.ending is Ending.COMPLETE
+        assert port.attempt.status == 101
 
 
 async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
@@ -67,7 +67,7 @@ async def test_a_client_that_hangs_up_ends_the_tunnel() -> None:
             await client.until(b"\r\n\r\n")
         await asyncio.wait_for(gone.wait(), PATIENCE)
         await port.until_ended()
-        assert port.exchange.ending is Ending.CLIENT_GONE
+        assert port.attempt.ending is Ending.CLIENT_GONE
 
 
 async def test_a_refused_upgrade_is_an_ordinary_answer() -> None:

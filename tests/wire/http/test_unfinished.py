@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.errors import CutShort, UpstreamFailed
-from proxy.core.exchange import Ending
 from proxy.openai.observe import is_cut
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
 from tests.helpers.http.wire import Leg
@@ -46,7 +46,7 @@ def test_a_stream_that_says_it_is_not_finished_ends_with_an_error(
     pieces = [SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1])]
     pieces = [*pieces[:-1], pieces[-1] + END] if together else [*pieces, END]
     leg, seen = played(lambda: Leg(speaks_11, asks_usage=asks_usage, asked=asked), *pieces)
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.ending == "complete"
     *sent, error, nothing = seen.body.split(b"\n\n")
     assert len(sent) == 2
@@ -56,7 +56,7 @@ def test_a_stream_that_says_it_is_not_finished_ends_with_an_error(
 
 def test_one_whose_end_is_that_of_the_connection_does_so_too() -> None:
     leg, seen = played(lambda: Leg(True), UNSIZED + TOKEN, TOKEN, closes=True)
-    assert leg.exchange.ending is Ending.UPSTREAM_FAILED
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
     assert seen.ending == "complete"
 
@@ -80,7 +80,7 @@ def test_another_pod_goes_on_with_it_where_one_may() -> None:
 @pytest.mark.parametrize("ending", [(LAST,), (TOKEN, DONE), (b'data: {"error":{"message":"no"}}\n\n',)])
 def test_a_stream_that_ended_somehow_passes_as_it_is(ending: tuple[bytes, ...]) -> None:
     leg, seen = played(lambda: Leg(True), SSE_HEAD + chunk(TOKEN), *map(chunk, ending), END)
-    assert leg.exchange.ending is Ending.COMPLETE
+    assert leg.attempt.ending is Ending.COMPLETE
     assert seen.body == TOKEN + b"".join(ending)
 
 
@@ -118,7 +118,7 @@ async def test_the_connection_it_came_by_is_as_good_as_before() -> None:
             seen = await port.ask(post(body=STREAMED))
             assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
             assert seen.ending == "complete"
-        assert [exchange.chunks for exchange in port.gateway.exchanges] == [2, 2]
+        assert [attempt.chunks for attempt in port.gateway.attempts] == [2, 2]
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
@@ -132,5 +132,5 @@ def test_a_last_event_that_is_known_by_its_name_alone_ends_the_stream(line_end: 
     stream = b"".join(events).replace(b"\n", line_end)
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
     leg, seen = played(lambda: Leg(True, path="/v1/messages"), SSE_HEAD, *map(chunk, pieces), END)
-    assert leg.exchange.ending is Ending.COMPLETE
+    assert leg.attempt.ending is Ending.COMPLETE
     assert seen.body == stream

@@ -17,8 +17,8 @@ import pytest
 
 from proxy.app import App
 from proxy.collector import Collector
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.exchange import Exchange
 from proxy.core.plugin import PreRequest, plugin
 from proxy.core.registry import Registry
 from proxy.scheduling.document import read
@@ -178,7 +178,7 @@ class Knotty(PreRequest):
     alive: WeakSet[Knot] = field(default_factory=WeakSet, init=False)
     young: Knot | None = field(default=None, init=False)
 
-    def pre_request(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         self.young = Knot()
         self.alive.add(self.young)
         for generation in (0, 1):

@@ -1,4 +1,4 @@
-"""One leg of one request: what is sent to a pod, and what came of it."""
+"""One try of one request on one endpoint: what is sent to it, and what came of it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
-class Exchange:
-    """Live from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come.
+class Attempt:
+    """Lives from PreRequest to PostResponse. Times are monotonic seconds, None until the moment has come.
 
     The relay fills in `sent_at`, `status` (of the pod's answer), `first_byte_at`, `last_byte_at`, `response_bytes`,
     `chunks`, `usage`, `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and
@@ -56,12 +56,12 @@ class Exchange:
     """
 
     def __init__(
-        self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, attempt: int, started_at: float
+        self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, number: int, started_at: float
     ) -> None:
         self.request = request
         self.decision = decision
         self.endpoint = endpoint
-        self.attempt = attempt
+        self.number = number
         self.started_at = started_at
         # All of it on the object: what is found on the class only takes 200 instructions to read, not 60.
         self.stage: Stage = WHOLE
