@@ -58,11 +58,13 @@ from proxy.replay.workload import load_trace
 from proxy.replicas.loads import OwnLoads
 from proxy.replicas.outbox import Outbox
 from proxy.replicas.redis_line import RedisLine
+from proxy.telemetry.prometheus_text import SampleReader
 from tests.helpers.replicas.store import Wall, store
 from tests.system.replicas.test_deployment import Proxy, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PODS = 4
+IN_FLIGHT = "kvlane_endpoint_in_flight_requests"
 LEASE = 5.0
 GRACE = 60.0
 VARIANTS = {
@@ -415,10 +417,8 @@ async def _is_right(session: aiohttp.ClientSession, proxy: Served, those: list[S
 
 async def _in_flight(session: aiohttp.ClientSession, proxy: Served) -> int:
     async with session.get(f"http://127.0.0.1:{proxy.admin}/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    return int(
-        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("kvlane_endpoint_in_flight_req"))
-    )
+        samples = SampleReader([IN_FLIGHT]).read(await answer.read())
+    return int(sum(sample.value for sample in samples.get(IN_FLIGHT, ())))
 
 
 # Cost.

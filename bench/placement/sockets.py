@@ -29,6 +29,7 @@ from proxy.replay.kvlane import MODEL
 from proxy.replay.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
 from proxy.replay.workload import Job
 from proxy.sim import SimConfig
+from proxy.telemetry.prometheus_text import SampleReader
 
 PATH = "/v1/completions"
 
@@ -182,15 +183,10 @@ class _Run:
             return {}
         try:
             async with self._session.get(url) as answer:
-                return totals(await answer.text())
+                return totals(await answer.read())
         except (aiohttp.ClientError, TimeoutError):
             return {}
 
 
-def totals(exposition: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for line in exposition.splitlines():
-        if line and not line.startswith("#"):
-            name = line.partition("{")[0].partition(" ")[0]
-            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return found
+def totals(exposition: bytes) -> dict[str, float]:
+    return {name: sum(sample.value for sample in found) for name, found in SampleReader().read(exposition).items()}

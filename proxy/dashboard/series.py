@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from proxy.telemetry.catalogue import PREFIX, Catalogue
 from proxy.telemetry.instruments import Family, Histogram
+from proxy.telemetry.prometheus_text import Sample, SampleReader, sums_by
 
 Labels = tuple[str, ...]
 Buckets = Sequence[tuple[float, float]]
@@ -70,41 +71,31 @@ class CatalogueSeries:
 
 
 class TextSeries:
-    """Reads expositions in the text format, one per worker: of the families in `names` alone."""
+    """The sums over the expositions of several workers: of the families in `names` alone."""
 
-    def __init__(self, expositions: Iterable[bytes], names: Iterable[str]) -> None:
-        self._sums: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-        wanted = tuple(PREFIX + name for name in names)
+    def __init__(self, expositions: Iterable[bytes], names: tuple[str, ...]) -> None:
+        self._samples: dict[str, list[Sample]] = {}
+        reader = _reader(names)
         for exposition in expositions:
-            for line in exposition.decode().splitlines():
-                if line.startswith(wanted):
-                    self._take(line)
+            for name, samples in reader.read(exposition).items():
+                self._samples.setdefault(name, []).extend(samples)
 
     def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
-        return self._grouped(name + "_total", labels) or self._grouped(name, labels)
+        return self._sums(name + "_total", labels) or self._sums(name, labels)
 
     def buckets(self, name: str) -> Buckets:
-        counts = {float(bound): count for (bound,), count in self._grouped(name + "_bucket", ("le",)).items()}
+        counts = {float(bound): count for (bound,), count in self._sums(name + "_bucket", ("le",)).items()}
         return sorted(counts.items())
 
     def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
-        sums = self._grouped(name + "_sum", labels)
-        return {key: Mass(count, sums.get(key, 0.0)) for key, count in self._grouped(name + "_count", labels).items()}
+        sums = self._sums(name + "_sum", labels)
+        return {key: Mass(count, sums.get(key, 0.0)) for key, count in self._sums(name + "_count", labels).items()}
 
-    def _take(self, line: str) -> None:
-        series, _, value = line.rpartition(" ")
-        name, _, labels = series.partition("{")
-        sums = self._sums.setdefault(name, {})
-        key = tuple(_LABEL.findall(labels))
-        sums[key] = sums.get(key, 0.0) + float(value)
-
-    def _grouped(self, name: str, labels: Sequence[str]) -> dict[Labels, float]:
-        grouped: dict[Labels, float] = {}
-        for pairs, value in self._sums.get(PREFIX + name, {}).items():
-            had = dict(pairs)
-            key = tuple(had.get(label, "") for label in labels)
-            grouped[key] = grouped.get(key, 0.0) + value
-        return grouped
+    def _sums(self, name: str, labels: Sequence[str]) -> dict[Labels, float]:
+        return sums_by(self._samples.get(PREFIX + name, ()), labels)
 
 
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+@cache
+def _reader(names: tuple[str, ...]) -> SampleReader:
+    suffixes = ("", "_total", "_bucket", "_sum", "_count")
+    return SampleReader([PREFIX + name + suffix for name in names for suffix in suffixes])

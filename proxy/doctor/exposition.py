@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 
 from proxy.doctor.seen import CACHE, Exposition
 from proxy.fleet.dialects import DIALECTS, Dialect, Specs
-from proxy.fleet.scrape import ScrapeError, parse
-from proxy.fleet.series import parse_labels
+from proxy.fleet.scrape import parse
+from proxy.telemetry.prometheus_text import SampleReader, Samples, ScrapeError
 
 _CONNECTORS = {"vllm:nixl_": "nixl"}
 """By how their series begin; an engine has them from its start."""
-_FAMILY = re.compile(rb"^([A-Za-z_:][A-Za-z0-9_:]*)", re.MULTILINE)
+_READER = SampleReader()
 
 
 def read(text: bytes, seconds: float = 0.0) -> Exposition | None:
-    """None if it is no engine's that is known."""
-    names = {name.decode() for name in _FAMILY.findall(text)}
-    engine, dialect = max(DIALECTS.items(), key=lambda item: len(item[1].names & names))
-    if not dialect.names & names:
-        return None
+    """Return what the exposition shows, or None if its engine is unknown."""
     try:
+        samples = _READER.read(text)
+        names = samples.keys()
+        engine, dialect = max(DIALECTS.items(), key=lambda item: len(item[1].names & names))
         metrics = parse(text, dialect)
     except ScrapeError:
         return None
@@ -33,7 +31,7 @@ def read(text: bytes, seconds: float = 0.0) -> Exposition | None:
         seconds=seconds,
         missing=tuple(part for part, specs in parts.items() if not _found(specs, names)),
         old=tuple(name for specs in parts.values() if (name := _found(specs, names)) and name != specs[0].name),
-        labels=_cache_labels(text, dialect.cache_info, names),
+        labels=_cache_labels(dialect.cache_info, samples),
         connector=_connector(names),
     )
 
@@ -59,6 +57,6 @@ def _found(specs: Specs, names: Collection[str]) -> str:
     return next((spec.name for spec in specs if spec.name in names), "")
 
 
-def _cache_labels(text: bytes, specs: Specs, names: Collection[str]) -> Mapping[str, str]:
-    line = re.search(rb"^" + re.escape(_found(specs, names).encode()) + rb"(\{.*\})", text, re.MULTILINE)
-    return parse_labels(line[1]) if line and specs else {}
+def _cache_labels(specs: Specs, samples: Samples) -> Mapping[str, str]:
+    found = samples.get(_found(specs, samples.keys()))
+    return found[0].labels if found else {}

@@ -16,8 +16,9 @@ from proxy.core.ports import Clock, Random
 from proxy.doctor import exposition, lines, trials
 from proxy.doctor.asking import Answer, Asking
 from proxy.doctor.seen import Events, Seen
-from proxy.fleet.scrape import ScrapeError, parse_models
+from proxy.fleet.scrape import parse_models
 from proxy.http.upstream.pool import IDLE_LIMIT
+from proxy.telemetry.prometheus_text import ScrapeError
 
 T = TypeVar("T")
 

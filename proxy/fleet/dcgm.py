@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import UpstreamFailed
 from proxy.core.ports import Clock
-from proxy.fleet.dialects import Dialect
-from proxy.fleet.scrape import Fetcher, ScrapeError, samples_in_steps
+from proxy.fleet.scrape import MOST_SAMPLES, Fetcher
 from proxy.fleet.settings import DcgmSettings
+from proxy.telemetry.prometheus_text import SampleReader, ScrapeError
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ SERIES = "DCGM_FI_DEV_GPU_UTIL"
 RETRY = 5.0
 """Seconds after which an exporter is asked again that gave no answer: the pod itself must not wait for it often."""
 
-_DIALECT = Dialect().with_attributes({GPU_UTILIZATION: SERIES})
+_READER = SampleReader((SERIES,), limit=MOST_SAMPLES)
 
 
 class Gpus:
@@ -61,7 +61,7 @@ class Gpus:
 
 async def utilization(text: bytes, pod: str) -> float:
     """From 0 to 1. An exporter that says which pod has which GPU is asked for those of this one. Raises ScrapeError."""
-    samples = (await samples_in_steps(text, _DIALECT)).get(SERIES, ())
+    samples = (await _READER.read_in_steps(text)).get(SERIES, ())
     values = [sample.value for sample in samples if _is_of(sample.labels.get("pod", ""), pod)]
     if not values:
         raise ScrapeError(f"it has no {SERIES} of the pod" if samples else f"it has no {SERIES}")

@@ -15,8 +15,9 @@ from proxy.fleet.budget import Budget, PodBudget, metered
 from proxy.fleet.dcgm import Gpus
 from proxy.fleet.dialects import Engines
 from proxy.fleet.model_reads import ROUND_EVERY
-from proxy.fleet.scrape import Card, Fetcher, ScrapeError, parse_in_steps, parse_models
+from proxy.fleet.scrape import Card, Fetcher, parse_in_steps, parse_models
 from proxy.fleet.settings import RefreshSettings
+from proxy.telemetry.prometheus_text import ScrapeError
 
 log = logging.getLogger(__name__)
 

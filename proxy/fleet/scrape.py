@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import groupby
 from typing import Any, Protocol
 
 import orjson
 
 from proxy.core.endpoint import Freshness, Metrics
-from proxy.core.errors import KvlaneError
 from proxy.fleet.dialects import Dialect, Specs
-from proxy.fleet.series import Sample, Samples
+from proxy.telemetry.prometheus_text import Sample, SampleReader, Samples, ScrapeError
 
 PROCESS_START = "process_start_time_seconds"
 
@@ -31,9 +26,6 @@ MODELS_BYTES = 1024 * 1024
 MODELS_DEPTH = 32
 """Nesting of a model list that is read. JSON can be read deeper than it can be written for other processes."""
 
-STEP = 128 << 10
-"""Bytes of an exposition that are read in one step of the event loop, 3 ms at worst. A typical exposition has 70 KB."""
-
 MOST_SAMPLES = 1000
 """Samples of one family: three for each of 300 data-parallel ranks."""
 
@@ -46,21 +38,17 @@ class Fetcher(Protocol):
         another UpstreamFailed if no whole answer came, or none in time."""
 
 
-class ScrapeError(KvlaneError):
-    """The answer is not what was asked for."""
-
-
 def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
     """Raises ScrapeError if nothing of the dialect is in the text.
 
     The series of data-parallel ranks are added up, shares are averaged. Only lines of the dialect are looked at.
     """
-    return _metrics_of(samples_of(text, dialect), dialect, scraped_at)
+    return _metrics_of(_reader(dialect).read(text), dialect, scraped_at)
 
 
 async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
     """Do the same as `parse`, and let the event loop run after every STEP bytes."""
-    return _metrics_of(await samples_in_steps(text, dialect), dialect, scraped_at)
+    return _metrics_of(await _reader(dialect).read_in_steps(text), dialect, scraped_at)
 
 
 def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
@@ -115,82 +103,10 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(each, levels - 1) for each in value if isinstance(each, dict | list))
 
 
-def samples_of(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
-    """Return the samples by the names of their families. Families that the dialect does not name are skipped. Raises
-    ScrapeError if a family has more than MOST_SAMPLES samples or a line is longer than STEP."""
-    samples: dict[str, list[Sample]] = {}
-    for _ in _read(text, dialect, samples):
-        pass
-    return samples
-
-
-async def samples_in_steps(text: bytes, dialect: Dialect) -> dict[str, list[Sample]]:
-    """Do the same as `samples_of`, and let the event loop run after every STEP bytes."""
-    samples: dict[str, list[Sample]] = {}
-    for _ in _read(text, dialect, samples):
-        await asyncio.sleep(0)
-    return samples
-
-
-def _read(text: bytes, dialect: Dialect, samples: dict[str, list[Sample]]) -> Iterator[None]:
-    """Fill `samples`, and yield between two steps."""
-    text = b"\n" + text
-    lines, start = _lines(dialect), 0
-    while True:
-        end = len(text) if len(text) - start <= STEP else text.rfind(b"\n", start + 1, start + STEP)
-        if end < 0:
-            raise ScrapeError(f"the exposition has a line of more than {STEP} bytes")
-        for name, line in lines.findall(text, start, end):
-            if (sample := _sample(line)) is not None:
-                samples.setdefault(name.decode(), []).append(sample)
-        _bound(dialect, samples)
-        if end == len(text):
-            return
-        start = end
-        yield
-
-
-def _bound(dialect: Dialect, samples: dict[str, list[Sample]]) -> None:
-    """Raise ScrapeError for a family of more than MOST_SAMPLES samples. The family of adapters grows with each
-    combination of adapters that was ever in use, so only its newest sample is kept, which is the one that is read."""
-    for name, family in samples.items():
-        if len(family) <= MOST_SAMPLES:
-            continue
-        if not any(spec.name == name for spec in dialect.lora):
-            raise ScrapeError(f"the exposition has more than {MOST_SAMPLES} series of {name}")
-        family[:] = [max(family, key=lambda sample: sample.value)]
-
-
 @cache
-def _lines(dialect: Dialect) -> re.Pattern[bytes]:
-    """One search through the text for all families costs a third of one `find` each; it is that cheap because common
-    beginnings are shared, so that a line is given up at its first byte that differs."""
-    names = _alternatives(sorted(dialect.names | {PROCESS_START}))
-    return re.compile(rf"\n({names})(?=[{{ \t])([^\n]*)".encode())
-
-
-def _alternatives(words: Collection[str]) -> str:
-    """A pattern that matches exactly these words, as a tree of their common beginnings."""
-    branches = []
-    for first, group in groupby(sorted(word for word in words if word), key=lambda word: word[0]):
-        tails = [word[1:] for word in group]
-        branches.append(re.escape(first) + _alternatives(tails))
-    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
-    return f"(?:{pattern})?" if pattern and "" in words else pattern
-
-
-def _sample(line: bytes) -> Sample | None:
-    """`{labels} value timestamp`, of which the value alone is not optional; an exemplar behind it is cut off."""
-    if b" # {" in line:
-        line = line[: line.rindex(b" # {")]
-    labels, _, rest = line.rpartition(b"}")
-    numbers = rest.split(None, 2)
-    try:
-        value = float(numbers[0])
-        timestamp = float(numbers[1]) if len(numbers) > 1 else 0.0
-    except (ValueError, IndexError):
-        return None
-    return Sample(labels, value, timestamp) if math.isfinite(value) else None
+def _reader(dialect: Dialect) -> SampleReader:
+    newest = [spec.name for spec in dialect.lora]
+    return SampleReader(dialect.names | {PROCESS_START}, newest, MOST_SAMPLES)
 
 
 def _first(alternatives: Specs, samples: Samples) -> Sequence[Sample]:

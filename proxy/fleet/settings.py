@@ -15,7 +15,7 @@ from proxy.core.tls import PodTls
 from proxy.core.units import Duration, Size
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.fleet.kubernetes_settings import KubernetesSettings
-from proxy.fleet.series import parse_spec
+from proxy.telemetry.prometheus_text import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

@@ -10,10 +10,10 @@ import aiohttp
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.supervisor.child import Child
-from proxy.supervisor.merge import SUPERVISOR, Merged, Sums, add_up, sums_of
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.prometheus_text import SUPERVISOR, Merger
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class HostExposition(Exposition):
         super().__init__(catalogue, endpoints, readers=readers)
         self._children = children
         self._serving = serving
-        self._gone: Sums = {}
+        self._gone = b""
         self._merging = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
@@ -44,12 +44,11 @@ class HostExposition(Exposition):
             self._catalogue.workers.cell().value = self._serving()
             own, _ = await super().render("")
             said = [(child.exposition, str(child.seat)) for child in self._children()]
-            gone = dict(self._gone)
-            merged = Merged()
+            gone, merged = self._gone, Merger()
             await merged.add(own, SUPERVISOR)
             for exposition, worker in said:
                 await merged.add(exposition, worker)
-            await merged.add_sums(gone)
+            await merged.add(gone, SUPERVISOR)
             return await merged.render(), CONTENT_TYPE_PLAIN_0_0_4
 
     async def of_workers(self) -> list[bytes]:
@@ -60,12 +59,11 @@ class HostExposition(Exposition):
 
     async def counted(self) -> list[bytes]:
         """As `of_workers`, and what those had counted that are gone."""
-        gone = "\n".join(f"{series} {value!r}" for series, value in self._gone.items())
-        return [*await self.of_workers(), gone.encode()]
+        return [*await self.of_workers(), self._gone]
 
     def retire(self, child: Child) -> None:
         """A worker is gone; what it counted is not."""
-        add_up(self._gone, sums_of(child.exposition))
+        self._gone = Merger.counts_of(self._gone, child.exposition)
 
 
 async def _ask(child: Child) -> None:

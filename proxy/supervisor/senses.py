@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
 
 from proxy.autoscale.measures import Known
 from proxy.autoscale.quantile import Buckets
 from proxy.autoscale.recent import Recent
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.prometheus_text import Sample, SampleReader, sums_by
 
 _TTFT, _BACKLOG, _QUEUE = (
     "kvlane_autoscale_time_to_first_token_seconds_bucket",
     "kvlane_autoscale_prefill_backlog_seconds",
     "kvlane_queue_requests",
 )
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_READER = SampleReader((_TTFT, _BACKLOG, _QUEUE))
 
 Role = tuple[str, str]
 """Pool and role."""
 
 
-@dataclass(slots=True)
 class Shown:
-    """By all workers together."""
+    """The sums over the expositions of all workers."""
 
-    queued: dict[str, int] = field(default_factory=dict)
-    """By pool."""
-    backlogs: dict[Role, float] = field(default_factory=dict)
-    buckets: dict[Role, dict[float, float]] = field(default_factory=dict)
+    def __init__(self, expositions: Iterable[bytes] = ()) -> None:
+        samples: dict[str, list[Sample]] = {}
+        for exposition in expositions:
+            for name, found in _READER.read(exposition).items():
+                samples.setdefault(name, []).extend(found)
+        queued = sums_by(samples.get(_QUEUE, ()), ("pool",))
+        backlogs = sums_by(samples.get(_BACKLOG, ()), ("pool", "role"))
+        self.queued = {pool: int(number) for (pool,), number in queued.items()}
+        """Waiting requests by pool."""
+        self.backlogs: dict[Role, float] = {(pool, role): seconds for (pool, role), seconds in backlogs.items()}
+        self._buckets: dict[Role, list[tuple[float, float]]] = {}
+        for (pool, role, bound), count in sums_by(samples.get(_TTFT, ()), ("pool", "role", "le")).items():
+            self._buckets.setdefault((pool, role), []).append((float(bound), count))
 
     def ttfts(self, role: Role) -> Buckets:
-        return sorted(self.buckets.get(role, {}).items())
-
-
-def shown(expositions: Iterable[bytes]) -> Shown:
-    found = Shown()
-    for line in (line for one in expositions for line in one.decode().splitlines()):
-        if line.startswith((_TTFT, _BACKLOG, _QUEUE)):
-            series, _, value = line.rpartition(" ")
-            name, _, rest = series.partition("{")
-            _take(found, name, dict(_LABEL.findall(rest)), float(value))
-    return found
-
-
-def _take(found: Shown, name: str, labels: Mapping[str, str], value: float) -> None:
-    pool, role = labels.get("pool", ""), (labels.get("pool", ""), labels.get("role", ""))
-    if name == _QUEUE:
-        found.queued[pool] = found.queued.get(pool, 0) + int(value)
-    elif name == _BACKLOG:
-        found.backlogs[role] = found.backlogs.get(role, 0.0) + value
-    elif name == _TTFT:
-        buckets = found.buckets.setdefault(role, {})
-        bound = float(labels["le"])
-        buckets[bound] = buckets.get(bound, 0.0) + value
+        return sorted(self._buckets.get(role, ()))
 
 
 class WorkersSenses:
@@ -75,7 +60,7 @@ class WorkersSenses:
             del self._recent[gone]
 
     async def look(self) -> None:
-        self._shown = shown(await self._ask())
+        self._shown = Shown(await self._ask())
 
     def known(self, pool: str, role: str, now: float) -> Known:
         found, key = self._shown, (pool, role)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from dataclasses import dataclass
 
 from proxy.autoscale.quantile import Buckets, quantile_between
+from proxy.telemetry.prometheus_text import SampleReader, sums_by
 from proxy.top.picture import Figures
 
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
@@ -15,7 +14,7 @@ TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 TTFT = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
 """The first that a pod has counts."""
 
-_LE = re.compile(r'[{,]le="([^"]+)"')
+_READER = SampleReader((*HITS, *QUERIES, *TOKENS, *TTFT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +28,14 @@ class Look:
     ttft: Buckets
 
 
-def look(text: str, at: float) -> Look:
-    sums: defaultdict[str, float] = defaultdict(float)
-    buckets: defaultdict[str, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
-    for line in text.splitlines():
-        name, _, _ = line.partition("{")
-        if name in _WANTED:
-            series, _, value = line.rpartition(" ")
-            sums[name] += float(value)
-            if name in TTFT and (bound := _LE.search(series)):
-                buckets[name][float(bound[1])] += float(value)
-    hits, queries, tokens = (next((sums[n] for n in names if n in sums), None) for names in (HITS, QUERIES, TOKENS))
-    ttft = next((sorted(buckets[name].items()) for name in TTFT if name in buckets), ())
-    return Look(at, hits, queries, tokens, ttft)
-
-
-_WANTED = frozenset((*HITS, *QUERIES, *TOKENS, *TTFT))
+def look(exposition: bytes, at: float) -> Look:
+    """Read the totals. Raise ScrapeError for an exposition that cannot be read."""
+    samples = _READER.read(exposition)
+    found = ([samples[name] for name in names if name in samples][:1] for names in (HITS, QUERIES, TOKENS))
+    hits, queries, tokens = (sum(sample.value for sample in one[0]) if one else None for one in found)
+    ttft = next((samples[name] for name in TTFT if name in samples), ())
+    bounds = {bound: count for (bound,), count in sums_by(ttft, ("le",)).items() if bound}
+    return Look(at, hits, queries, tokens, sorted((float(bound), count) for bound, count in bounds.items()))
 
 
 def between(before: Look, now: Look) -> Figures:

@@ -13,6 +13,7 @@ import orjson
 
 from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
+from proxy.telemetry.prometheus_text import ScrapeError
 from proxy.top.engines import Look, between, look
 from proxy.top.picture import Picture
 
@@ -106,10 +107,10 @@ class Feed:
     async def _look(self, name: str, places: asyncio.Semaphore) -> None:
         """A pod that does not answer has no figures."""
         found = None
-        with suppress(aiohttp.ClientError, OSError, ValueError):
+        with suppress(aiohttp.ClientError, OSError, ValueError, ScrapeError):
             async with places, self._session.get(self._metrics_of(name), timeout=_SHORT) as answer:
                 if answer.status == 200:
-                    found = look(await answer.text(), self._clock.now())
+                    found = look(await answer.read(), self._clock.now())
         before = self._looks.pop(name, None)
         self._picture.figures.pop(name, None)
         if found is not None:

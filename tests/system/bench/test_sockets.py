@@ -108,5 +108,5 @@ async def test_an_answer_that_is_refused_or_cut_is_not_whole() -> None:
 
 
 def test_sums_of_series_are_read_from_an_exposition() -> None:
-    text = '# HELP a b\na_total{x="1 2"} 3.0\na_total{x="2"} 4\nb 1e3\n'
+    text = b'# HELP a b\na_total{x="1 2"} 3.0\na_total{x="2"} 4\nb 1e3\n'
     assert sockets.totals(text) == {"a_total": 7.0, "b": 1000.0}

@@ -108,7 +108,7 @@ def test_tokens_and_cache_hits_of_the_whole_are_shown_with_their_source(point: A
     assert [word for word in words if word not in drawn] == []
 
 
-EXPOSITION = """\
+EXPOSITION = b"""\
 # TYPE vllm:prefix_cache_hits_total counter
 vllm:prefix_cache_hits_total{model_name="m"} %d
 vllm:prefix_cache_queries_total{model_name="m"} %d
@@ -131,7 +131,7 @@ def test_an_engine_that_has_begun_anew_or_is_idle_has_no_figures() -> None:
     busy, fresh = look(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0), look(EXPOSITION % (1, 2, 3, 1, 1, 1), 5.0)
     assert between(busy, fresh).hit_ratio is between(busy, fresh).ttft_90 is between(busy, fresh).tokens is None
     assert between(busy, busy).hit_ratio is None
-    assert between(look("", 0.0), look("", 5.0)).tokens is None
+    assert between(look(b"", 0.0), look(b"", 5.0)).tokens is None
 
 
 def test_the_busiest_pods_stand_above_and_equal_ones_by_their_names() -> None:

@@ -9,8 +9,8 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectRefused
 from proxy.core.units import Duration
 from proxy.fleet.dcgm import RETRY, Gpus, utilization
-from proxy.fleet.scrape import ScrapeError
 from proxy.fleet.settings import DcgmSettings
+from proxy.telemetry.prometheus_text import ScrapeError
 
 
 def line(value: float, pod: str = "", gpu: int = 0) -> str:

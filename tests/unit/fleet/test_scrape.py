@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from pathlib import Path
 from typing import get_args
 
@@ -16,13 +15,11 @@ from proxy.fleet.dialects import DIALECTS, Dialect, Engine, specs
 from proxy.fleet.scrape import (
     MODELS_BYTES,
     MOST_SAMPLES,
-    STEP,
-    ScrapeError,
-    _alternatives,
     parse,
     parse_in_steps,
     parse_models,
 )
+from proxy.telemetry.prometheus_text import STEP, ScrapeError
 
 VLLM = DIALECTS["vllm"]
 REAL = (Path(__file__).parent / "vllm_metrics.txt").read_bytes()
@@ -203,13 +200,6 @@ def test_garbage_gives_sane_metrics_or_a_scrape_error(text: bytes) -> None:
     assert 0 <= metrics.kv_usage <= 1
     assert metrics.block_size >= 0
     assert metrics.blocks >= 0
-
-
-@given(st.lists(st.text("abc_:", min_size=1, max_size=6), min_size=1, max_size=8), st.text("abc_:", max_size=6))
-def test_the_pattern_of_names_matches_those_names_and_no_others(names: list[str], other: str) -> None:
-    pattern = re.compile(_alternatives(set(names)))
-    assert all(pattern.fullmatch(name) for name in names)
-    assert bool(pattern.fullmatch(other)) == (other in names)
 
 
 def test_a_dialect_knows_all_families_it_needs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy.settings import from_mapping
-from proxy.supervisor.senses import WorkersSenses, shown
+from proxy.supervisor.senses import Shown, WorkersSenses
 from proxy.telemetry.catalogue import Catalogue
 
 BUCKET = "kvlane_autoscale_time_to_first_token_seconds_bucket"
@@ -24,7 +24,7 @@ def exposition(slow: int, fast: int) -> bytes:
 
 
 def test_workers_are_added_up() -> None:
-    found = shown([exposition(1, 2), exposition(0, 4), b""])
+    found = Shown([exposition(1, 2), exposition(0, 4), b""])
     assert found.queued == {"default": 6}
     assert found.backlogs == {("default", "prefill"): 1.0}
     assert found.ttfts(("default", "prefill")) == [(0.1, 6.0), (float("inf"), 7.0)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.supervisor.merge import SUPERVISOR, Merged, Sums, add_up, sums_of
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.exposition import expose
+from proxy.telemetry.prometheus_text import SUPERVISOR, Merger, SampleReader
 
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -23,11 +24,11 @@ async def exposition(requests: int = 0, ttft: tuple[float, ...] = (), lag: float
     return body
 
 
-async def merged(*expositions: tuple[bytes, str], gone: Sums | None = None) -> Values:
-    found = Merged()
+async def merged(*expositions: tuple[bytes, str], gone: bytes = b"") -> Values:
+    found = Merger()
     for body, worker in expositions:
         await found.add(body, worker)
-    await found.add_sums(gone or {})
+    await found.add(gone, SUPERVISOR)
     text = (await found.render()).decode()
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
@@ -68,11 +69,23 @@ async def test_gauges_of_the_fleet_are_those_of_the_supervisor() -> None:
     assert running == {("kvlane_endpoint_running_requests", (("endpoint", "a"),)): 7}
 
 
-async def test_what_a_worker_counted_that_is_gone_stays_in_the_sums() -> None:
-    gone: Sums = {}
-    add_up(gone, sums_of(await exposition(3, (0.1,), lag=1.0)))
-    add_up(gone, sums_of(await exposition(2)))
+async def test_counts_of_workers_that_ended_stay_in_the_sums() -> None:
+    first = Merger.counts_of(b"", await exposition(3, (0.1,), lag=1.0))
+    gone = Merger.counts_of(first, await exposition(2))
     values = await merged((await exposition(4), "0"), gone=gone)
     assert values[REQUESTS] == 9
     assert values["kvlane_time_to_first_token_seconds_count", (("model", "m"), ("stream", "true"))] == 1
-    assert not any("loop_lag" in series for series in gone)
+    assert b"\nkvlane_event_loop_lag_seconds " not in gone
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\x85", "\x1c", "\r", "\x0c", "\n", '"', "\\", " ", "{", "}"])
+async def test_label_values_may_contain_any_separator_of_lines(character: str) -> None:
+    catalogue = Catalogue("1")
+    catalogue.requests.cell(f"a{character}b", "chat", "complete", "2xx").add(1)
+    body, _ = await expose(catalogue, "")
+    merger = Merger()
+    await merger.add(body, "0")
+    await merger.add(body, "1")
+    name = "kvlane_requests_total"
+    (sample,) = SampleReader([name]).read(await merger.render())[name]
+    assert (sample.value, sample.labels["model"]) == (2.0, f"a{character}b")

@@ -1,10 +1,12 @@
-"""Which series of an exposition is meant."""
+"""Reading samples and selecting series of an exposition."""
+
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.fleet.series import MetricSpec, Sample, parse_spec
+from proxy.telemetry.prometheus_text import MetricSpec, Sample, SampleReader, alternatives, parse_spec, sums_by
 
 
 @pytest.mark.parametrize(
@@ -72,3 +74,21 @@ def test_a_spec_selects_the_series_that_have_at_least_its_labels() -> None:
 def test_labels_are_unescaped() -> None:
     sample = Sample(rb'a="say \"hi\", {you}\\", b="line\nline"', 1)
     assert sample.labels == {"a": 'say "hi", {you}\\', "b": "line\nline"}
+
+
+@given(st.lists(st.text("abc_:", min_size=1, max_size=6), min_size=1, max_size=8), st.text("abc_:", max_size=6))
+def test_the_pattern_of_names_matches_those_names_and_no_others(names: list[str], other: str) -> None:
+    pattern = re.compile(alternatives(set(names)))
+    assert all(pattern.fullmatch(name) for name in names)
+    assert bool(pattern.fullmatch(other)) == (other in names)
+
+
+def test_all_samples_are_read_if_no_names_are_given() -> None:
+    text = b'# HELP a b\na 1\nb:c{d="e"} 2 1000\r\nb:c{d="f"} NaN\n'
+    assert SampleReader().read(text) == {"a": [Sample(b"", 1.0)], "b:c": [Sample(b'{d="e"', 2.0, 1000.0)]}
+
+
+def test_sums_are_grouped_by_labels_and_a_missing_label_is_empty() -> None:
+    samples = SampleReader(["a"]).read(b'a{x="1",y="2"} 1\na{y="3",x="1"} 2\na{y="2"} 4\nb{x="1"} 8\n')["a"]
+    assert sums_by(samples, ("x",)) == {("1",): 3.0, ("",): 4.0}
+    assert sums_by(samples, ()) == {(): 7.0}
