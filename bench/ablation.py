@@ -1,10 +1,10 @@
 """What each term of the default placement is worth: the default, and the default without one of them.
 
-    python bench/ablation.py --trace conversation.jsonl.gz [--requests 2000] [--seeds 2] [--load 0.8] [--engine NAME]
+    python bench/ablation.py --trace conversation.jsonl.gz [--requests 2000] [--seeds 3] [--load 0.8] [--engine NAME]
 
-On the virtual clock of bench/quality.py, in four situations: the trace, the trace with a pod three times slower, 200
-users under one system prompt, and 40 requests per second of tenants whose prefixes the fleet can hold once. The
-table has mean times to first token in seconds; `--json` has all figures.
+Runs on the virtual clock of bench/quality.py, in six situations: the trace, the trace with a pod three times slower,
+200 users under one system prompt, 40 requests per second of tenants whose prefixes the fleet can hold once, agents, and
+conversations. Prints mean times to first token in seconds; `--json` writes all figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from proxy.core.endpoint import Endpoint
 from proxy.latency.beside import Beside
 from proxy.latency.pod import PodModel
 from proxy.latency.rates import Rates
-from proxy.latency.trust import Trust
 from proxy.latency.work import Leg
 from proxy.plugins.producers.predicted_latency import Forecast
 from proxy.plugins.scorers import latency as scorer
@@ -57,7 +56,7 @@ def main() -> None:
     options = _options()
     situations = {name: each for name, each in _situations(options) if name in (options.only or [name])}
     rows, found = [["the default", *situations]], {}
-    for name, (without, config) in _variants().items():
+    for name, (without, config) in _variants(options.variants).items():
         found[name] = {}
         for situation, (experiment, load) in situations.items():
             with ExitStack() as stack:
@@ -76,8 +75,8 @@ Variant = tuple[Callable[[], AbstractContextManager[Any]], str]
 """What is changed while it runs, and its configuration, empty for none."""
 
 
-def _variants() -> Mapping[str, Variant]:
-    return {
+def _variants(names: Sequence[str] | None) -> Mapping[str, Variant]:
+    variants: Mapping[str, Variant] = {
         "whole": (nullcontext, ""),
         "without prefix match": (lambda: changed((Forecast, "costs", _unmatched)), ""),
         "without reservation": (lambda: changed((PodModel, "dispatch", _unreserved)), ""),
@@ -87,8 +86,8 @@ def _variants() -> Mapping[str, Variant]:
         "without speed": (lambda: changed((Rates, "_keep_pace", _at_usual_pace)), ""),
         "without other forms": (lambda: changed((Beside, "renew", _in_turn)), ""),
         "without the form with room": (lambda: changed((Beside, "_choose", _divided)), ""),
-        "without fall-back": (lambda: changed((Trust, "judge", _trusting)), ""),
     }
+    return {name: variant for name, variant in variants.items() if name in (names or variants)}
 
 
 def _situations(options: argparse.Namespace) -> Iterator[tuple[str, tuple[Experiment, float]]]:
@@ -102,6 +101,8 @@ def _situations(options: argparse.Namespace) -> Iterator[tuple[str, tuple[Experi
     yield "a slow pod", (traffic(SLOW, trace=options.trace), options.load)
     yield "shared prompt", (traffic(generator="shared-prompt"), options.load)
     yield "tenants", (traffic(generator="tenants", kv_tokens=TENANT_ROOM, known_capacity=TENANT_RATE), 1.0)
+    yield "agents", (traffic(generator="agents"), options.load)
+    yield "conversations", (traffic(generator="conversations"), options.load)
 
 
 @contextmanager
@@ -158,20 +159,21 @@ def _divided(beside: Beside, *errors: float) -> None:
     """The form that is beside stays what it is at first."""
 
 
-def _trusting(given: Trust, error: float) -> bool:
-    return False
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="JSON lines in Mooncake's format")
     parser.add_argument("--requests", type=int, default=2_000, help="per run")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--engine", choices=ENGINES, default="vllm")
-    parser.add_argument("--only", type=lambda text: text.split(","), metavar="SITUATION,…", help="all")
+    parser.add_argument("--only", type=_names, metavar="SITUATION,…", help="[all]")
+    parser.add_argument("--variants", type=_names, metavar="NAME,…", help="[all]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
     return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 if __name__ == "__main__":

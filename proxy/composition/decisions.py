@@ -136,6 +136,6 @@ class Decisions:
         observer = self._observation.observer
         observer.shadow(decision, result)
         forecast = request.state.read(LATENCY)
-        if forecast is not None and forecast.is_trusted:
+        if forecast is not None:
             chosen, other = forecast.ttfts((decision.target, result.best))
             observer.regret(result.profile, chosen - other)

@@ -150,8 +150,7 @@ def predictions(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Pre
     if not endpoints:
         return Predictions(None, None)
     hits = None if match is None else array("q", match.lengths(endpoints))
-    trusted = forecast is not None and forecast.is_trusted
-    return Predictions(hits, array("d", forecast.ttfts(endpoints)) if forecast is not None and trusted else None)
+    return Predictions(hits, None if forecast is None else array("d", forecast.ttfts(endpoints)))
 
 
 def queued_since(request: InferenceRequest) -> float | None:

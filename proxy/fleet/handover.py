@@ -14,7 +14,7 @@ PREFILL_RATE = 10_000.0
 """Prompt tokens that a pod computes in a second, about: what a prefix is worth in seconds."""
 
 REQUEST_TOKENS = 512
-"""What one running or waiting request of a pod counts as, in tokens, where no forecast can be trusted."""
+"""Tokens that one running or waiting request of a pod counts as, where there is no forecast."""
 
 
 def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endpoint]) -> Decision:
@@ -39,7 +39,7 @@ def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endp
 def _is_near(request: InferenceRequest, match: PrefixMatch, heir: Endpoint, target: Endpoint, tokens: int) -> bool:
     """Whether the heir is behind the target by no more than so many tokens of a prompt are worth."""
     forecast = request.state.read(LATENCY)
-    if forecast is not None and forecast.is_trusted:
+    if forecast is not None:
         its, chosen = forecast.costs((heir, target))
         return its - chosen <= tokens / PREFILL_RATE
     prompt = (request.state.read(TOKENIZED_PROMPT) or request.prompt).tokens

@@ -63,7 +63,7 @@ def chance(by_load: ShedByLoad, endpoints: Sequence[Endpoint]) -> float:
 def would_miss(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:
     """Where something is predicted, and no pod has nothing to do."""
     asked, forecast = objectives(request), request.state.read(LATENCY)
-    if asked is None or forecast is None or not forecast.is_trusted:
+    if asked is None or forecast is None:
         return False
     if any(endpoint.load.requests == 0 or endpoint.view.kv_usage < COLD for endpoint in endpoints):
         return False

@@ -54,8 +54,7 @@ def _unheard() -> None:
 class FleetModel:
     """Lives as long as the process; pods begin with its coefficients, and are drawn to them while they know little.
 
-    `news` is called when pods that know nothing of their own have something to learn from it, or when the error has
-    changed.
+    `news` is called when pods that know nothing of their own have something to learn from it.
     """
 
     def __init__(self, news: Callable[[], None] = _unheard) -> None:
@@ -94,7 +93,6 @@ class FleetModel:
         self.judged += 1
         self._off = ERROR_MEMORY * self._off + max(0.0, abs(predicted - seen) - TOLERATED)
         self._seen = ERROR_MEMORY * self._seen + seen
-        self.news()
 
     def observe_prefill(self, features: Features, seconds: float, allowance: float) -> None:
         self.prefill.observe(features, seconds, allowance)

@@ -15,10 +15,6 @@ class LatencyForecast(Protocol):
 
     __slots__ = ()
 
-    @property
-    def is_trusted(self) -> bool:
-        """False while recent predictions were too far off."""
-
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
         """The time to the first token, and what the choice costs those who are answered meanwhile."""
 

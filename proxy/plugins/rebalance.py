@@ -13,17 +13,17 @@ from proxy.latency.keys import LATENCY
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """In seconds where a forecast can be trusted: what each pod has cached of the prompt is in it. Else in requests."""
+    """In seconds where there is a forecast, which includes what each pod has cached of the prompt; else in requests."""
 
-    seconds: float = param(1.0, "that staying may cost more, where predicted-latency-producer is trusted", at_least=0)
-    requests: int = param(16, "that run and wait on the pod, more than elsewhere, where it is not", at_least=0)
+    seconds: float = param(1.0, "that staying may cost more, where predicted-latency-producer predicts", at_least=0)
+    requests: int = param(16, "that run and wait on the pod, more than elsewhere, where it does not", at_least=0)
 
     def is_behind(self, request: InferenceRequest, held: Sequence[Endpoint], others: Sequence[Endpoint]) -> bool:
         """Whether the best of those that hold what the request needs is too far behind the best of the others."""
         if not others:
             return False
         forecast = request.state.read(LATENCY)
-        if forecast is not None and forecast.is_trusted:
+        if forecast is not None:
             return min(forecast.costs(held)) - min(forecast.costs(others)) > self.seconds
         return _fewest(held) - _fewest(others) > self.requests
 

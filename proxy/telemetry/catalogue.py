@@ -120,9 +120,6 @@ class Catalogue:
             "latency_prediction_error_ratio",
             "Mean of |predicted - seen| over the mean of recent times to first token; 0 while fewer than 20 are known.",
         )
-        self.predictions_trusted = gauge(
-            "latency_predictions_trusted", "1, or 0 while latency-scorer scores without predictions, as they are bad."
-        )
         self.scorer_faults = counter(
             "scorer_faults",
             "Calls of plugins of any kind that raised an error or returned something unusable.",

@@ -39,8 +39,6 @@ class Predictor(Protocol):
 
     @property
     def error(self) -> float: ...
-    @property
-    def is_trusted(self) -> bool: ...
 
 
 class EstimateView(Protocol):
@@ -128,7 +126,6 @@ class EndpointSeries:
         self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
         if self._predictors:
             self._catalogue.prediction_error.cell().value = max(one.error for one in self._predictors)
-            self._catalogue.predictions_trusted.cell().value = float(all(one.is_trusted for one in self._predictors))
         self._catalogue.index_pairs.cell().value = sum(index.pairs for index in self._indexes)
         self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
 

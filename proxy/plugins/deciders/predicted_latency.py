@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -26,11 +26,13 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     """Wants it if that costs fewer seconds. One pod: the time to first token, `interferenceCost` per second by which
     answers that run there come later, and `answerCost` of the answer, which goes on the slower the more prompts come
     to that pod. Two pods: the same, where the prompt and the answer cost least, and the transfer. What transfers take
-    is learnt from requests that stream. While predictions cannot be trusted, it wants it if the decode pod lacks at
-    least `nonCachedTokens`.
+    is learnt from requests that stream.
     """
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COSTS)
+    removed: ClassVar[Mapping[str, str]] = {
+        "nonCachedTokens": "predictions always decide; prefix-based-pd-decider has a fixed number of tokens"
+    }
     name: InstanceName
     clock: Clock
     interference_cost: float = param(
@@ -43,9 +45,6 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         2e-5, "what a transfer is taken to last until some were seen, per token of the prompt", at_least=0
     )
     transfer_seconds: float = param(0.01, "the same of what each takes at all, the decode pod's first step", at_least=0)
-    non_cached_tokens: int = param(
-        512, "prompt tokens that the decode pod must lack while predictions are not trusted", at_least=1
-    )
     prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
     latency_prediction_info_producer_name: str = param(
         "", "whose predictions to read; empty: those of the first producer"
@@ -77,14 +76,14 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         """Whether it could pay, if a pod could compute the prompt in no time."""
-        tokens, forecast = self._missing(request, decode), self._trusted(request)
+        tokens, forecast = self._missing(request, decode), request.state.read(self._forecast)
         if forecast is None:
-            return tokens >= self.non_cached_tokens
+            return False
         return tokens > 0 and self.transfer.seconds(tokens) < self.prompt_cost(forecast, decode)
 
     @contextmanager
     def pricing(self, request: InferenceRequest, stage: Stage) -> Generator[None, None, None]:
-        forecast = self._trusted(request)
+        forecast = request.state.read(self._forecast)
         if forecast is not None:
             request.state[STAGE_COSTS] = _Costs(self, forecast, request, stage)
         try:
@@ -95,9 +94,9 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def prefers(
         self, request: InferenceRequest, whole: Endpoint, decode: Endpoint, prefill: Sequence[Endpoint]
     ) -> bool:
-        forecast = self._trusted(request)
+        forecast = request.state.read(self._forecast)
         if forecast is None:
-            return True
+            return False
         shared = self.prompt_cost(forecast, prefill[0]) + self.decode_cost(forecast, request, decode)
         return shared < self.prompt_cost(forecast, whole) + self._answer_cost(forecast, whole)
 
@@ -133,10 +132,6 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     def _answer_cost(self, forecast: LatencyForecast, endpoint: Endpoint) -> float:
         (tpot,) = forecast.tpots((endpoint,))
         return self.answer_cost * forecast.output * tpot / (1.0 - self.duty.of(endpoint, self.clock.now()))
-
-    def _trusted(self, request: InferenceRequest) -> LatencyForecast | None:
-        forecast = request.state.read(self._forecast)
-        return forecast if forecast is not None and forecast.is_trusted else None
 
     def _missing(self, request: InferenceRequest, endpoint: Endpoint) -> int:
         prompt, match = request.state.read(TOKENIZED_PROMPT) or request.prompt, request.state.read(self._match)

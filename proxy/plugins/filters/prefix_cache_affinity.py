@@ -24,7 +24,7 @@ class PrefixCacheAffinityFilter(Filter):
 
     Also keeps all if the least loaded of the holders would answer more than `maxTTFTPenaltyMs` later than the least
     loaded of the others, where a pod's time to first token is its in-flight tokens over `peakPrefillThroughput`, or
-    what predicted-latency-producer says for as long as it is trusted.
+    what predicted-latency-producer predicts.
     """
 
     random: Random
@@ -79,6 +79,6 @@ class PrefixCacheAffinityFilter(Filter):
     def _soonest(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> float:
         """Milliseconds to the first token on the pod that gives it first."""
         forecast = request.state.read(self._latency_key) if self.ttft_source == "latencyPredictor" else None
-        if forecast is not None and forecast.is_trusted:
+        if forecast is not None:
             return min(forecast.ttfts(endpoints)) * 1000
         return min(endpoint.load.tokens for endpoint in endpoints) / self.peak_prefill_throughput * 1000

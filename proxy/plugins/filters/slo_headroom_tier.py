@@ -25,7 +25,7 @@ class SloHeadroomTierFilter(Filter):
     """Keeps the pods that are expected to keep the objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or
     without `llm-d-`); now and then the others instead, by `epsilonExploreNeg`, so that they too are learnt from.
 
-    Keeps all if none would keep them or all would, without objectives, and while predictions cannot be trusted.
+    Keeps all if none would keep them or all would, and without objectives.
     """
 
     random: Random
@@ -46,7 +46,7 @@ class SloHeadroomTierFilter(Filter):
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         wanted, forecast = objectives(request), request.state.read(self._key)
-        if wanted is None or forecast is None or not forecast.is_trusted:
+        if wanted is None or forecast is None:
             return endpoints
         keeps = [min(room) >= 0.0 for room in wanted.headrooms(forecast, endpoints)]
         if all(keeps) or not any(keeps):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,13 +23,8 @@ from proxy.latency.lessons import LEAST_OBSERVED
 from proxy.latency.pace import Prices
 from proxy.latency.pod import PodModel
 from proxy.latency.published import seconds, tpots
-from proxy.latency.trust import Trust
 from proxy.latency.work import Leg
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
-
-log = logging.getLogger(__name__)
-
-UNTRUSTED = "%s: predictions are off by %.0f %%, more than %.0f %%; until they are better, pods are scored without them"
 
 NOTHING_HELD: Mapping[Endpoint, int] = MappingProxyType({})
 
@@ -48,6 +42,9 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     waits: ClassVar[bool] = False
+    removed: ClassVar[Mapping[str, str]] = {
+        "maxRelativeError": "predictions are always used; alert on kvlane_latency_prediction_error_ratio instead"
+    }
 
     name: InstanceName
     clock: Clock
@@ -59,11 +56,6 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     decode_cost: float = param(
         0.03, "what a second of delay costs an answer that is under way, in seconds before its start", at_least=0
     )
-    max_relative_error: float = param(
-        0.5,
-        "mean error of recent predictions, over the mean of what was seen, above which none is trusted",
-        more_than=0,
-    )
     prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
     slo_buffer_factor: float = param(1.0, UNUSED + "objectives are taken as they are")
     context_ttl: Duration = param(Duration(300.0), UNUSED + "what is known of a request ends with it", key="contextTTL")
@@ -71,20 +63,17 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
-    is_trusted: bool = field(init=False, repr=False, compare=False, default=True)
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
     _legs: dict[Attempt, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
     _found: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
     """The models of those that were asked about last."""
     _prices: Prices = field(init=False, repr=False, compare=False)
-    _trust: Trust = field(init=False, repr=False, compare=False)
     _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.fleet = FleetModel(self._hear)
-        self._trust = Trust(self.max_relative_error)
         self._prices = Prices(self.work_cost, self.decode_cost)
         self._key = DataKey(LATENCY.kind, self.name)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
@@ -99,8 +88,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def adopt(self, predecessor: PredictedLatencyProducer) -> None:
         """All that it has learnt; what it costs is another matter."""
-        self.fleet, self.is_trusted, self._trust = predecessor.fleet, predecessor.is_trusted, predecessor._trust
-        self._trust.limit = self.max_relative_error
+        self.fleet = predecessor.fleet
         self._pods, self._legs = predecessor._pods, predecessor._legs
         self._asked, self._found = None, []
         self.fleet.news = self._hear
@@ -180,17 +168,10 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         return pod
 
     def _hear(self) -> None:
-        """The fleet has learnt something: what pods are like of which nothing is known, and whether to trust it all."""
+        """Update the pods of which nothing is known with what the fleet has learnt."""
         for pod in self._pods.values():
             if pod.rates.prefill.is_cold:
                 pod.follow()
-        error, trust = self.fleet.error, self._trust
-        if trust.judge(error):
-            self.is_trusted = trust.is_given
-            if self.is_trusted:
-                log.warning("%s: predictions are off by %.0f %% and trusted again", self.name, 100 * error)
-            else:
-                log.warning(UNTRUSTED, self.name, 100 * error, 100 * trust.limit)
 
 
 class Forecast(NamedTuple):
@@ -200,10 +181,6 @@ class Forecast(NamedTuple):
     tokens: int
     """Of the prompt."""
     match: PrefixMatch | None
-
-    @property
-    def is_trusted(self) -> bool:
-        return self.producer.is_trusted
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
         producer, tokens, match = self

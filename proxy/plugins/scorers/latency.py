@@ -15,11 +15,12 @@ from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
 from proxy.latency.keys import LATENCY, STAGE_COSTS, LatencyForecast
 from proxy.latency.objectives import Objectives, objectives
-from proxy.prefix.keys import PREFIX_MATCH
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
 """Costs that differ by less, in seconds and as a share, are equal: what there is of chance in them must not send all
 to the same pod."""
+
+UNUSED = "accepted and without effect: predictions are always used"
 
 BROKEN = 0.5
 """Pods that are expected to break an objective score below this, the others above."""
@@ -32,23 +33,19 @@ class LatencyScorer(Scorer):
     first token, and a share of those by which answers that run are delayed; see predicted-latency-producer.
 
     With objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or without `llm-d-`), pods that are expected to keep
-    them come before those that are not; these are ordered by how much they break them, those by the strategy. While
-    predictions cannot be trusted, the score is the mean of KV room, of the shorter queue and of the cached share,
-    by the composite weights.
+    them come before those that are not; these are ordered by how much they break them, those by the strategy.
     """
 
-    uses: ClassVar[tuple[DataKey[Any], ...]] = (PREFIX_MATCH, STAGE_COSTS)
+    uses: ClassVar[tuple[DataKey[Any], ...]] = (STAGE_COSTS,)
     scale_seconds: float = param(1.0, "excess that halves the score", more_than=0)
     ttft_weight: float = param(0.8, "of the time to first token in a broken objective, or in the headroom", at_least=0)
     tpot_weight: float = param(0.2, "of the time per token in it", at_least=0)
     headroom_selection_strategy: Literal["cheapest", "least", "most"] = param(
         "cheapest", "which of the pods that keep the objectives: the cheapest, or that with the least or most headroom"
     )
-    composite_kv_weight: float = param(
-        1.0, "of KV room while predictions are not trusted", key="compositeKVWeight", at_least=0
-    )
-    composite_queue_weight: float = param(1.0, "of a shorter queue then", at_least=0)
-    composite_prefix_weight: float = param(1.0, "of the cached share of the prompt then", at_least=0)
+    composite_kv_weight: float = param(1.0, UNUSED, key="compositeKVWeight", at_least=0)
+    composite_queue_weight: float = param(1.0, UNUSED, at_least=0)
+    composite_prefix_weight: float = param(1.0, UNUSED, at_least=0)
     latency_prediction_info_producer_name: str = param(
         "", "whose predictions to read; empty: those of the first producer"
     )
@@ -63,8 +60,8 @@ class LatencyScorer(Scorer):
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         forecast = request.state.read(self._key)
-        if forecast is None or not forecast.is_trusted:
-            return self._composite(request, endpoints)
+        if forecast is None:
+            return [0.0] * len(endpoints)
         stage = request.state.read(STAGE_COSTS)
         if stage is not None:
             return self._by_cost(stage.costs(endpoints))
@@ -92,27 +89,3 @@ class LatencyScorer(Scorer):
             BROKEN + (1.0 - BROKEN) * score if min(room) >= 0.0 else BROKEN / (1.0 - sum(min(0.0, one) for one in room))
             for score, room in zip(kept, rooms, strict=True)
         ]
-
-    def _composite(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        kv, queue, prefix = self.composite_kv_weight, self.composite_queue_weight, self.composite_prefix_weight
-        total = kv + queue + prefix or 1.0
-        match = request.state.read(PREFIX_MATCH)
-        held = match.matched(endpoints) if match is not None else [0] * len(endpoints)
-        blocks = match.total if match is not None and match.total else 1
-        ahead, scores = _ahead(endpoints, request.prompt.tokens or 1), []
-        most = max(ahead) or 1
-        for endpoint, tokens, matched in zip(endpoints, ahead, held, strict=True):
-            used = endpoint.view.kv_usage
-            room = kv * (1.0 - used) if used < 1.0 else 0.0
-            scores.append((room + queue * (most - tokens) / most + prefix * matched / blocks) / total)
-        return scores
-
-
-def _ahead(endpoints: Sequence[Endpoint], like: int) -> list[int]:
-    """Prompt tokens that are to be computed there. Where more requests wait than this proxy and its siblings have
-    there, the others' prompts are taken to be `like` this one. Engines that show nobody waiting may make all wait."""
-    ahead = []
-    for endpoint in endpoints:
-        load, strangers = endpoint.load, endpoint.view.waiting - endpoint.load.requests
-        ahead.append(load.tokens + strangers * like if strangers > 0 else load.tokens)
-    return ahead

@@ -28,7 +28,7 @@ class AdapterRebalance(Rebalance):
     """To load an adapter takes a second or more."""
 
     seconds: float = param(1.0, "that the pods with the adapter may cost more than one with room", at_least=0)
-    requests: int = param(8, "the same where no forecast is trusted, in requests that run and wait", at_least=0)
+    requests: int = param(8, "the same where there is no forecast, in requests that run and wait", at_least=0)
 
 
 @plugin("lora-affinity-scorer")

@@ -128,7 +128,6 @@ class Foretold(LatencyForecast):
         self,
         seconds: Mapping[str, float],
         *,
-        is_trusted: bool = True,
         delays: Mapping[str, float] | None = None,
         paces: Mapping[str, float] | None = None,
         output: float = 1.0,
@@ -137,11 +136,6 @@ class Foretold(LatencyForecast):
         self._paces = seconds if paces is None else paces
         self._output = output
         self._delays = delays or {}
-        self._is_trusted = is_trusted
-
-    @property
-    def is_trusted(self) -> bool:
-        return self._is_trusted
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return [self._seconds[endpoint.name] for endpoint in endpoints]

@@ -54,7 +54,7 @@ HEALTHY: Mapping[str, str] = {
     "kvlane_config_last_reload_successful": "1x400",
     "kvlane_replicas_store_up": "1x400",
     "kvlane_replicas_disagreeing": "0x400",
-    "kvlane_latency_predictions_trusted": "1x400",
+    "kvlane_latency_prediction_error_ratio": "0.1x400",
     WAITED % ("bucket", ', le="10.0"'): "0+600x400",
     WAITED % ("bucket", ', le="+Inf"'): "0+600x400",
     WAITED % ("count", ""): "0+600x400",
@@ -95,7 +95,7 @@ FIRED: Mapping[str, tuple[Mapping[str, str], str]] = {
         "15m",
     ),
     "KvlanePrefixIndexWrong": ({'kvlane_endpoint_prefix_prediction_error_ratio{endpoint="pod-0"}': "0.6x400"}, "35m"),
-    "KvlanePredictionsDistrusted": ({"kvlane_latency_predictions_trusted": "0x400"}, "35m"),
+    "KvlanePredictionsInaccurate": ({"kvlane_latency_prediction_error_ratio": "0.6x400"}, "35m"),
     "KvlaneScorerFaults": ({'kvlane_scorer_faults_total{plugin="mine", fault="raised"}': "_x20 1x400"}, "25m"),
     "KvlaneQueueSlow": (
         {WAITED % ("bucket", ', le="10.0"'): "0+300x400", WAITED % ("bucket", ', le="20.0"'): "0+600x400"},

@@ -27,8 +27,7 @@ class Chance:
 
 
 class Forecast:
-    def __init__(self, ttft: float, tpot: float, is_trusted: bool = True) -> None:
-        self.is_trusted = is_trusted
+    def __init__(self, ttft: float, tpot: float) -> None:
         self._ttft = ttft
         self._tpot = tpot
 
@@ -130,7 +129,5 @@ class TestMissedObjectives:
         asked = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})
         assert not refused(self.SETTINGS, asked, [*pods(3), *pods(0, **idle)])
 
-    def test_without_predictions_to_be_trusted_nothing_is_refused(self) -> None:
-        headers = {"x-slo-ttft-ms": "500"}
-        assert not refused(self.SETTINGS, request(-1, None, **headers), pods(3))
-        assert not refused(self.SETTINGS, request(-1, Forecast(9.0, 9.0, is_trusted=False), **headers), pods(3))
+    def test_without_predictions_nothing_is_refused(self) -> None:
+        assert not refused(self.SETTINGS, request(-1, None, **{"x-slo-ttft-ms": "500"}), pods(3))

@@ -92,12 +92,11 @@ class TestPredictedLatency:
         delays: Mapping[str, float] | None = None,
         tokens: int = 1000,
         cached: int = 0,
-        trusted: bool = True,
         **given: Any,
     ) -> str:
         """How far the question comes: nowhere, to the prefill profile, or to another pod."""
         decider, asked = make("predicted-latency-pd-decider", **given), asking(tokens, cached)
-        asked.state.write(LATENCY, Foretold(seconds, is_trusted=trusted, delays=delays, paces={}))
+        asked.state.write(LATENCY, Foretold(seconds, delays=delays, paces={}))
         if not decider.wants(asked, DECODE):
             return "local"
         return "remote" if decider.prefers(asked, DECODE, DECODE, [PREFILL, OTHER]) else "local after all"
@@ -126,15 +125,15 @@ class TestPredictedLatency:
     def test_who_ranks_best_is_who_would_do_it(self) -> None:
         assert self.verdict({"decode": 0.5, "prefill": 0.6, "other": 0.1}) == "local after all"
 
-    @pytest.mark.parametrize(("tokens", "verdict"), [(511, "local"), (512, "remote")])
-    def test_while_predictions_are_not_trusted_tokens_decide(self, tokens: int, verdict: str) -> None:
-        assert self.verdict({"decode": 0.0, "prefill": 9.0}, tokens=tokens, trusted=False) == verdict
+    def test_without_a_prediction_one_pod_serves_the_request(self) -> None:
+        decider = make("predicted-latency-pd-decider")
+        assert not decider.wants(request(10_000), DECODE)
+        assert not decider.prefers(request(10_000), DECODE, OTHER, [PREFILL])
 
-    def test_without_a_prediction_tokens_decide(self) -> None:
-        decider = make("predicted-latency-pd-decider", nonCachedTokens=100)
-        assert decider.wants(request(100), DECODE)
-        assert not decider.wants(request(99), DECODE)
-        assert decider.prefers(request(100), DECODE, OTHER, [PREFILL])
+    def test_the_removed_number_of_tokens_is_named_with_what_replaced_it(self) -> None:
+        found = fault("predicted-latency-pd-decider", nonCachedTokens=512)
+        assert "nonCachedTokens: was removed" in found
+        assert "prefix-based-pd-decider" in found
 
     def test_a_faster_pod_for_the_answer_is_worth_a_transfer(self) -> None:
         """100 tokens at 10 ms are a second, of which half counts; the transfer of 1,000 takes 30 ms."""

@@ -220,21 +220,20 @@ class TestPrefixCacheAffinity:
         asked.state.write(PREFIX_MATCH.of("mine"), Held(10, {"a": 10}))
         assert kept(self.KIND, [pod("a"), pod("b")], asked, prefixMatchInfoProducerName="mine") == ["a"]
 
-    @pytest.mark.parametrize(("is_trusted", "names"), [(True, ["a", "b"]), (False, ["a"])])
-    def test_the_latency_predictor_says_it_while_it_is_trusted(self, is_trusted: bool, names: list[str]) -> None:
+    @pytest.mark.parametrize(("is_predicted", "names"), [(True, ["a", "b"]), (False, ["a"])])
+    def test_the_latency_predictor_says_it_where_there_is_one(self, is_predicted: bool, names: list[str]) -> None:
         asked = self.asked(a=10)
-        asked.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}, is_trusted=is_trusted))
+        if is_predicted:
+            asked.state.write(LATENCY, Foretold({"a": 2.0, "b": 0.9}))
         given: dict[str, Any] = {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 1000}
         assert make(self.KIND, **given).requires == (PREFIX_MATCH, LATENCY)
         assert kept(self.KIND, [pod("a"), pod("b")], asked, **given) == names
 
 
 class TestSloHeadroomTier:
-    def kept(
-        self, header: str = "x-llm-d-slo-ttft-ms", *, stream: bool = True, trusted: bool = True, **given: Any
-    ) -> str:
+    def kept(self, header: str = "x-llm-d-slo-ttft-ms", *, stream: bool = True, **given: Any) -> str:
         asked = replace(request(10), stream=stream, headers={header: "500"})
-        asked.state.write(LATENCY, Foretold({"a": 0.2, "b": 0.5, "c": 0.9}, is_trusted=trusted))
+        asked.state.write(LATENCY, Foretold({"a": 0.2, "b": 0.5, "c": 0.9}))
         return "".join(kept("slo-headroom-tier-filter", [pod(name) for name in "abc"], asked, **given))
 
     @pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"])
@@ -245,9 +244,10 @@ class TestSloHeadroomTier:
         assert self.kept(epsilonExploreNeg=1) == "c"
         assert [self.kept(seed=seed) for seed in range(500)].count("c") in range(1, 20)
 
-    def test_all_stay_without_objectives_or_predictions_that_can_be_trusted(self) -> None:
+    def test_all_stay_without_objectives_or_predictions(self) -> None:
         assert self.kept("x-other", epsilonExploreNeg=1) == "abc"
-        assert self.kept(trusted=False, epsilonExploreNeg=1) == "abc"
+        hurried = replace(request(10), headers={"x-llm-d-slo-ttft-ms": "500"})
+        assert kept("slo-headroom-tier-filter", [pod("a"), pod("b")], hurried, epsilonExploreNeg=1) == ["a", "b"]
         assert kept("slo-headroom-tier-filter", [pod("a")], request(10)) == ["a"]
 
     @pytest.mark.parametrize("seconds", [0.1, 0.9])

@@ -225,9 +225,9 @@ class TestRebalance:
         assert kept(plugin, asked, a) == ["a"]
 
     @pytest.mark.parametrize(
-        ("behind", "trusted", "names"), [(0.5, True, ["a"]), (0.6, True, ["a", "b"]), (9.0, False, ["a"])]
+        ("behind", "is_predicted", "names"), [(0.5, True, ["a"]), (0.6, True, ["a", "b"]), (9.0, False, ["a"])]
     )
-    def test_seconds_count_where_a_forecast_is_trusted(self, behind: float, trusted: bool, names: list[str]) -> None:
+    def test_seconds_count_where_there_is_a_forecast(self, behind: float, is_predicted: bool, names: list[str]) -> None:
         plugin, asked, a, b = (
             make("session-affinity-filter", **self.YIELDS),
             request(x_session_id="s"),
@@ -235,8 +235,8 @@ class TestRebalance:
             pod("b"),
         )
         plugin.pre_request(attempt(asked, a, b), a)
-        asked.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}, is_trusted=trusted))
-        if trusted:
+        if is_predicted:
+            asked.state.write(LATENCY, Foretold({"a": behind, "b": 0.0}))
             a.charge(1000, 1000)
         assert kept(plugin, asked, a, b) == names
 

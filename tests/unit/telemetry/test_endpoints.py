@@ -151,16 +151,14 @@ def test_the_prefix_index_is_read_when_it_is_exposed() -> None:
 
 def test_the_worst_of_several_predictors_is_shown_and_nothing_without_any() -> None:
     world = World()
-    assert world.scrape()["kvlane_latency_predictions_trusted"] == {}
-    predictors = [FakePredictor(0.1, True), FakePredictor(1.5, False)]
+    assert world.scrape()["kvlane_latency_prediction_error_ratio"] == {}
+    predictors = [FakePredictor(0.1), FakePredictor(1.5)]
     world.series = EndpointSeries(world.catalogue, world.fleet, [], world.clock, predictors=predictors)
     world.exposition = Exposition(world.catalogue, world.series, world.observer)
     seen = world.scrape()
     assert seen["kvlane_latency_prediction_error_ratio"] == {(): 1.5}
-    assert seen["kvlane_latency_predictions_trusted"] == {(): 0.0}
 
 
 @dataclass
 class FakePredictor:
     error: float
-    is_trusted: bool

@@ -38,13 +38,8 @@ SCHEDULING: dict[str, Any] = {
 class Forecast(LatencyForecast):
     """A forecast that says what the test says."""
 
-    def __init__(self, seconds: dict[str, float], *, is_trusted: bool = True) -> None:
+    def __init__(self, seconds: dict[str, float]) -> None:
         self._seconds = seconds
-        self._is_trusted = is_trusted
-
-    @property
-    def is_trusted(self) -> bool:
-        return self._is_trusted
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
         return self.ttfts(endpoints)
@@ -91,10 +86,9 @@ async def test_what_the_live_choice_is_expected_to_cost_is_the_shadows_regret() 
         assert await regret(s, "other", "neither", "count") == 1
 
 
-@pytest.mark.parametrize("forecast", [None, Forecast({"pod-0": 9.0, "pod-1": 0.1}, is_trusted=False)])
-async def test_without_a_prediction_that_is_trusted_there_is_no_regret(forecast: Forecast | None) -> None:
+async def test_without_a_prediction_there_is_no_regret() -> None:
     async with stack(2) as s:
-        shadowed(s.app, forecast, "pod-1")
+        shadowed(s.app, None, "pod-1")
         assert await regret(s, "other", "shadow", "count") is None
         assert await s.sample('kvlane_shadow_decisions_total{agrees="false",profile="other"}') == 1
 
