@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy import __version__
+from proxy import __version__, outbound
 from proxy.composition import picking
 from proxy.composition.asking import Asking
 from proxy.composition.autoscaling import Autoscaling
@@ -126,7 +126,7 @@ class App:
             await self._decisions.begin(stack, self.fleet)
             names = await self._resolver(stack)
             await self._path.begin(stack, self._settings, names)
-            session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            session = await stack.enter_async_context(outbound.session(None, decompress=False))
             tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             await self._open_admin(stack, session)
             await self._listen(stack, known)

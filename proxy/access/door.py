@@ -16,7 +16,7 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
-"""URL -> status and body. Raises UpstreamFailed."""
+"""URL -> status and body. Raises `outbound.FAILURES`."""
 
 
 class Tokens(Protocol):

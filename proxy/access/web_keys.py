@@ -12,8 +12,8 @@ from typing import Any
 import jwt
 import orjson
 
+from proxy import outbound
 from proxy.access.door import Fetch
-from proxy.core.errors import UpstreamFailed
 from proxy.core.frozen import frozen
 from proxy.core.ports import Clock
 
@@ -105,7 +105,7 @@ class WebKeys:
         try:
             text = await self._text_of_the_source()
             keys = self._keys if text == self._text else read_keys(text)
-        except (OSError, UpstreamFailed, ValueError) as error:
+        except (*outbound.FAILURES, ValueError) as error:
             if not self._failing:
                 log.error("the keys of %s cannot be had, those that are known stay: %s", self._source, error)
             self._failing = True

@@ -7,8 +7,9 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import orjson
 
+from proxy import outbound
 from proxy.autoscale.queries import Unanswered
 from proxy.autoscale.readings import number
 from proxy.autoscale.sources import PrometheusSettings
@@ -18,16 +19,12 @@ async def ask(settings: PrometheusSettings, query: str) -> float:
     """The value now. Raises Unanswered."""
     try:
         headers, trust = await asyncio.to_thread(_identity, settings)
-        async with (
-            aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=settings.timeout),
-                headers=headers,
-                connector=aiohttp.TCPConnector(ssl=trust),
-            ) as session,
-            session.get(f"{settings.url.rstrip('/')}/api/v1/query", params={"query": query}) as answer,
-        ):
-            said = await answer.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        url = f"{settings.url.rstrip('/')}/api/v1/query"
+        response = await outbound.fetch(
+            "GET", url, settings.timeout, tls=trust, headers=headers, params={"query": query}
+        )
+        said = orjson.loads(response.body)
+    except (*outbound.FAILURES, ValueError) as error:
         raise Unanswered(f"{type(error).__name__}: {error}") from None
     return value_of(said)
 
@@ -52,5 +49,4 @@ def value_of(said: Any) -> float:
 def _identity(settings: PrometheusSettings) -> tuple[dict[str, str], ssl.SSLContext | bool]:
     """Raises OSError or ValueError for files that cannot be used."""
     token = Path(settings.token_file).read_text().strip() if settings.token_file else settings.token
-    trust = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else True
-    return {} if token is None else {"authorization": f"Bearer {token}"}, trust
+    return outbound.bearer(token), outbound.tls_context(settings.ca_file) if settings.ca_file else True

@@ -11,6 +11,7 @@ import aiohttp
 import click
 import orjson
 
+from proxy import outbound
 from proxy.core.errors import cause
 
 TIMEOUT = 30.0
@@ -54,7 +55,7 @@ def asked(
     """The JSON of the answer; a body is posted. What is no good answer ends the command with what it says."""
     try:
         status, said = asyncio.run(answered(url.rstrip("/") + path, key, query, body, timeout))
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (*outbound.FAILURES, ValueError) as error:
         no_admin_port(url, error)
     if status >= 400:
         click.echo(_refusal(status, said), err=True)
@@ -66,12 +67,9 @@ async def answered(
     url: str, key: str, query: Mapping[str, str] | None = None, body: bytes | None = None, timeout: float = TIMEOUT
 ) -> tuple[int, Any]:
     """The status and the JSON of the answer."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout), headers=headers) as session,
-        session.request("GET" if body is None else "POST", url, params=query, data=body) as answer,
-    ):
-        return answer.status, orjson.loads(await answer.read())
+    method = "GET" if body is None else "POST"
+    response = await outbound.fetch(method, url, timeout, headers=outbound.bearer(key), params=query, data=body)
+    return response.status, orjson.loads(response.body)
 
 
 def no_admin_port(url: str, error: Exception) -> NoReturn:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from proxy import outbound
 from proxy.cli.admin_port import hint, key_option, no_admin_port, url_option
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import Tasks
@@ -53,19 +54,18 @@ def top(url: str, key: str, once: bool) -> None:
 
     Exit code 0, or 2 if the admin port does not answer, or wants a key.
     """
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with suppress(KeyboardInterrupt):
-            asyncio.run(_top(url, headers, once))
+            asyncio.run(_top(url, key, once))
     except Refused as error:
         click.echo(f"{url}: {error}{hint(error.status, str(error))}", err=True)
         raise SystemExit(2) from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (*outbound.FAILURES, ValueError) as error:
         no_admin_port(url, error)
 
 
-async def _top(url: str, headers: dict[str, str], once: bool) -> None:
-    async with aiohttp.ClientSession(headers=headers) as session:
+async def _top(url: str, key: str, once: bool) -> None:
+    async with outbound.session(None, headers=outbound.bearer(key)) as session:
         shown = Shown(session, url)
         await shown.begin()
         if once:

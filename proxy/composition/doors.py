@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack
 
+from proxy import outbound
 from proxy.access.door import Door, door_of
 from proxy.core.ports import Clock
 from proxy.http.settings import Security
-from proxy.http.upstream.fetch import PooledFetcher
 
 ISSUER_TIMEOUT = 5.0
 """Seconds for the keys of an issuer of tokens."""
+
+LARGEST_KEYS = 4 << 20
+"""Bytes of the keys of an issuer."""
 
 
 class Doors:
@@ -30,7 +33,6 @@ class Doors:
         return door_of(settings, self._clock, os.environ, self._get, self.door)
 
     async def begin(self, stack: AsyncExitStack) -> None:
-        self._issuer = await stack.enter_async_context(PooledFetcher(ISSUER_TIMEOUT, self._clock))
         await stack.enter_async_context(self._following)
         await self.follow()
 
@@ -44,4 +46,5 @@ class Doors:
             await self._following.enter_async_context(self.door)
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        return await self._issuer.get(url, None)
+        response = await outbound.fetch("GET", url, ISSUER_TIMEOUT, limit=LARGEST_KEYS, allow_redirects=False)
+        return response.status, response.body

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from proxy import outbound
 from proxy.core.ports import Clock
 
 
@@ -40,7 +41,7 @@ class Asking:
         self.url = url
         self.clock = clock
         self._session = session
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = outbound.bearer(api_key)
 
     async def get(self, path: str) -> Answer:
         return await self._ask("GET", path, None)
@@ -54,7 +55,7 @@ class Asking:
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
         begun = self.clock.now()
-        async with self._session.request(method, self.url + path, json=body, headers=self._headers) as response:
-            read = await response.read()
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return Answer(response.status, read, headers, self.clock.now() - begun)
+        status, read, headers = await outbound.send(
+            self._session, method, self.url + path, json=body, headers=self._headers
+        )
+        return Answer(status, read, headers, self.clock.now() - begun)

@@ -9,8 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
-
+from proxy import outbound
 from proxy.core.errors import cause
 from proxy.core.ports import Clock, Random
 from proxy.doctor import exposition, lines, trials
@@ -44,8 +43,7 @@ class Manner:
 
 async def look_at(urls: Sequence[str], manner: Manner, clock: Clock, random: Random) -> list[Seen]:
     """All at once, in their order."""
-    timeout = aiohttp.ClientTimeout(total=manner.timeout)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with outbound.session(manner.timeout) as session:
         pods = [Asking(url.rstrip("/"), session, manner.api_key, clock) for url in urls]
         return await asyncio.gather(*(_look(pod, manner, random) for pod in pods))
 
@@ -53,7 +51,7 @@ async def look_at(urls: Sequence[str], manner: Manner, clock: Clock, random: Ran
 async def _look(pod: Asking, manner: Manner, random: Random) -> Seen:
     try:
         health = await pod.get("/health")
-    except trials.FAILURES as error:
+    except outbound.FAILURES as error:
         return Seen(pod.url, unreachable=cause(error))
     asked = _ask(pod, health, manner, random)
     said, kept = await asyncio.gather(asked, lines.keep_alive(pod.url, manner.idle, pod.clock))
@@ -128,5 +126,5 @@ def _skew(answer: Answer, clock: Clock) -> float | None:
 async def _unless_it_fails(asked: Awaitable[T]) -> T | None:
     try:
         return await asked
-    except trials.FAILURES:
+    except outbound.FAILURES:
         return None

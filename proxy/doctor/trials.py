@@ -9,8 +9,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import aiohttp
-
 from proxy.core.ports import Random
 from proxy.doctor import exposition
 from proxy.doctor.asking import Asking
@@ -28,9 +26,6 @@ CONNECTORS = {
     "P2pNcclConnector": "p2p-nccl",
 }
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
-
-FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
-"""Of a pod that is asked."""
 
 _CONNECTOR = re.compile(rb"kv_connector\W{1,6}(\w+)")
 _ROLE = re.compile(rb"kv_role\W{1,6}(kv_\w+)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import orjson
 
+from proxy import outbound
 from proxy.kubernetes.access import Access
 
 Object = Mapping[str, Any]
@@ -21,10 +21,6 @@ GONE = 410
 
 PAGE = 500
 """Objects in one answer to a list."""
-
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A watch may be silent for minutes: what its other end does not know of any more is found out in half of one. Not
-every system has all of these options."""
 
 
 class ApiError(Exception):
@@ -100,22 +96,21 @@ class Api:
                     answer = await session.get(self._access.url + path, params=asked)
                 async with answer:
                     if answer.status != 200:
-                        raise _refusal(answer.status, await answer.read())
+                        raise _refusal(answer.status, await outbound.read(answer))
                     async for line in _lines(answer.content):
                         yield _event(line)
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except outbound.FAILURES as error:
                 raise ApiError(0, _why(error)) from None
 
     async def _page(self, session: aiohttp.ClientSession, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._access.timeout):
-                async with session.get(self._access.url + path, params=asked) as answer:
-                    body = await answer.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                answer = await outbound.send(session, "GET", self._access.url + path, params=asked)
+        except outbound.FAILURES as error:
             raise ApiError(0, _why(error)) from None
         if answer.status != 200:
-            raise _refusal(answer.status, body)
-        said = _parsed(body)
+            raise _refusal(answer.status, answer.body)
+        said = _parsed(answer.body)
         match said:
             case {"metadata": {"resourceVersion": str()} as metadata} if isinstance(said.get("items") or [], list):
                 if isinstance(metadata.get("continue") or "", str):
@@ -125,20 +120,22 @@ class Api:
     async def _session(self, silence: float | None = None) -> aiohttp.ClientSession:
         """`silence`: seconds without a byte after which a connection is given up."""
         try:
-            headers, tls = await asyncio.to_thread(lambda: (self._access.headers(), self._access.trust()))
+            return await open_session(self._access, None, silence)
         except (OSError, ValueError) as error:
             raise ApiError(0, _why(error)) from None
-        return aiohttp.ClientSession(
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_read=silence),
-            connector=aiohttp.TCPConnector(ssl=tls, socket_factory=_socket),
-        )
 
     async def _namespace(self) -> str:
         try:
             return await asyncio.to_thread(self._access.own_namespace)
         except OSError as error:
             raise ApiError(0, f"no namespace is given, and there is none of a pod: {error.strerror}") from None
+
+
+async def open_session(access: Access, timeout: float | None, silence: float | None = None) -> aiohttp.ClientSession:
+    """Return a session with the token and certificates of now; see `outbound.session`. Raise OSError or ValueError for
+    files that cannot be used."""
+    headers, tls = await asyncio.to_thread(lambda: (access.headers(), access.trust()))
+    return outbound.session(timeout, headers=headers, tls=tls, silence=silence)
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -179,18 +176,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ApiError(0, "what the server says is no object")
     return said
-
-
-def _socket(address: Any) -> socket.socket:
-    """As aiohttp makes one, but with signs of life."""
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():
-        if hasattr(socket, option):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    made.setblocking(False)
-    return made
 
 
 def _why(error: BaseException) -> str:

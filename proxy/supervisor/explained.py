@@ -7,16 +7,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import orjson
 
+from proxy import outbound
 from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError
 from proxy.explain.wanted import Wanted
 from proxy.supervisor.child import Child
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+TIMEOUT = 5.0
+"""Seconds for the response of one worker."""
 
 ADDED = ("kept", "bytes", "seen")
 
@@ -72,13 +73,10 @@ class WorkersDecisions:
 async def _ask(child: Child, path: str, query: Mapping[str, str], body: bytes | None = None) -> Said | None:
     """None if it does not answer."""
     method = "GET" if body is None else "POST"
-    connector = aiohttp.UnixConnector(child.metrics_path)
+    url, socket_path = f"http://worker{path}", child.metrics_path
     try:
-        async with (
-            aiohttp.ClientSession("http://worker", connector=connector, timeout=TIMEOUT) as session,
-            session.request(method, path, params=dict(query), data=body) as answer,
-        ):
-            return answer.status, orjson.loads(await answer.read())
-    except (aiohttp.ClientError, OSError, TimeoutError, orjson.JSONDecodeError) as error:
-        log.warning("worker %d says nothing of its decisions: %r", child.seat, error)
+        response = await outbound.fetch(method, url, TIMEOUT, socket_path=socket_path, params=dict(query), data=body)
+        return response.status, orjson.loads(response.body)
+    except (*outbound.FAILURES, orjson.JSONDecodeError) as error:
+        log.warning("failed to fetch decisions from worker %d: %r", child.seat, error)
         return None

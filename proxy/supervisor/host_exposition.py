@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-import aiohttp
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
+from proxy import outbound
 from proxy.supervisor.child import Child
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
@@ -17,7 +17,8 @@ from proxy.telemetry.prometheus_text import SUPERVISOR, Merger
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+TIMEOUT = 2.0
+"""Seconds for the exposition of one worker."""
 
 
 class HostExposition(Exposition):
@@ -69,12 +70,8 @@ class HostExposition(Exposition):
 async def _ask(child: Child) -> None:
     if not child.ready.is_set() or child.is_silent:
         return
-    connector = aiohttp.UnixConnector(child.metrics_path)
     try:
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session,
-            session.get("http://worker/metrics") as answer,
-        ):
-            child.exposition = await answer.read()
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        log.warning("worker %d says nothing of itself: %r", child.seat, error)
+        response = await outbound.fetch("GET", "http://worker/metrics", TIMEOUT, socket_path=child.metrics_path)
+        child.exposition = response.body
+    except outbound.FAILURES as error:
+        log.warning("failed to fetch metrics from worker %d: %r", child.seat, error)

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-import aiohttp
 import orjson
 
-from proxy import __version__
+from proxy import __version__, outbound
 from proxy.app import App
 from proxy.composition.asking import Asking
 from proxy.composition.autoscaling import Autoscaling
@@ -170,7 +169,7 @@ class Supervisor:
             self._sockets = [sock for seat in (*sockets, *for_gateways) for sock in seat]
             tasks = await stack.enter_async_context(Tasks())
             tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
-            self._session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            self._session = await stack.enter_async_context(outbound.session(None, decompress=False))
             await self._asking.begin(stack, settings)
             if self._others is not None:
                 await stack.enter_async_context(self._others.deployment)

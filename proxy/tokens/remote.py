@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 import orjson
 
+from proxy import outbound
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Tokens
 from proxy.core.request import InferenceRequest, Prompt
@@ -46,7 +47,7 @@ class RemoteTokens(Tokens):
         url, key = server
         try:
             answer = await self._ask(url, key, question)
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+        except (*outbound.FAILURES, orjson.JSONDecodeError) as error:
             log.debug("%s did not tokenise a prompt: %r", url, error)
             return None
         ids = _ids(answer)
@@ -85,12 +86,10 @@ class RemoteTokens(Tokens):
         return orjson.dumps({**fields, "model": name}) if name and name != request.model else body
 
     async def _ask(self, url: str, key: str | None, body: bytes) -> object:
-        session = self._session = self._session or aiohttp.ClientSession()
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        timeout = aiohttp.ClientTimeout(total=self._tokenizer.timeout)
-        async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
-            response.raise_for_status()
-            return orjson.loads(await response.read())
+        session = self._session = self._session or outbound.session(self._tokenizer.timeout)
+        headers = {"content-type": "application/json", **outbound.bearer(key)}
+        response = await outbound.send(session, "POST", url, data=body, headers=headers, raise_for_status=True)
+        return orjson.loads(response.body)
 
 
 def _ids(answer: object) -> list[int] | None:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
+from proxy import outbound
 from proxy.core.errors import KvlaneError, cause
 from proxy.core.ports import Clock
 from proxy.telemetry.prometheus_text import ScrapeError
@@ -61,7 +62,7 @@ class Feed:
             except Refused as error:
                 self.refused = error
                 self._changed()
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            except (*outbound.FAILURES, ValueError) as error:
                 self._lost(cause(error))
                 await asyncio.sleep(AGAIN)
 
@@ -107,10 +108,11 @@ class Feed:
     async def _look(self, name: str, places: asyncio.Semaphore) -> None:
         """A pod that does not answer has no figures."""
         found = None
-        with suppress(aiohttp.ClientError, OSError, ValueError, ScrapeError):
-            async with places, self._session.get(self._metrics_of(name), timeout=_SHORT) as answer:
-                if answer.status == 200:
-                    found = look(await answer.read(), self._clock.now())
+        with suppress(*outbound.FAILURES, ValueError, ScrapeError):
+            async with places:
+                answer = await outbound.send(self._session, "GET", self._metrics_of(name), timeout=_SHORT)
+            if answer.status == 200:
+                found = look(answer.body, self._clock.now())
         before = self._looks.pop(name, None)
         self._picture.figures.pop(name, None)
         if found is not None:

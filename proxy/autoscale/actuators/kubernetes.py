@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
+import orjson
 
+from proxy import outbound
 from proxy.autoscale.acting import path_of
 from proxy.autoscale.actuators.order import Hand, Order
 from proxy.autoscale.loop import Outcome
 from proxy.kubernetes.access import Access
+from proxy.kubernetes.api import open_session
 
 log = logging.getLogger(__name__)
 
@@ -36,31 +39,31 @@ class Kubernetes(Hand):
     def __init__(self, targets: Mapping[str, str], timeout: float, access: Access) -> None:
         self._paths = {role: path_of(target) for role, target in targets.items()}
         self.access = access
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
 
     async def scale(self, order: Order) -> Outcome:
         """What was changed since it was read is left for the next time."""
-        async with await self._session() as session:
+        async with await open_session(self.access, self._timeout) as session:
             url = await self._url(order.role)
-            status, scale = await _json(session.get(url))
+            status, scale = await _json(session, "GET", url)
             if status != 200:
                 return _outcome(status, url)
             if scale.get("spec", {}).get("replicas", 0) == order.count:
                 return Outcome.OK
             version = scale.get("metadata", {}).get("resourceVersion")
             patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": order.count}}
-            status, _ = await _json(session.patch(url, json=patch, headers=MERGE))
+            status, _ = await _json(session, "PATCH", url, patch)
             return _outcome(status, url)
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
         patch = {"metadata": {"annotations": {DELETION_COST: DOOMED if doomed else SPARED}}}
         root = f"{self.access.url}/api/v1/namespaces/{await self._namespace()}/pods"
-        async with await self._session() as session:
+        async with await open_session(self.access, self._timeout) as session:
             for pod in pods:
                 status = _GONE
                 for name in _names(pod.rpartition("/")[2]):
                     if status == _GONE:
-                        status, _ = await _json(session.patch(f"{root}/{name}", json=patch, headers=MERGE))
+                        status, _ = await _json(session, "PATCH", f"{root}/{name}", patch)
                 if status >= 300 and (doomed or status != _GONE):
                     log.warning("pod %s: no deletion cost, the API server answered %d", pod, status)
 
@@ -68,12 +71,6 @@ class Kubernetes(Hand):
         group, name = self._paths[role]
         api, _, resource = group.rpartition("/")
         return f"{self.access.url}/apis/{api}/namespaces/{await self._namespace()}/{resource}/{name}/scale"
-
-    async def _session(self) -> aiohttp.ClientSession:
-        headers = await asyncio.to_thread(self.access.headers)
-        trust = await asyncio.to_thread(self.access.trust)
-        connector = aiohttp.TCPConnector(ssl=trust)
-        return aiohttp.ClientSession(timeout=self._timeout, headers=headers, connector=connector)
 
     async def _namespace(self) -> str:
         return await asyncio.to_thread(self.access.own_namespace)
@@ -85,10 +82,13 @@ def _names(pod: str) -> tuple[str, ...]:
     return (pod,) if without == pod else (pod, without)
 
 
-async def _json(asking: Any) -> tuple[int, dict[str, Any]]:
-    async with asking as answer:
-        said = await answer.json(content_type=None) if answer.status < 300 else None
-        return answer.status, said if isinstance(said, dict) else {}
+async def _json(
+    session: aiohttp.ClientSession, method: str, url: str, patch: Mapping[str, Any] | None = None
+) -> tuple[int, dict[str, Any]]:
+    headers = None if patch is None else MERGE
+    response = await outbound.send(session, method, url, json=patch, headers=headers)
+    said = orjson.loads(response.body) if response.body and response.status < 300 else None
+    return response.status, said if isinstance(said, dict) else {}
 
 
 def _outcome(status: int, url: str) -> Outcome:

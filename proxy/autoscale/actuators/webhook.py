@@ -6,9 +6,9 @@ import hashlib
 import hmac
 from collections.abc import Callable
 
-import aiohttp
 import orjson
 
+from proxy import outbound
 from proxy.autoscale.actuators.order import Hand, Order
 from proxy.autoscale.loop import Outcome
 
@@ -22,7 +22,7 @@ class Webhook(Hand):
     def __init__(self, url: str, secret: str | None, timeout: float, wall: Callable[[], float]) -> None:
         self._url = url
         self._secret = secret
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
         self._wall = wall
 
     async def scale(self, order: Order) -> Outcome:
@@ -30,11 +30,10 @@ class Webhook(Hand):
         headers = {"content-type": "application/json", "idempotency-key": order.key}
         if self._secret is not None:
             headers["x-signature"] = signature(self._secret, body)
-        async with (
-            aiohttp.ClientSession(timeout=self._timeout) as session,
-            session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer,
-        ):
-            return _outcome(answer.status)
+        response = await outbound.fetch(
+            "POST", self._url, self._timeout, data=body, headers=headers, allow_redirects=False
+        )
+        return _outcome(response.status)
 
 
 def signature(secret: str, body: bytes) -> str:

@@ -54,7 +54,7 @@ def question(text: str, tokens: int = 4, stream: bool = False) -> dict[str, Any]
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the supervisor bounds is bounded generously: a worker has a CPU only when others leave it one."""
     for module in (host_exposition, explained):
-        monkeypatch.setattr(module, "TIMEOUT", aiohttp.ClientTimeout(total=PATIENCE))
+        monkeypatch.setattr(module, "TIMEOUT", PATIENCE)
     for name in ("START_TIMEOUT", "RELOAD_TIMEOUT", "SILENT_AFTER", "KILL_SILENT_AFTER"):
         monkeypatch.setattr(crew, name, PATIENCE)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from proxy.access.door import Door, door_of
 from proxy.access.settings import Access, Jwt
 from proxy.core.clock import ManualClock
-from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Unauthorized, UpstreamFailed
+from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Unauthorized
 from proxy.core.identity import Identity
 from proxy.core.params import load
 
@@ -241,7 +241,7 @@ async def test_nobody_waits_long_for_an_issuer_that_does_not_answer(monkeypatch:
 
 async def test_an_issuer_that_refuses_connections_takes_nothing_down(caplog: pytest.LogCaptureFixture) -> None:
     async def fetch(url: str) -> tuple[int, bytes]:
-        raise UpstreamFailed("refused")
+        raise ConnectionRefusedError("refused")
 
     issuer = Issuer()
     issuer.rotate("one")
