@@ -11,8 +11,8 @@ from typing import Any
 from proxy import yaml_source
 from proxy.access.settings import ApiKey
 from proxy.core import params
-from proxy.core.errors import ConfigError, Problem, Unreadable
-from proxy.core.watched_file import WatchedFile
+from proxy.core.errors import ConfigError, Problem
+from proxy.core.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class KeyFile:
     def __init__(self, path: str, environ: Mapping[str, str]) -> None:
         self._path = Path(path)
         self._environ = environ
-        self._file = WatchedFile(path)
+        self._file = WatchedFiles([path])
 
     def read(self) -> ApiKeys:
         """Raises ConfigError."""
@@ -37,19 +37,15 @@ class KeyFile:
 
     async def watch(self, take: Take) -> None:
         """Until it is cancelled; `take` gets all keys of the file and may raise ConfigError for them."""
-        logged = ""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
                 keys = await asyncio.to_thread(self._file.read_if_changed, self._load)
                 if keys is not None:
-                    logged = ""
                     take(keys)
                     log.info("%s has changed: %d keys", self._path, len(keys))
             except ConfigError as error:
-                if not isinstance(error, Unreadable) or str(error) != logged:
-                    log.error("the keys stay as they were: %s", error)
-                logged = str(error)
+                log.error("the keys stay as they were: %s", error)
 
     def _load(self) -> ApiKeys:
         entries = yaml_source.read(yaml_source.text_of(self._path), str(self._path), self._environ)

@@ -20,7 +20,7 @@ import uvloop
 
 from proxy.cautions import NO_PODS
 from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
-from proxy.cli.watch import digest, watch
+from proxy.cli.watch import ConfigurationFiles
 from proxy.collector import Collector, resident
 from proxy.configurations import Configurations, Reader
 from proxy.core import open_files
@@ -35,9 +35,6 @@ from proxy.supervisor.supervisor import Supervisor
 from proxy.telemetry import logs, standard_error
 
 log = logging.getLogger("kvlane")
-
-Watched = tuple[Path, bytes | None] | None
-"""The file, and the digest of what was read of it."""
 
 
 @click.command()
@@ -78,7 +75,7 @@ def serve(
     if extproc_port is not None:
         overrides["extproc"] = {"port": extproc_port}
     source = reader(config, pods, os.environ, overrides)
-    watched = None if config is None or not watches else (config, digest(config))
+    watched = None if config is None or not watches else ConfigurationFiles(config)
     settings = settings_of(source)
     standard_error.install()
     logs.set_up(settings.telemetry, sys.stderr)
@@ -91,7 +88,7 @@ def serve(
     uvloop.run(_serve(settings, source, watched) if workers == 1 else _supervise(settings, source, watched, workers))
 
 
-async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
+async def _serve(settings: Settings, source: Reader, watched: ConfigurationFiles | None) -> None:
     signals = _Signals()
     try:
         app = app_of(settings, source)
@@ -112,7 +109,7 @@ async def _serve(settings: Settings, source: Reader, watched: Watched) -> None:
         raise Misconfigured(error) from None
 
 
-async def _supervise(settings: Settings, source: Reader, watched: Watched, workers: int) -> None:
+async def _supervise(settings: Settings, source: Reader, watched: ConfigurationFiles | None, workers: int) -> None:
     signals = _Signals()
     try:
         supervisor = Supervisor(settings, workers, reader=source)
@@ -136,7 +133,9 @@ async def _supervise(settings: Settings, source: Reader, watched: Watched, worke
 
 
 @asynccontextmanager
-async def _reloading(configurations: Configurations, again: asyncio.Event, watched: Watched) -> AsyncIterator[None]:
+async def _reloading(
+    configurations: Configurations, again: asyncio.Event, watched: ConfigurationFiles | None
+) -> AsyncIterator[None]:
     """Inside of it the file is read again when somebody says so, and when one that is watched has changed."""
 
     async def told() -> None:
@@ -148,8 +147,8 @@ async def _reloading(configurations: Configurations, again: asyncio.Event, watch
     async with Tasks() as tasks:
         tasks.keep(told, "reloads")
         if watched is not None:
-            follow = partial(watch, *watched, lambda: configurations.read_again("watch"))
-            tasks.keep(follow, "watch", str(watched[0]))
+            follow = partial(watched.follow, lambda: configurations.read_again("watch"))
+            tasks.keep(follow, "watch", str(watched.file))
         yield
 
 

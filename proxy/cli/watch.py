@@ -1,46 +1,56 @@
-"""Tells when a configuration file has changed."""
+"""The files of a configuration, followed."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from proxy import yaml_source
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, Problem, Unreadable
+from proxy.core.watched_files import WatchedFiles
 
 INTERVAL = 1.0
-"""Seconds between two looks. A change counts when two of them have seen the same, so that nothing is read that somebody
-is still writing."""
+"""Seconds between two looks."""
 
 
-async def watch(
-    file: Path, known: bytes | None, changed: Callable[[], Awaitable[None]], interval: float = INTERVAL
-) -> None:
-    """Until it is cancelled; `known` is the digest of what was read. Looks at what is in the file, by whatever links
-    that is reached: those who mount a ConfigMap turn a link to another folder."""
-    seen = known
-    while True:
-        await asyncio.sleep(interval)
-        before, seen = seen, await asyncio.to_thread(digest, file)
-        if seen is not None and seen == before and seen != known:
-            known = seen
-            await changed()
+class ConfigurationFiles:
+    """A configuration file, and the files that its `scheduling.file` and those of its pools name."""
+
+    def __init__(self, file: Path) -> None:
+        """Read the files, so that only later changes count."""
+        self.file = file
+        self._files = WatchedFiles([file])
+        self._known: bytes | None = None
+        with suppress(Unreadable):
+            self._known = self._files.read(self._digest)
+
+    async def follow(self, changed: Callable[[], Awaitable[None]], interval: float = INTERVAL) -> None:
+        """Call `changed` whenever the content has changed, until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            with suppress(Unreadable):
+                found = await asyncio.to_thread(self._files.read_if_changed, self._digest)
+                if found not in (None, self._known):
+                    self._known = found
+                    await changed()
+
+    def _digest(self) -> bytes:
+        """Return the digest of the contents, by whatever links they are reached: an update of a ConfigMap changes a
+        link to another folder. Raise Unreadable."""
+        try:
+            text = self.file.read_bytes()
+            named = [self.file.parent / name for name in _named_files(text)]
+            self._files.paths = [self.file, *named]
+            return hashlib.sha256(b"".join([text, *(path.read_bytes() for path in named)])).digest()
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            raise Unreadable([Problem(str(self.file), str(error))]) from None
 
 
-def digest(file: Path) -> bytes | None:
-    """Of the file and of those that its `scheduling.file` and those of its pools name; None while they cannot be
-    read."""
-    try:
-        text = file.read_bytes()
-        return hashlib.sha256(b"".join([text, *((file.parent / name).read_bytes() for name in _files(text))])).digest()
-    except (OSError, ValueError):  # ValueError: a path with a NUL
-        return None
-
-
-def _files(text: bytes) -> list[str]:
+def _named_files(text: bytes) -> list[str]:
     if b"file" not in text:
         return []
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from proxy.core.watched_files import WatchedFiles
 from proxy.http.settings import ServerTls
 
 log = logging.getLogger(__name__)
@@ -16,8 +16,6 @@ HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a client has to get through its handshake. Until then it is not counted as a connection."""
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-
-Stamp = tuple[tuple[int, int], ...]
 
 
 class Followed:
@@ -29,33 +27,24 @@ class Followed:
 
     def __init__(self, files: Sequence[str | None], make: Callable[[], ssl.SSLContext]) -> None:
         """Raises OSError or ValueError if they cannot be used now."""
-        self._files = [file for file in files if file]
+        self._files = WatchedFiles([file for file in files if file], settles=False)
         self._make = make
-        self._stamp = self._look()
-        self._context = make()
+        self._context = self._files.read(make)
 
     def context(self) -> ssl.SSLContext:
         try:
-            stamp = self._look()
-        except OSError:  # between the old file and the new one there may be none
+            context = self._files.read_if_changed(self._make)
+        except (OSError, ValueError) as error:
+            log.error("the TLS files %s have changed and cannot be used, the ones before stay: %s", self._names, error)
             return self._context
-        if stamp != self._stamp:
-            self._stamp = stamp
-            self._renew()
+        if context is not None:
+            self._context = context
+            log.info("the TLS files %s were read again", self._names)
         return self._context
 
-    def _look(self) -> Stamp:
-        found = map(os.stat, self._files)
-        return tuple((stat.st_ctime_ns, stat.st_ino) for stat in found)  # ctime: a mode that is corrected counts, too
-
-    def _renew(self) -> None:
-        names = ", ".join(self._files)
-        try:
-            self._context = self._make()
-        except (OSError, ValueError) as error:
-            log.error("the TLS files %s have changed and cannot be used, the ones before stay: %s", names, error)
-        else:
-            log.info("the TLS files %s were read again", names)
+    @property
+    def _names(self) -> str:
+        return ", ".join(map(str, self._files.paths))
 
 
 def server_context(settings: ServerTls, protocols: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:

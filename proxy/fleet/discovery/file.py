@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.params import Invalid, build, param
-from proxy.core.watched_file import WatchedFile
+from proxy.core.watched_files import WatchedFiles
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
 from proxy.fleet.discovery.source import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
@@ -86,25 +86,16 @@ class FileSource(Source):
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._file = WatchedFile(path)
-        self._logged = ""
-        """Why the file cannot be read, as it was logged."""
+        self._file = WatchedFiles([path])
 
     async def poll(self) -> Sequence[PodSettings] | None:
         try:
-            pods = await asyncio.to_thread(self._file.read_if_changed, self._load)
+            return await asyncio.to_thread(self._file.read_if_changed, self._load)
         except Unreadable as error:
-            if str(error) != self._logged:
-                self._logged = str(error)
-                log.warning("%s; its pods stay as they were", error)
-            return None
+            log.warning("%s; its pods stay as they were", error)
         except ConfigError as error:
-            self._logged = ""
             log.error("%s is broken; its pods stay as they were:\n%s", self._path, error)
-            return None
-        if pods is not None:
-            self._logged = ""
-        return pods
+        return None
 
     def _load(self) -> Sequence[PodSettings]:
         return parse_pods(text_of(self._path))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.watch import digest, watch
+from proxy.cli.watch import ConfigurationFiles
 from tests.helpers.waiting import PATIENCE, until
 
 TICK = 0.02
@@ -23,7 +23,7 @@ async def watched(file: Path) -> AsyncIterator[list[str]]:
     async def changed() -> None:
         seen.append(await asyncio.to_thread(file.read_text))
 
-    task = asyncio.create_task(watch(file, digest(file), changed, TICK))
+    task = asyncio.create_task(ConfigurationFiles(file).follow(changed, TICK))
     await asyncio.sleep(2 * TICK)
     yield seen
     task.cancel()
@@ -87,12 +87,12 @@ async def test_the_file_of_a_scheduling_section_counts_too(tmp_path: Path, text:
 async def test_what_changed_after_it_was_read_and_before_anybody_watched_is_a_change(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("one")
-    known, told = digest(file), asyncio.Event()
-    file.write_text("two")
+    files, told = ConfigurationFiles(file), asyncio.Event()
+    file.write_text("three")
 
     async def changed() -> None:
         told.set()
 
-    task = asyncio.create_task(watch(file, known, changed, TICK))
+    task = asyncio.create_task(files.follow(changed, TICK))
     await asyncio.wait_for(told.wait(), PATIENCE)
     task.cancel()
