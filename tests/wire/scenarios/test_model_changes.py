@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -137,11 +136,12 @@ async def test_the_only_pod_that_changes_its_model_serves_the_new_one_at_once() 
 
 async def test_clients_that_invent_models_cause_one_read_of_each_pod_per_second() -> None:
     async with stack(2, [base(), base()], RARELY) as s:
-        began = time.monotonic()
+        clock = asyncio.get_running_loop()
+        began = clock.time()
         for batch in range(3):
             answers = await asyncio.gather(*(s.chat(model=f"invented-{batch}-{number}") for number in range(40)))
             assert {response.status for response, _ in answers} == {404}
-        most = int((time.monotonic() - began) / ROUND_EVERY) + 1
+        most = int((clock.time() - began) / ROUND_EVERY) + 1
         assert 4 <= reads(s) <= 2 + 2 * most
         assert questions(s, 0) == questions(s, 1) == []
 
