@@ -111,7 +111,7 @@ async def test_a_body_for_which_there_is_no_room_waits_for_those_that_are_collec
     body = json_of(1_000_000)
     async with (
         Pod(script) as pod,
-        rig(pod, retained_bodies=Size(2_500_000)) as port,
+        rig(pod, retained_bodies=Size(3_000_000)) as port,
         port.client() as served,
         port.client() as collected,
         port.client() as waiting,
