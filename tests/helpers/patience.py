@@ -100,8 +100,8 @@ def skips_waits() -> Iterator[None]:
 
 
 def _may_wake(thread: threading.Thread) -> bool:
-    """Threads of executors are followed by their work, those that write lines tell the loop nothing, and dummies are those
-    of the test runner."""
+    """Threads of executors are followed by their work. Those that write lines tell the loop nothing. Dummies belong to
+    the test runner."""
     return not (
         thread is threading.main_thread()
         or thread.name.startswith(("asyncio_", "ThreadPoolExecutor", "the access log", "the record"))
