@@ -295,7 +295,7 @@ class Replay:
             pod.publish()
         decision = self._scheduling.scheduler.schedule(request, endpoints)
         attempt = Attempt(request, decision, decision.target, 0, self._clock.now())
-        self._ledger.enter(attempt)
+        self._ledger.attempt_started(attempt)
         self._timed("book", lambda: producer.pre_request(attempt, attempt.endpoint))
         self._at_the_pod(attempt, prompt, arrival.answer_tokens)
 
@@ -322,7 +322,7 @@ class Replay:
         index, usage = self._producer.index, attempt.usage
         assert usage is not None
         self._pods[attempt.endpoint].in_use -= usage.prompt_tokens + usage.completion_tokens
-        self._ledger.leave(attempt)
+        self._ledger.attempt_ended(attempt)
         self._timed("book", lambda: self._producer.post_response(attempt, attempt.endpoint))
         if index.bytes > self._peak_bytes:
             self._peak_bytes, self._peak_blocks = index.bytes, index.pairs

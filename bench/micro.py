@@ -30,7 +30,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.explain.entry import ENTRY
-from proxy.explain.explained import Chosen, LegHooks, Notes, explained
+from proxy.explain.explained import Chosen, Notes, explained
 from proxy.explain.kept import Kept
 from proxy.fleet.ledger import Ledger
 from proxy.http.framing import CLOSED, OPENED, WholeChunks
@@ -224,14 +224,14 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
 def _kept_legs(parts: Parts) -> Step:
     """Of one leg; without those of plugins."""
-    scheduling, attempt, call, hooks = parts.keeping(parts.scheduling(timed=False)), parts.attempt, Call(), LegHooks()
+    scheduling, attempt, call = parts.keeping(parts.scheduling(timed=False)), parts.attempt, Call()
     scheduling.scheduler.schedule(attempt.request, parts.endpoints)
-    ended = parts.kept.before(lambda *_: None)
+    kept = parts.kept
 
     def leg() -> None:
-        hooks.pre_request(attempt, attempt.endpoint)
-        hooks.post_response(attempt, attempt.endpoint)
-        ended(call, 200, Ending.COMPLETE, attempt, 0)
+        kept.attempt_started(attempt)
+        kept.attempt_ended(attempt, None)
+        kept.request_ended(call, 200, Ending.COMPLETE, attempt, 0)
         attempt.request.state[ENTRY].legs.clear()
 
     return leg
@@ -243,15 +243,16 @@ def _ledger(parts: Parts) -> Step:
     attempt.ending = None
 
     def in_and_out() -> None:
-        ledger.enter(attempt)
+        ledger.attempt_started(attempt)
         ledger.first_byte(attempt)
-        ledger.leave(attempt)
+        ledger.attempt_ended(attempt)
 
     return in_and_out
 
 
 def _decided(parts: Parts) -> Step:
-    return _in_batches(parts.observer, lambda: parts.observer.decided(parts.attempt.decision, 1e-5))
+    attempt, observer = parts.attempt, parts.observer
+    return _in_batches(observer, lambda: observer.decided(attempt.request, (), attempt.decision, 1e-5))
 
 
 def _first_byte(parts: Parts) -> Step:
@@ -259,7 +260,7 @@ def _first_byte(parts: Parts) -> Step:
 
 
 def _leg_ended(parts: Parts) -> Step:
-    return _in_batches(parts.observer, lambda: parts.observer.leg_ended(parts.attempt))
+    return _in_batches(parts.observer, lambda: parts.observer.attempt_ended(parts.attempt))
 
 
 def _request_ended(parts: Parts, observer: Observer) -> Step:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from proxy.core.attempt import COMPLETE, UPSTREAM_FAILED, Attempt, Ending
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
-from proxy.core.endpoint import GONE, Endpoint
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import (
     NO_POD,
-    ConnectFailed,
-    Declined,
     NoEndpoints,
     RequestError,
     ShuttingDown,
@@ -27,7 +25,6 @@ from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.handover import steer
-from proxy.fleet.ledger import Ledger
 from proxy.fleet.model_reads import LONGEST_WAIT, ModelReads
 from proxy.models.resolver import anew
 from proxy.openai.asked_usage import asking
@@ -44,27 +41,19 @@ from proxy.parsing.reader import (
     request_of,
 )
 from proxy.pool import Pool, Pools
-from proxy.reliability.breaker import Breakers
 from proxy.reliability.failover import Failover
 from proxy.reliability.hedging import Hedging
-from proxy.scheduling.build import Scheduling
-from proxy.telemetry.observer import Observer
-
-NOT_FOUND = 404
 
 
 @dataclass(slots=True)
 class Gateway:
-    """Where the rooms meet. `serve` is called once per request by the rim."""
+    """The way of requests to pods. `serve` is called once for each."""
 
     fleet: Fleet
     all_pools: Sequence[Pool]
-    ledger: Ledger
     bindings: Bindings
-    observer: Observer
     clock: Clock
     failover: Failover
-    breakers: Breakers
     request_timeout: float = math.inf
     """Seconds that a request has, unless its client gives it less."""
     hedging: Hedging | None = None
@@ -83,7 +72,7 @@ class Gateway:
 
     def follow(self, pools: Sequence[Pool]) -> None:
         """Requests go to these from here on."""
-        place = self._place if self.hedging is None else self.hedging.around(self._place, self._leg)
+        place = self._place if self.hedging is None else self.hedging.around(self._place, self._running)
         self.all_pools, self.pools = pools, Pools(pools, self.bindings, place)
 
     async def serve(self, call: Call, relay: Relay) -> None:
@@ -161,7 +150,7 @@ class Gateway:
                 endpoints = pool.pods.serving(request.model)
         decision = self._decide(pool, request, parsed, endpoints)
         if decision.why and pool.handoffs is not None:
-            decision, hand_off = pool.handoffs.of(request, decision, relay, self._leg)
+            decision, hand_off = pool.handoffs.of(request, decision, relay, self._running)
             by = hand_off or by
         attempt = Attempt(request, decision, decision.target, 0, self.clock.now())
         while True:
@@ -169,20 +158,20 @@ class Gateway:
                 if by is not None:
                     await by.run(attempt)
                 else:
-                    with Leg(self, pool, attempt):
+                    with Running(self, pool, attempt):
                         await relay.relay(attempt)
                 return
             except UpstreamFailed as error:
                 failure = error.with_traceback(None)  # it would keep this frame, with the body, which keeps it
             attempt = await self.failover.following(attempt, failure)
 
-    def _leg(self, attempt: Attempt) -> Leg:
-        return Leg(self, self.pools.having(attempt.endpoint), attempt)
+    def _running(self, attempt: Attempt) -> Running:
+        return Running(self, self.pools.having(attempt.endpoint), attempt)
 
     def _decide(
         self, pool: Pool, request: InferenceRequest, parsed: Parsed, candidates: Sequence[Endpoint]
     ) -> Decision:
-        """From here to the PreRequest hooks nothing waits, so the decision and its reservation are one step."""
+        """Nothing waits from here to the start of the attempt, so the decision and its reservation are one step."""
         if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
             return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
         started = self.clock.now()
@@ -193,7 +182,11 @@ class Gateway:
         decision = pool.scheduling.scheduler.schedule(request, candidates)
         if self.fleet.draining:
             decision = steer(request, decision, self.fleet.draining)
-        self.observer.decided(decision, self.clock.now() - started)
+        for listener in pool.listeners.decided:
+            try:
+                listener(request, candidates, decision, started)
+            except Exception:  # noqa: BLE001  # the request goes on
+                pool.listeners.failed(listener, request.id)
         return decision
 
     def _nobody_serves(self, model: str) -> RequestError:
@@ -203,55 +196,34 @@ class Gateway:
 
 
 @dataclass(slots=True)
-class Leg:
-    """One attempt between PreRequest and PostResponse: whatever entered, leaves."""
+class Running:
+    """One attempt between its start and its end: what started, ends, however it ended."""
 
     gateway: Gateway
     pool: Pool
     attempt: Attempt
-    scheduling: Scheduling = field(init=False)
 
     def __enter__(self) -> None:
-        gateway, pool, attempt = self.gateway, self.pool, self.attempt
-        endpoint, self.scheduling = attempt.endpoint, pool.scheduling
-        if gateway.expose_endpoint:
-            attempt.response_headers.append(("x-kvlane-endpoint", endpoint.name))
+        attempt = self.attempt
+        if self.gateway.expose_endpoint:
+            attempt.response_headers.append(("x-kvlane-endpoint", attempt.endpoint.name))
             if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
                 attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
-        gateway.ledger.enter(attempt)
-        for gate in pool.gates:
-            if attempt.answers:
-                gate.sent(attempt)
-        if endpoint.is_watched:
-            gateway.breakers.began(attempt)
-        for hook in next(self.scheduling.pre_request_rounds):
+        attempt.listeners = self.pool.listeners
+        for listener in attempt.listeners.attempt_started:
             try:
-                hook.pre_request(attempt, endpoint)
-            except Exception as error:  # noqa: BLE001  # the request goes on
-                self.scheduling.raised(hook, f"failed before request {attempt.request.id} was sent", error)
+                listener(attempt)
+            except Exception:  # noqa: BLE001  # the request goes on
+                attempt.listeners.failed(listener, attempt.request.id)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gateway, attempt, endpoint = self.gateway, self.attempt, self.attempt.endpoint
+        attempt = self.attempt
         if attempt.ending is None:
             attempt.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
-        gateway.ledger.leave(attempt)
-        is_gone = endpoint.state is GONE
-        if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
-            gateway.breakers.ended(attempt, error)
-            status = error.status if isinstance(error, Declined) else attempt.status
-            if status == NOT_FOUND and attempt.request.model and gateway.model_reads is not None:
-                gateway.model_reads.read_soon(endpoint)
-            if attempt.ending is UPSTREAM_FAILED and not isinstance(error, ConnectFailed):
-                gateway.failover.poison.broke_off(attempt)
-        if attempt.response_id and not is_gone:
-            gateway.bindings.bind(attempt.response_id, endpoint)
-        for hook in next(self.scheduling.post_response_rounds):
+        for listener in attempt.listeners.attempt_ended:
             try:
-                hook.post_response(attempt, endpoint)
-            except Exception as error:  # noqa: BLE001  # the other hooks still run
-                self.scheduling.raised(hook, f"failed after request {attempt.request.id} ended", error)
-        if is_gone:
-            self.scheduling.forget(endpoint)  # hooks of the attempt made state for it again
-        gateway.observer.leg_ended(attempt)
+                listener(attempt, error)
+            except Exception:  # noqa: BLE001  # the other listeners are still called
+                attempt.listeners.failed(listener, attempt.request.id)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import AllFailed, NoEndpoints, ShuttingDown
+from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.ports import Gate, Relay
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
@@ -28,20 +29,25 @@ class Pods(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Lives as long as it is configured; a leg ends with the scheduling that it began with."""
+    """Lives as long as it is configured; an attempt ends with the listeners that it started with."""
 
     pods: Pods
     scheduling: Scheduling
     gates: Sequence[Gate] = ()
     name: str = DEFAULT_POOL
     handoffs: HandOffs | None = None
+    common: Listeners = NO_LISTENERS
+    """Those of all pools."""
+    listeners: Listeners = field(init=False)
+    """The common ones, then the gates of the pool and the hooks of its plugins."""
     production: Production = field(init=False)
 
     def __post_init__(self) -> None:
-        self.change(self.pods, self.scheduling, self.gates)
+        self.change(self.pods, self.scheduling, self.gates, self.common)
 
-    def change(self, pods: Pods, scheduling: Scheduling, gates: Sequence[Gate]) -> None:
+    def change(self, pods: Pods, scheduling: Scheduling, gates: Sequence[Gate], common: Listeners) -> None:
         self.pods, self.scheduling, self.gates = pods, scheduling, gates
+        self.listeners = common.plus(*gates, scheduling)
         self.production = Production(scheduling.producers, scheduling.producer_rounds, scheduling.raised)
 
 

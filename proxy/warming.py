@@ -8,7 +8,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.warmup import Poster
-from proxy.gateway import Gateway, Leg
+from proxy.gateway import Gateway, Running
 from proxy.openai.heads import Head
 from proxy.openai.parse import parse
 from proxy.prefix.keys import PREFIX_MATCH
@@ -30,7 +30,7 @@ class WarmingSender:
         if _is_held(request, endpoint):
             return None
         attempt = Attempt(request, Decision(endpoint), endpoint, 0, self._clock.now())
-        with Leg(self._gateway, pool, attempt):
+        with Running(self._gateway, pool, attempt):
             attempt.status, _ = await self._poster.post(endpoint.url + prompt.path, prompt.body, endpoint.api_key)
             attempt.first_byte_at = attempt.last_byte_at = self._clock.now()
             attempt.ending = Ending.COMPLETE

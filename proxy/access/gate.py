@@ -13,10 +13,9 @@ from proxy.access.turns import Parts, Turns
 from proxy.access.window import Bucket
 from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.cycle_state import DataKey
-from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
 from proxy.core.identity import IDENTITY, Identity
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, Gate
 from proxy.core.request import InferenceRequest, is_out_of_its_own_time
 
 NOTHING = Usage(0, 0)
@@ -37,7 +36,7 @@ class Watcher(Protocol):
         """A request of this key or tenant was refused, or would have been."""
 
 
-class LimitsGate:
+class LimitsGate(Gate):
     """`limits` by the names that identities give; `tenants` names those that all keys of a tenant have together."""
 
     def __init__(
@@ -64,20 +63,12 @@ class LimitsGate:
         identity = request.state.read(IDENTITY)
         return Stay(self, request, () if identity is None else self.meters(identity))
 
-    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Any."""
-        return endpoints
-
-    def sent(self, attempt: Attempt) -> None:
-        """Its answer says what is left, in the words of OpenAI's."""
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Charge the attempt that answers, whose response says in OpenAI's headers what is left."""
         stay = attempt.request.state.read(STAY)
-        if stay is not None:
+        if stay is not None and attempt.answers:
             stay.attempt = attempt
             attempt.response_headers.extend(self.headers(stay.meters))
-
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        """Whoever was let in may have two legs: the one that answers is charged."""
-        return True
 
     def counts_tokens(self, identity: Identity) -> bool:
         """Whether pods should be asked for usage."""

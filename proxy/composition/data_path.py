@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,21 +17,20 @@ from proxy.composition.picking import picker_of
 from proxy.composition.reliability import Reliability
 from proxy.composition.senses import OwnSenses
 from proxy.composition.warming import Warming
-from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
+from proxy.core.listener import Listener, Listeners
 from proxy.core.ports import Clock, Names, Random
 from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.model_reads import ModelReads
+from proxy.fleet.model_reads import ModelReads, ReadsAfterNotFound
 from proxy.fleet.pool_pods import pods_of
 from proxy.gateway import Gateway
 from proxy.handoff.hand_off import HandOffs
 from proxy.http.hung_up import HungUp, Tell
 from proxy.http.server import DataServer
-from proxy.http.service import OnEnd
 from proxy.http.upstream.trust import Trust
 from proxy.parsing.reader import BodyParser
 from proxy.pool import Pool
@@ -39,7 +38,6 @@ from proxy.reliability.failover import Failover
 from proxy.reliability.hedging import Hedging
 from proxy.scheduling.scheduler import Schedules
 from proxy.settings import Settings
-from proxy.telemetry.observer import Observer
 
 if TYPE_CHECKING:
     from proxy.extproc.server import Picker
@@ -63,7 +61,6 @@ class DataPath:
     model_reads: ModelReads
     clock: Clock
     random: Random
-    observer: Observer = field(init=False)
     gateway: Gateway = field(init=False)
     server: DataServer = field(init=False)
     picker: Picker | None = field(init=False, default=None)
@@ -71,13 +68,16 @@ class DataPath:
     _hedges: Hedging | None = field(init=False, default=None)
     _made: dict[str, Pool] = field(init=False, default_factory=dict)
     _tasks: Tasks = field(init=False)
-    _on_end: OnEnd = field(init=False)
+    _observers: list[Listener] = field(init=False)
+    """Metrics, and what else is told of all requests."""
+    _listeners: Listeners = field(init=False)
+    _failover: Failover = field(init=False)
 
     async def begin(self, stack: AsyncExitStack, settings: Settings, names: Names | None) -> None:
-        self.observer = self.observation.observer
-        self.observer.stage_watcher = self.senses.stage_watcher
         self._tasks = await stack.enter_async_context(Tasks())
-        self._on_end = await self.observation.recorded(stack)
+        self._observers = await self.observation.listeners(stack)
+        self._failover = self._make_failover()
+        self._listeners = self._make_listeners()
         self.gateway = self._make_gateway(settings, names, await stack.enter_async_context(BodyParser()))
         await self.warming.begin(stack, self.gateway, self.trust)
         self.server = await self._make_server(settings, stack)
@@ -87,6 +87,7 @@ class DataPath:
     def change(self, settings: Settings, names: Names | None) -> None:
         """After all rooms have changed."""
         gateway, security, reliability = self.gateway, settings.security, settings.reliability
+        self._listeners = self._make_listeners()
         gateway.hedging = self._hedging(settings, gateway.failover)
         gateway.follow(self._pools(settings, gateway.failover))
         gateway.failover.change(reliability.retries)
@@ -96,12 +97,11 @@ class DataPath:
         gateway.names = names
         gateway.resolver = self.gates.admission(self.doors.door, names)
         continued = reliability.continuation.models
-        self.observer.stage_watcher = self.senses.stage_watcher
-        self.server.service.on_end = self.decisions.explaining.before(self._on_end)
-        self.server.change(security, reliability.timeouts, self.doors.door, self._at_first_byte(), continued)
+        self.server.service.listeners = self._listeners
+        self.server.change(security, reliability.timeouts, self.doors.door, continued)
         if self.picker is not None:
             self.picker.service.change(security, self.doors.door)
-            self.picker.service.on_end = self.server.service.on_end
+            self.picker.service.listeners = self._listeners
 
     async def listen(self, sockets: Sequence[socket.socket], for_gateways: Sequence[socket.socket]) -> None:
         """On these; on the ports of the settings where there are none. Raises OSError."""
@@ -127,16 +127,13 @@ class DataPath:
             self.picker.service.stopping = True
 
     def _make_gateway(self, settings: Settings, names: Names | None, parser: BodyParser) -> Gateway:
-        failover = self._make_failover()
+        failover = self._failover
         return Gateway(
             self.fleet,
             self._pools(settings, failover),
-            self.ledger,
             self.bindings,
-            self.observer,
             self.clock,
             failover,
-            self.reliability.breakers,
             hedging=self._hedging(settings, failover),
             request_timeout=settings.reliability.timeouts.request,
             expose_endpoint=settings.security.expose_endpoint,
@@ -175,7 +172,7 @@ class DataPath:
         for name, scheduling in schedulings.items():
             pods, gates = pods_of(self.fleet, name, len(schedulings)), self.gates.of(name)
             pool = self._made[name] = before.get(name) or Pool(pods, scheduling, gates, name)
-            pool.change(pods, scheduling, gates)
+            pool.change(pods, scheduling, gates, self._listeners)
             disaggregation = settings.all_pools[name].disaggregation
             pool.handoffs = pool.handoffs or self._make_handoffs(disaggregation, failover)
             pool.handoffs.change(disaggregation, settings.security.expose_endpoint)
@@ -200,8 +197,7 @@ class DataPath:
             settings.reliability.timeouts,
             self.gateway,
             self.clock,
-            on_first_byte=self._at_first_byte(),
-            on_end=self.decisions.explaining.before(self._on_end),
+            listeners=self._listeners,
             takes=self.gateway.failover.takes,
             trust=self.trust,
             given_up=self.reliability.liveness.given_up,
@@ -215,21 +211,10 @@ class DataPath:
         cells = {why: self.observation.catalogue.hung_up.cell(why.value) for why in HungUp}
         return lambda why, number: cells[why].add(number)
 
-    def _at_first_byte(self) -> Callable[[Attempt], None]:
-        """Who is told of first bytes."""
-        nobody_waits = not self.gates.flow_controls
-        told = self._first_byte if nobody_waits else self._first_byte_makes_room
-        return self.warming.seeing(self.senses.seeing(told))
-
-    def _first_byte(self, attempt: Attempt) -> None:
-        self.ledger.first_byte(attempt)
-        if attempt.on_begun is not None:
-            attempt.on_begun()
-        if attempt.endpoint.is_watched:
-            self.reliability.breakers.first_byte(attempt)
-        self.observer.first_byte(attempt)
-
-    def _first_byte_makes_room(self, attempt: Attempt) -> None:
-        """Tokens whose prefill is over are not in flight."""
-        self._first_byte(attempt)
-        self.gates.look(attempt.endpoint.pool)
+    def _make_listeners(self) -> Listeners:
+        """Those of all pools. The ledger is first: gates and hooks read what an attempt costs."""
+        kept = self.decisions.explaining.kept
+        reliability = (self.reliability.breakers, self._failover.poison, ReadsAfterNotFound(self.model_reads))
+        explained = () if kept is None else (kept,)
+        collectors: list[Listener] = [each for each in (self.senses, self.warming) if each]
+        return Listeners([self.ledger, *reliability, self.bindings, *explained, *self._observers, *collectors])

@@ -78,7 +78,7 @@ class Decisions:
         }
         for name in made.keys() & predecessors.keys():
             made[name].succeed(predecessors[name])
-        return {name: self._traced(self._as_kept(one, name, len(made) == 1, settings)) for name, one in made.items()}
+        return {name: self._as_kept(one, name, len(made) == 1, settings) for name, one in made.items()}
 
     def imagined(self, pool: str, document: Document) -> Scheduling:
         """That of a document in the place of the pool's own, with its plugins where they have the same parameters; what
@@ -111,11 +111,6 @@ class Decisions:
             return scheduling
         notes = self.explaining.notes(scheduling, pool, alone)
         return self.explaining.around(scheduling, notes, kept, self.shadow)
-
-    def _traced(self, scheduling: Scheduling) -> Scheduling:
-        """As it is, where nothing is traced."""
-        traces = self._observation.traces
-        return scheduling if traces is None else traces.around(scheduling)
 
     async def _end(self) -> None:
         for stack in self._following.values():

@@ -9,7 +9,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NotFound
 from proxy.core.ports import Clock, Random
 from proxy.explain.explained import Chosen, MayAsk, Notes, explained
-from proxy.explain.kept import Kept, OnEnd
+from proxy.explain.kept import Kept
 from proxy.explain.table import whole
 from proxy.explain.wanted import Wanted
 from proxy.fleet.datastore import Fleet
@@ -57,10 +57,6 @@ class Explaining:
     def notes(self, scheduling: Scheduling, pool: str, alone: bool) -> Notes:
         """`alone`: there is no other pool."""
         return Notes(scheduling, pool, self._pods(pool, alone), self._clock)
-
-    def before(self, then: OnEnd) -> OnEnd:
-        """Who is told that a request has ended."""
-        return then if self.kept is None else self.kept.before(then)
 
     def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Raises BadRequest."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from proxy.composition.indexes import exact_indexes, predictors
 from proxy.composition.tracing import traces_of
 from proxy.core.endpoint import Endpoint
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.fleet.datastore import Fleet
 from proxy.prefix.index import PrefixIndex
-from proxy.replay.recorder import OnEnd, Recorder, key_path
+from proxy.replay.recorder import Recorder, key_path
 from proxy.replay.salt import installation
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.access_log import AccessLog
@@ -68,19 +69,19 @@ class Observation:
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
         return self.observer
 
-    async def recorded(self, stack: AsyncExitStack) -> OnEnd:
-        """Who is told that a request has ended: the observer, behind the recorder where there is one."""
+    async def listeners(self, stack: AsyncExitStack) -> list[Listener]:
+        """Return those that are configured, running until the stack ends."""
         settings = self._settings.record
-        told: OnEnd = self.observer.request_ended
+        listeners: list[Listener] = [self.observer]
         if self.traces is not None:
-            told = self.traces.before(told)
+            listeners.append(self.traces.tracing)
         if settings is None:
-            return told
+            return listeners
         installed = installation(key_path(Path(settings.file)), self._clock.wall())
         lost = self.catalogue.record_lines_lost.cell()
-        recorder = Recorder(settings, installed, self._clock, lost, self._adapters, told)
+        recorder = Recorder(settings, installed, self._clock, lost, self._adapters)
         await stack.enter_async_context(recorder)
-        return recorder.request_ended
+        return [*listeners, recorder]
 
     def _adapters(self) -> frozenset[str]:
         return frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))

@@ -45,5 +45,5 @@ def picker_of(
     from proxy.http.service import Service
 
     bodies = StreamedBodies(settings.listen, server.budget)
-    service: Service[EnvoyCall] = Service(gateway, settings.security, door, bodies, server.service.on_end)
+    service: Service[EnvoyCall] = Service(gateway, settings.security, door, bodies, server.service.listeners)
     return Picker(settings.extproc, service, addresses, lambda: server.rim, clock)

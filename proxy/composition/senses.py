@@ -12,14 +12,13 @@ from proxy.autoscale.roles import pods_of_role, role_of
 from proxy.composition.gates import Gates
 from proxy.composition.indexes import predictors
 from proxy.core.attempt import Attempt, Stage
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.fleet.datastore import Fleet
 from proxy.scheduling.build import Scheduling
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Histogram
-
-FirstByte = Callable[[Attempt], None]
 
 
 class Senses(Protocol):
@@ -31,7 +30,7 @@ class Senses(Protocol):
     def known(self, pool: str, role: str, now: float) -> Known: ...
 
 
-class OwnSenses:
+class OwnSenses(Listener):
     """Of one process: counted only where `autoscale` names the pool."""
 
     def __init__(
@@ -57,21 +56,17 @@ class OwnSenses:
         for gone in self._recent.keys() - roles:
             del self._recent[gone]
 
-    def seeing(self, first_byte: FirstByte) -> FirstByte:
-        """Who is told of first bytes: also this, where it wants to know."""
-        if not self._pools:
-            return first_byte
+    def __bool__(self) -> bool:
+        """Return whether any pool is scaled."""
+        return bool(self._pools)
 
-        def first_byte_timed(attempt: Attempt) -> None:
-            first_byte(attempt)
-            if attempt.first_byte_at is not None and attempt.stage is Stage.WHOLE:
-                self._observe(attempt, attempt.first_byte_at)
+    def first_byte(self, attempt: Attempt) -> None:
+        if attempt.first_byte_at is not None and attempt.stage is Stage.WHOLE:
+            self._observe(attempt, attempt.first_byte_at)
 
-        return first_byte_timed
-
-    @property
-    def stage_watcher(self) -> FirstByte | None:
-        return self._stage_ended if self._pools else None
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        if attempt.stage is Stage.PREFILL and attempt.succeeded and attempt.last_byte_at is not None:
+            self._observe(attempt, attempt.last_byte_at)
 
     async def look(self) -> None:
         """It is all there."""
@@ -91,10 +86,6 @@ class OwnSenses:
             for role in pool.roles:
                 if (backlog := self._backlog(name, role.name)) is not None:
                     gauge.cell(name, role.name).value = backlog
-
-    def _stage_ended(self, attempt: Attempt) -> None:
-        if attempt.stage is Stage.PREFILL and attempt.succeeded and attempt.last_byte_at is not None:
-            self._observe(attempt, attempt.last_byte_at)
 
     def _observe(self, attempt: Attempt, at: float) -> None:
         endpoint = attempt.endpoint

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock, Random
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.warmup import Warmup
@@ -17,8 +18,6 @@ from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.trust import Trust
 from proxy.pool_settings import PoolSettings
 from proxy.warming import WarmingSender
-
-FirstByte = Callable[[Attempt], None]
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class _Warmed:
     running: AsyncExitStack = field(default_factory=AsyncExitStack)
 
 
-class Warming:
+class Warming(Listener):
     """Pods are warmed up from `begin` on, with prompts that answers of their pool have come to."""
 
     def __init__(self, pools: Mapping[str, PoolSettings], clock: Clock, rng: Random) -> None:
@@ -73,19 +72,15 @@ class Warming:
         if warmed is not None and warmed.warmup is not None:
             warmed.warmup.begin(endpoint)
 
-    def seeing(self, first_byte: FirstByte) -> FirstByte:
-        """Who is told of first bytes: also those who collect prompts, where there are any."""
-        pools = self._pools
-        if not pools:
-            return first_byte
+    def __bool__(self) -> bool:
+        """Return whether pods of any pool are warmed up."""
+        return bool(self._pools)
 
-        def first_byte_seen(attempt: Attempt) -> None:
-            first_byte(attempt)
-            warmed = pools.get(attempt.endpoint.pool)
-            if warmed is not None and attempt.status is not None and attempt.status < 300:
-                warmed.prompts.see(attempt.request)
-
-        return first_byte_seen
+    def first_byte(self, attempt: Attempt) -> None:
+        """Collect the prompts of good responses."""
+        warmed = self._pools.get(attempt.endpoint.pool)
+        if warmed is not None and attempt.status is not None and attempt.status < 300:
+            warmed.prompts.see(attempt.request)
 
     async def _start(self, warmed: _Warmed) -> None:
         settings, clock, stack = warmed.settings, self._clock, warmed.running

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
+from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.request import InferenceRequest
 
 
@@ -69,8 +69,8 @@ class Attempt:
         """Whether what the pod answers is for the client, and not for the next stage."""
         self.upstream_headers: list[tuple[str, str]] = []
         self.response_headers: list[tuple[str, str]] = []
-        self.on_begun: Callable[[], None] | None = None
-        """Called at the first byte of the answer."""
+        self.listeners: Listeners = NO_LISTENERS
+        """Those of its pool, from its start on; one that is in flight during a reload keeps them."""
         self.told_cached: int | None = None
         """What the client is told of cached tokens, where the pod that answers cannot know: another computed the
         prompt. NOT_YET while that one is at it."""

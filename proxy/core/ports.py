@@ -6,7 +6,7 @@ A plugin field that is annotated with one of these types is filled in by `core.w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, NewType, Protocol
 
@@ -14,6 +14,7 @@ from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.identity import Identity
 from proxy.core.kv import KvEvent, KvSources
+from proxy.core.listener import Listener
 from proxy.core.plugin import Decider
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tokens import LocalModel, RemoteTokenizer
@@ -106,20 +107,22 @@ class Names(Resolver, Protocol):
         """The cards of /v1/models, with those of further names."""
 
 
-class Gate(Protocol):
+class Gate(Listener):
     """Where a request may have to wait, or is refused, before a pod is chosen."""
 
+    __slots__ = ()
+
     def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
-        """Around all that is done for the request; raises RequestError when it is entered."""
+        """Return what to enter around all that is done for the request. Entering it raises RequestError."""
+        return nullcontext()
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Those of the candidates that it may be sent to; never none."""
-
-    def sent(self, attempt: Attempt) -> None:
-        """It goes to this pod; called again if that fails and another one gets it."""
+        """Return those of the candidates that it may be sent to; never none. Raises RequestError."""
+        return endpoints
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        """Whether the pod has room for it that nobody waits for, beside the one that it was sent to."""
+        """Return whether the pod has room for a second attempt of the request that no other request waits for."""
+        return True
 
 
 class Race(Protocol):

@@ -5,22 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import repeat
-from operator import add
 
-from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import RequestError
-from proxy.core.plugin import PostResponse, PreRequest, Scorer
+from proxy.core.plugin import Scorer
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.explain.entry import (
     ENTRY,
-    LEG,
     Absent,
     Entry,
-    Leg,
     Refusal,
     predictions,
     queued_since,
@@ -29,7 +24,6 @@ from proxy.explain.entry import (
     tokens_of,
 )
 from proxy.explain.kept import Kept
-from proxy.explain.summary import HEADER, summary
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.dependencies import declares
 from proxy.scheduling.profile import shares
@@ -162,40 +156,13 @@ class Chosen:
         return self._random.random() < self._kept.settings.sample
 
 
-class LegHooks(PreRequest, PostResponse):
-    """Around every leg of a request whose decision is kept."""
-
-    plugin_type = "decisions"
-
-    def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        entry = attempt.request.state.read(ENTRY)
-        if entry is not None:
-            entry.legs.append(attempt)
-            if attempt.answers and entry.decision is not None:
-                made = attempt.decision  # what cannot be split after all is known by now
-                entry.decision = entry.decision._replace(prefill=made.prefill, encode=made.encode, why=made.why)
-            if entry.asked and attempt.answers:
-                attempt.response_headers.append((HEADER, summary(entry, endpoint)))
-
-    def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        entry = attempt.request.state.read(ENTRY)
-        if entry is not None and attempt in entry.legs:
-            entry.legs[entry.legs.index(attempt)] = Leg(*LEG(attempt))
-
-
 def explained(
     scheduling: Scheduling, notes: Notes, kept: Kept, chosen: Chosen, on_shadow: OnShadow | None
 ) -> Scheduling:
     """The same, but that it keeps how it came to its decisions."""
     recorder = Recorder()
     recorded = scheduling.made(recorder.wrap, on_shadow)
-    hooks = (LegHooks(),)
-    return replace(
-        scheduling,
-        scheduler=Explained(scheduling.scheduler, recorded, recorder, notes, kept, chosen),
-        pre_request_rounds=map(add, scheduling.pre_request_rounds, repeat(hooks)),
-        post_response_rounds=map(add, scheduling.post_response_rounds, repeat(hooks)),
-    )
+    return replace(scheduling, scheduler=Explained(scheduling.scheduler, recorded, recorder, notes, kept, chosen))
 
 
 def parts(scheduling: Scheduling) -> dict[str, dict[str, tuple[float, float]]]:

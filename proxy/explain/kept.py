@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import Reason
+from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
-from proxy.explain.entry import ENTRY, Entry
+from proxy.explain.entry import ENTRY, LEG, Entry, Leg
+from proxy.explain.summary import HEADER, summary
 from proxy.telemetry.settings import DecisionSettings
-
-OnEnd = Callable[[Call, int, Ending | Reason, Attempt | None, int], None]
 
 
 class Ring:
@@ -42,7 +42,7 @@ class Ring:
             yield gone
 
 
-class Kept:
+class Kept(Listener):
     """Half of the memory is for decisions of any kind; half for those that a client asked about, that failed or took
     long: they are not driven out by a thousand others in a second."""
 
@@ -90,17 +90,28 @@ class Kept:
             if self._is_striking(gone):
                 self._remember(gone)
 
-    def before(self, then: OnEnd) -> OnEnd:
-        """What is told that a request has ended, and tells `then`."""
+    def attempt_started(self, attempt: Attempt) -> None:
+        entry = attempt.request.state.read(ENTRY)
+        if entry is not None:
+            entry.legs.append(attempt)
+            if attempt.answers and entry.decision is not None:
+                made = attempt.decision  # what cannot be split after all is known by now
+                entry.decision = entry.decision._replace(prefill=made.prefill, encode=made.encode, why=made.why)
+            if entry.asked and attempt.answers:
+                attempt.response_headers.append((HEADER, summary(entry, attempt.endpoint)))
 
-        def told(call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int) -> None:
-            opened = self._open.pop(call.id, None)
-            entry = None if attempt is None else attempt.request.state.read(ENTRY)
-            if (entry := entry or opened) is not None:
-                self._end(entry, status, outcome)
-            then(call, status, outcome, attempt, sent)
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        entry = attempt.request.state.read(ENTRY)
+        if entry is not None and attempt in entry.legs:
+            entry.legs[entry.legs.index(attempt)] = Leg(*LEG(attempt))
 
-        return told
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+    ) -> None:
+        opened = self._open.pop(call.id, None)
+        entry = None if attempt is None else attempt.request.state.read(ENTRY)
+        if (entry := entry or opened) is not None:
+            self._end(entry, status, outcome)
 
     def _end(self, entry: Entry, status: int, outcome: Ending | Reason) -> None:
         entry.status, entry.outcome, entry.ended_at = status, outcome, self._clock.now()

@@ -182,7 +182,8 @@ class EnvoyRelay(Relay):
 
     def _first_byte(self, attempt: Attempt) -> None:
         attempt.first_byte_at = self._rim.clock.now()
-        self._rim.on_first_byte(attempt)
+        for listener in attempt.listeners.first_byte:
+            listener(attempt)
 
     def _finish(self, attempt: Attempt, passage: Passage | None = None) -> None:
         """Before the last reply: the gateway may end the stream as soon as it has that."""

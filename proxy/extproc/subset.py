@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints
+from proxy.core.ports import Gate
 from proxy.core.request import InferenceRequest
 from proxy.extproc.addresses import Addresses
 
@@ -25,14 +24,11 @@ def told_subset(metadata: Mapping[str, Any]) -> str | None:
     return None if told is None else told if isinstance(told, str) else ",".join(map(str, told))
 
 
-class SubsetGate:
-    """Implements `core.ports.Gate`."""
+class SubsetGate(Gate):
+    """Lets a request go only to the pods that its gateway named."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
-
-    def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[object]:
-        return nullcontext()
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """Raises NoEndpoints if none of them is meant."""
@@ -44,9 +40,3 @@ class SubsetGate:
         if not left:
             raise NoEndpoints("None of the pods that the gateway allows for this request is ready; try again shortly.")
         return left
-
-    def sent(self, attempt: Attempt) -> None:
-        pass
-
-    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        return True

@@ -6,12 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.attempt import Attempt
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import NO_POD, NoEndpoints, UnknownResponse
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 
 
-class Bindings:
+class Bindings(Listener):
     """Response id -> endpoint, for `ttl` seconds after the last use; at most `limit`, the least recently used go."""
 
     def __init__(self, clock: Clock, limit: int = 100_000, ttl: float = 3600.0) -> None:
@@ -29,6 +31,11 @@ class Bindings:
         self._bound.move_to_end(response_id)
         while len(self._bound) > self._limit or self._oldest() <= now:
             self._bound.popitem(last=False)
+
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        """Bind the response that the pod stores."""
+        if attempt.response_id and attempt.endpoint.state is not GONE:
+            self.bind(attempt.response_id, attempt.endpoint)
 
     def recent(self, most: int) -> list[tuple[str, Endpoint]]:
         """Those used last, the very last at the end."""

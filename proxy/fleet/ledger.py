@@ -7,6 +7,7 @@ from math import exp, inf, log, log1p
 
 from proxy.core.attempt import WHOLE, Attempt, Stage
 from proxy.core.endpoint import Endpoint
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
@@ -15,25 +16,25 @@ RECENT_SECONDS = 60.0
 """In this time the memory of past work shrinks to 1/e."""
 
 
-class Ledger:
+class Ledger(Listener):
     """In exactly once and out exactly once per attempt, whatever is called how often and in which order: what an
     attempt has put on its pod is written on the attempt, and taken off there.
 
-    `enter` comes before anything reserves prefix blocks for the same request: it reads how much is cached.
+    It is the first of the listeners: it reads how much is cached before prefix blocks are reserved for the attempt.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.entered = 0
-        """Legs that were sent."""
+        """Attempts that started."""
         self._left = 0
 
     @property
     def in_flight(self) -> int:
-        """Legs that entered and have not left."""
+        """Attempts that started and have not ended."""
         return self.entered - self._left
 
-    def enter(self, attempt: Attempt) -> None:
+    def attempt_started(self, attempt: Attempt) -> None:
         if attempt.charge is not None or attempt.ending is not None:
             return
         endpoint, request = attempt.endpoint, attempt.request
@@ -58,7 +59,7 @@ class Ledger:
             attempt.charge = (0, output)
             vars(attempt.endpoint.load)["tokens"] -= prefill
 
-    def leave(self, attempt: Attempt) -> None:
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
         if charge := attempt.charge:
             prefill, output = charge
             attempt.charge = None
@@ -99,9 +100,9 @@ class SharedLedger(Ledger):
         self._dispatched = dispatched
         self._eased = eased
 
-    def enter(self, attempt: Attempt) -> None:
+    def attempt_started(self, attempt: Attempt) -> None:
         known = attempt.charge is not None
-        Ledger.enter(self, attempt)
+        Ledger.attempt_started(self, attempt)
         if attempt.charge is not None and not known:
             self._dispatched(attempt.endpoint, attempt.charge[0] + 1)
 
@@ -109,6 +110,6 @@ class SharedLedger(Ledger):
         Ledger.first_byte(self, attempt)
         self._eased(attempt.endpoint)
 
-    def leave(self, attempt: Attempt) -> None:
-        Ledger.leave(self, attempt)
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
+        Ledger.attempt_ended(self, attempt)
         self._eased(attempt.endpoint)

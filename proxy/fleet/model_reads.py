@@ -7,9 +7,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Declined
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
+
+NOT_FOUND = 404
 
 ROUND_EVERY = 1.0
 """Seconds between two rounds, and between two reads of one pod: clients that invent models cause no more."""
@@ -26,6 +31,18 @@ class ModelReads(Protocol):
 
     def read_soon(self, endpoint: Endpoint) -> None:
         """Have the models of one pod read."""
+
+
+class ReadsAfterNotFound(Listener):
+    """Has the models of a pod read again after it responded with 404 to a request for a model."""
+
+    def __init__(self, reads: ModelReads) -> None:
+        self._reads = reads
+
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        status = error.status if isinstance(error, Declined) else attempt.status
+        if status == NOT_FOUND and attempt.request.model:
+            self._reads.read_soon(attempt.endpoint)
 
 
 class ModelRounds:

@@ -10,7 +10,7 @@ from typing import Protocol
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, Gate
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.band import Waiting, objective
 from proxy.flowcontrol.drain import DrainRate
@@ -35,7 +35,7 @@ class Watcher(Protocol):
         """Or ended, where the reason says so."""
 
 
-class FlowControl:
+class FlowControl(Gate):
     """Nothing is polled: whoever wants to go on looks for room when it comes, when another leaves, and whenever `look`
     is called, because the pods have changed.
 
@@ -81,15 +81,19 @@ class FlowControl:
                 endpoints = self.room.on_in_part(endpoints, passage.waiting.cost, self.siblings.part)
         return self.room.on(endpoints, max(1, request.prompt.tokens))
 
-    def sent(self, attempt: Attempt) -> None:
-        """A pod was chosen: what the request costs is known."""
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Take what the attempt that answers costs, which is known once its pod is chosen."""
         passage = attempt.request.state.read(PASSAGE)
-        if passage is not None and attempt.charge is not None:
+        if passage is not None and attempt.charge is not None and attempt.answers:
             self._unsent.pop(passage, None)
             passage.endpoint = attempt.endpoint
             passage.waiting.recount(attempt.charge[0])
-            if self.queue.counts_service and attempt.answers:
+            if self.queue.counts_service:
                 passage.legs = (*passage.legs, attempt)
+
+    def first_byte(self, attempt: Attempt) -> None:
+        """Let waiting requests go on: the prompt of this one is no longer in flight."""
+        self.look()
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         passage = request.state.read(PASSAGE)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 
-from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import QueueFull, Reason
-from proxy.core.ports import Random
+from proxy.core.ports import Gate, Random
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.controller import Watcher
 from proxy.flowcontrol.settings import ShedByLoad, Shedding
@@ -20,16 +18,13 @@ COLD = 0.02
 """Used share of the KV cache below which a pod counts as having nothing to do."""
 
 
-class SheddingGate:
+class SheddingGate(Gate):
     """Decides on the pods that the request could have, when all that is predicted of it is there."""
 
     def __init__(self, settings: Shedding, random: Random, watcher: Watcher) -> None:
         self._settings = settings
         self._random = random
         self._watcher = watcher
-
-    def admit(self, request: InferenceRequest) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """All. Raises QueueFull."""
@@ -40,9 +35,6 @@ class SheddingGate:
             if self._settings.missed_objectives and would_miss(request, endpoints):
                 raise self._refusal(request, "No pod would answer in the time that is asked for.")
         return endpoints
-
-    def sent(self, attempt: Attempt) -> None:
-        """Nothing is counted."""
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         """What may be dropped is not sent twice."""

@@ -48,7 +48,6 @@ class Rim:
     clock: Clock
     loop: asyncio.AbstractEventLoop
     """Asking for the running one costs a system call before Python 3.12."""
-    on_first_byte: Callable[[Attempt], None]
     takes: Callable[[Attempt, int], bool]
     """Whether an answer of this status is not for the client: another pod is asked."""
     given_up: Callable[[Attempt, float], str]
@@ -131,7 +130,8 @@ class Answer:
             self._call.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
             attempt.first_byte_at = self._rim.clock.now()
-            self._rim.on_first_byte(attempt)
+            for listener in attempt.listeners.first_byte:
+                listener(attempt)
         meter.settle(attempt)
         self._passed += len(raw)
         self._settle_at = self._passed + UNSETTLED
@@ -173,7 +173,8 @@ class Answer:
         attempt.last_byte_at = now = rim.clock.now()
         if attempt.first_byte_at is None:
             attempt.first_byte_at = now
-            rim.on_first_byte(attempt)
+            for listener in attempt.listeners.first_byte:
+                listener(attempt)
         attempt.ending = COMPLETE
         self._close(None)
 
@@ -182,7 +183,8 @@ class Answer:
             self._call.transport.write(self._opening(self.head) + rest)
         self._call.closing = True
         self._attempt.first_byte_at = self._rim.clock.now()
-        self._rim.on_first_byte(self._attempt)
+        for listener in self._attempt.listeners.first_byte:
+            listener(self._attempt)
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
         self._call.connection.sink = tunnel

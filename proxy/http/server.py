@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending
+from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
@@ -22,7 +23,7 @@ from proxy.http.hung_up import HungUp, Tell, untold
 from proxy.http.listening import listeners, port_of
 from proxy.http.race import Race
 from proxy.http.relay import ClientRelay
-from proxy.http.service import CLIENT_LEFT, Gateway, OnEnd, Service
+from proxy.http.service import Gateway, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.sweep import Sweep
 from proxy.http.tls import server_context
@@ -44,8 +45,7 @@ class DataServer:
         timeouts: Timeouts,
         gateway: Gateway,
         clock: Clock,
-        on_first_byte: Callable[[Attempt], None],
-        on_end: OnEnd,
+        listeners: Listeners,
         takes: Callable[[Attempt, int], bool],
         given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: "",
         door: Door | None = None,
@@ -61,9 +61,8 @@ class DataServer:
         self._sweep = Sweep(clock, self._shortest(timeouts))
         self.pool = UpstreamPool(timeouts.connect, clock, trust=trust)
         self._bodies = BodyReader(settings, self._sweep)
-        self.service: Service[HttpCall] = Service(gateway, security, door, self._bodies, on_end, hung_up)
+        self.service: Service[HttpCall] = Service(gateway, security, door, self._bodies, listeners, hung_up)
         self._timeouts = timeouts
-        self._on_first_byte = on_first_byte
         self._takes = takes
         self._given_up = given_up
         self._continued = continued
@@ -119,14 +118,12 @@ class DataServer:
         security: Security,
         timeouts: Timeouts,
         door: Door | None,
-        on_first_byte: Callable[[Attempt], None],
         continued: Sequence[str] = (),
     ) -> None:
         """For requests that come from here on; of `security` the origins of CORS stay as they are."""
         self.service.change(security, door)
         self._timeouts = timeouts
         self._continued = continued
-        self._on_first_byte = on_first_byte
         self._sweep.change(self._shortest(timeouts))
         self.pool.connect_timeout = timeouts.connect
         self._make_rim()
@@ -160,8 +157,7 @@ class DataServer:
 
     def _make_rim(self) -> None:
         loop = asyncio.get_running_loop()
-        told = (self._on_first_byte, self._takes, self._given_up, self._continued)
-        self._rim = Rim(self.pool, self._timeouts, self._clock, loop, *told)
+        self._rim = Rim(self.pool, self._timeouts, self._clock, loop, self._takes, self._given_up, self._continued)
 
     def _collects(self, call: HttpCall, size: int) -> bool:
         """What is refused on its head, or answered here, does not wait for its body."""
@@ -172,7 +168,7 @@ class DataServer:
 
     def _permitted(self, call: HttpCall) -> None:
         """What was answered in the place of `_serve`."""
-        self.service.on_end(call, call.answered or CLIENT_LEFT, Ending.COMPLETE, None, call.sent)
+        self.service.ended(call, Ending.COMPLETE, None)
         call.end()
 
     def _evict(self) -> None:

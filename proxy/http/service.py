@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -13,6 +12,7 @@ import orjson
 import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
+from proxy.core.listener import Listeners
 from proxy.core.ports import Call, Relay
 from proxy.http.entrance import Door, Entrance, Visitor, shown
 from proxy.http.head import Pairs
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 INTERNAL = Reason.INTERNAL
 JSON = [("content-type", "application/json")]
-
-OnEnd = Callable[[Call, int, Ending | Reason, Attempt | None, int], None]
-"""(call, status sent or 499, outcome, last leg, bytes of an answer of our own): once per request."""
 
 
 class Gateway(Protocol):
@@ -108,11 +105,11 @@ class Service(Generic[C]):
         security: Security,
         door: Door | None,
         bodies: Bodies[C],
-        on_end: OnEnd,
+        listeners: Listeners,
         hung_up: Tell = untold,
     ) -> None:
         """Without a door nobody is asked who he is."""
-        self.on_end = on_end
+        self.listeners = listeners
         self.stopping = False
         self._gateway = gateway
         self._bodies = bodies
@@ -166,7 +163,7 @@ class Service(Generic[C]):
         finally:
             self._bodies.give_back(call.retained)
             try:
-                self.on_end(call, call.answered or CLIENT_LEFT, outcome, relay.attempt, call.sent)
+                self.ended(call, outcome, relay.attempt)
             finally:
                 call.end()
 
@@ -177,7 +174,15 @@ class Service(Generic[C]):
         if isinstance(why, RequestError):
             self.refuse(call, why)
         outcome = why.reason if isinstance(why, RequestError) else why
-        self.on_end(call, call.answered or CLIENT_LEFT, outcome, None, call.sent)
+        self.ended(call, outcome, None)
+
+    def ended(self, call: C, outcome: Ending | Reason, attempt: Attempt | None) -> None:
+        """Call the listeners. `attempt` is the last one, if there was any."""
+        for listener in self.listeners.request_ended:
+            try:
+                listener(call, call.answered or CLIENT_LEFT, outcome, attempt, call.sent)
+            except Exception:  # noqa: BLE001  # the other listeners are still called
+                self.listeners.failed(listener, call.id)
 
     def refuse(self, call: C, error: RequestError) -> None:
         if (why := after(error)) is not None:

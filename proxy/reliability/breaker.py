@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.core.attempt import Attempt, Ending
+from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.endpoint import GONE, Endpoint, update
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed, UpstreamTimedOut
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import is_out_of_its_own_time
 from proxy.reliability.settings import BreakerSettings
@@ -84,8 +85,8 @@ class Circuit:
         """That it opened; the timer of the last one counts."""
 
 
-class Breakers:
-    """Told of legs on pods that are watched, and of those that did not end well anywhere."""
+class Breakers(Listener):
+    """A circuit breaker for each pod on which requests failed."""
 
     def __init__(
         self, settings: BreakerSettings, clock: Clock, fleet: Doubts, later: Later, company: Company = NOBODY
@@ -110,8 +111,10 @@ class Breakers:
             return "closed"
         return "half-open" if circuit.tries else "open"
 
-    def began(self, attempt: Attempt) -> None:
-        """A leg on a pod that is watched: of one that is tried, it may be the last for now."""
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Count a probe of a half-open pod."""
+        if not attempt.endpoint.is_watched:
+            return
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)
@@ -120,14 +123,17 @@ class Breakers:
                 self._company.breaker_tried(attempt.endpoint)
 
     def first_byte(self, attempt: Attempt) -> None:
-        """Of a leg on a pod that is watched: it need not end to show that the pod is well."""
+        """Close the breaker whose probe gets a good response, which need not end for that."""
+        if not attempt.endpoint.is_watched:
+            return
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
             self._recover(attempt.endpoint)
 
-    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
-        """Any leg on a pod that is watched, and one that is not a whole good answer on any."""
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         endpoint = attempt.endpoint
+        if attempt.status == 200 and attempt.ending is COMPLETE and not endpoint.is_watched:
+            return
         if endpoint.state is GONE:
             return
         circuit = self._circuits.get(endpoint)

@@ -142,7 +142,7 @@ class Hedge:
         if not attempt.answers:
             attempt.answers = True
             for gate in self.gates:
-                gate.sent(attempt)
+                gate.attempt_started(attempt)
 
     def _raise(
         self, race: Race, first: Attempt, second: Attempt | None, errors: dict[Attempt, Exception | None]

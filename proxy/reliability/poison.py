@@ -6,10 +6,11 @@ from collections import deque
 
 import xxhash
 
-from proxy.core.attempt import Attempt
+from proxy.core.attempt import UPSTREAM_FAILED, Attempt
 from proxy.core.casualties import Casualties, casualties_of
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import SuspectedPoison
+from proxy.core.errors import ConnectFailed, SuspectedPoison
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 
@@ -21,7 +22,7 @@ MOST = 1000
 """Suspects; beyond that the oldest is let go."""
 
 
-class Poison:
+class Poison(Listener):
     """Identifies a request by the model that its client names and by its prompt: neither changes in a further try."""
 
     def __init__(self, clock: Clock) -> None:
@@ -31,8 +32,10 @@ class Poison:
         self._broken: deque[tuple[float, Endpoint, Casualties]] = deque()
         """Attempts that pods broke off in the last TOGETHER seconds: when, on which pod, of which request."""
 
-    def broke_off(self, attempt: Attempt) -> None:
-        """Note an attempt that its pod ended, whatever its client got."""
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        """Note an attempt that its pod broke off, whatever its client got."""
+        if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
+            return
         now = self._clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()

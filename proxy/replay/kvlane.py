@@ -15,6 +15,7 @@ from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.errors import RequestError, UpstreamFailed
+from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
@@ -140,15 +141,13 @@ class Kvlane(Policy):
         handoffs = HandOffs(
             settings.disaggregation, failover, self._ledger, clock, rng, Tasks(), lambda what: unobserved
         )
+        listeners = Listeners([self._ledger, self._breakers, failover.poison])
         self._gateway = Gateway(
             self._fleet,
-            [Pool(self._fleet, self._scheduling, handoffs=handoffs)],
-            self._ledger,
+            [Pool(self._fleet, self._scheduling, handoffs=handoffs, common=listeners)],
             Bindings(clock),
-            unobserved,
             clock,
             failover,
-            self._breakers,
             parser=_ParsedHere(),
         )
         self._legs: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
@@ -229,9 +228,8 @@ class Kvlane(Policy):
     def _answer_begins(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
         attempt.first_byte_at = now
-        self._ledger.first_byte(attempt)
-        if attempt.on_begun is not None:
-            attempt.on_begun()
+        for listener in attempt.listeners.first_byte:
+            listener(attempt)
 
     def _proceed(
         self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None

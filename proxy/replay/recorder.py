@@ -15,6 +15,7 @@ import orjson
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import Reason
+from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
@@ -46,14 +47,12 @@ INTERVAL = 0.5
 BATCH = 16
 """Requests that are written down without a pause: about a millisecond for prompts of 4,000 tokens."""
 
-OnEnd = Callable[[Call, int, Ending | Reason, Attempt | None, int], None]
-
 Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain, ...], Endpoint | None]
 """(received, status, outcome, ended, what is known of the request, its hashes, its pod)."""
 
 
-class Recorder:
-    """Stands between the rim and the observer: `request_ended` takes the place of the observer's, which is `then`.
+class Recorder(Listener):
+    """Writes a line for each request that ended.
 
     Use as `async with`; `adapters` gives the names of the LoRA adapters. What goes wrong here costs lines, which are
     counted as `lost`, and never a request."""
@@ -65,7 +64,6 @@ class Recorder:
         clock: Clock,
         lost: Counter,
         adapters: Callable[[], frozenset[str]],
-        then: OnEnd,
     ) -> None:
         self._salt = Salt(installed.secret)
         self._epoch = clock.wall() - clock.now() - installed.started
@@ -73,7 +71,6 @@ class Recorder:
         self._now = clock.now
         self._lost = lost
         self._adapters = adapters
-        self._then = then
         self._entries: list[Entry] = []
         self._pods: dict[str, tuple[int, int]] = {}
         path = Path(settings.file)
@@ -84,9 +81,7 @@ class Recorder:
     def request_ended(
         self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
-        """See `telemetry.observer.Observer.request_ended`. Takes what is to be kept, so that no body outlives its
-        request."""
-        self._then(call, status, outcome, attempt, sent)
+        """Take what is to be written, so that no body outlives its request."""
         if attempt is None and not isinstance(outcome, Reason):
             return  # an answer of our own: a list of models
         try:

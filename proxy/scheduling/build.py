@@ -10,8 +10,10 @@ from math import inf
 from typing import Any, TypeVar, cast
 
 from proxy.core import wiring
-from proxy.core.endpoint import Endpoint
+from proxy.core.attempt import Attempt
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.listener import Listener
 from proxy.core.params import Invalid, join
 from proxy.core.plugin import (
     DataProducer,
@@ -87,8 +89,10 @@ inside of that as the watch has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduling:
-    """`producers` stand in the order in which they run; `instances` are the bare plugins by name. The rounds hand out,
+class Scheduling(Listener):
+    """What decides about the requests of a pool, and the listener that calls its PreRequest and PostResponse hooks.
+
+    `producers` stand in the order in which they run; `instances` are the bare plugins by name. The rounds hand out,
     without end, the producers of the next request and the hooks of the next leg: the plugins, or who watches them."""
 
     scheduler: Schedules
@@ -103,6 +107,23 @@ class Scheduling:
     entries: Mapping[str, Entry]
     """What the instances were made of."""
     faults: PluginFaults
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        for hook in next(self.pre_request_rounds):
+            try:
+                hook.pre_request(attempt, attempt.endpoint)
+            except Exception as error:  # noqa: BLE001  # the request goes on
+                self.raised(hook, f"failed before request {attempt.request.id} was sent", error)
+
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        endpoint = attempt.endpoint
+        for hook in next(self.post_response_rounds):
+            try:
+                hook.post_response(attempt, endpoint)
+            except Exception as raised:  # noqa: BLE001  # the other hooks still run
+                self.raised(hook, f"failed after request {attempt.request.id} ended", raised)
+        if endpoint.state is GONE:
+            self.forget(endpoint)  # the hooks of the attempt have stored state of it again
 
     def forget(self, endpoint: Endpoint) -> None:
         """Have every plugin forget a pod that is gone, or that lost its memory."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
+from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
+from proxy.core.request import InferenceRequest
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
@@ -26,8 +28,8 @@ BATCH = 256
 """Records that are counted and logged without a pause: about a millisecond."""
 
 
-class Observer:
-    """Called by the gateway and the rim, once per event; each method says which. None of them waits.
+class Observer(Listener):
+    """Records each event of the data path; counts and logs the records in batches.
 
     Run `run()` as a task, and `flush()` when it has ended."""
 
@@ -48,24 +50,21 @@ class Observer:
         self._begun: list[Record] = []
         self._legs: list[Record] = []
         self._requests: list[Record] = []
-        self.stage_watcher: Callable[[Attempt], None] | None = None
-        """Told of every leg that was for the next one."""
 
-    def decided(self, decision: Decision, seconds: float) -> None:
-        """The scheduler returned."""
-        self._decided.append((decision.target, seconds))
+    def decided(
+        self, request: InferenceRequest, candidates: Sequence[Endpoint], decision: Decision, started: float
+    ) -> None:
+        self._decided.append((decision.target, self._now() - started))
 
     def first_byte(self, attempt: Attempt) -> None:
-        """The first byte of a pod's answer came; `status` and `first_byte_at` are set."""
         if not attempt.continued:
             request = attempt.request
             self._begun.append(
                 (attempt.status, attempt.first_byte_at, request.received_at, request.model, request.stream)
             )
 
-    def leg_ended(self, attempt: Attempt) -> None:
-        """A leg is over; all that `Attempt` will ever say is set, `ending` in any case. Tokens are those of the legs
-        that answer."""
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
+        """Tokens are those of the attempts that answer."""
         if attempt.answers:
             request, usage, chunks = attempt.request, attempt.usage, attempt.chunks
             answer = (request.stream, usage, chunks, attempt.first_byte_at, attempt.last_byte_at)
@@ -74,14 +73,10 @@ class Observer:
             self._legs.append((endpoint, ending, number, predicted, prompt, attempt.status, request.model, answer))
         else:
             self._series.stage_ended(attempt)
-            if self.stage_watcher is not None:
-                self.stage_watcher(attempt)
 
     def request_ended(
         self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
-        """The client has its answer, or is gone. `status` is what it was sent (499: nothing, it left), `outcome` the
-        Reason if it was refused, `attempt` the last leg if there was one, `sent` the bytes of an answer of our own."""
         asked = NO_LEG
         if attempt is not None:
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
@@ -16,7 +16,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
+from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
 from proxy.core.request import InferenceRequest
 from proxy.telemetry import span_attributes as attributes
@@ -48,9 +50,9 @@ class Undrawn:
 TRACE: DataKey[Trace | Undrawn] = DataKey("Trace")
 
 
-class Tracing:
-    """Each method is told of one event, as it happens, on the event loop. `ended` are the spans that have ended and
-    were drawn; those that come with a traceparent follow its flag."""
+class Tracing(Listener):
+    """Makes the spans of requests that are sampled; those that come with a traceparent follow its flag. `ended` takes
+    spans that have ended."""
 
     def __init__(self, settings: TracingSettings, version: str, clock: Clock, ended: SpanProcessor) -> None:
         self._limit = TraceIdRatioBased(settings.sample).bound
@@ -60,17 +62,18 @@ class Tracing:
         self._tracer = provider.get_tracer("kvlane", version)
         self._clock = clock
 
-    def decided(self, request: InferenceRequest, candidates: int, decision: Decision, started: float) -> None:
-        """`started`: monotonic seconds."""
+    def decided(
+        self, request: InferenceRequest, candidates: Sequence[Endpoint], decision: Decision, started: float
+    ) -> None:
         trace = self._of(request)
         if isinstance(trace, Undrawn):
             return
         span = self._tracer.start_span("schedule", trace.inside, start_time=self._ns(started))
         if span.is_recording():
-            span.set_attributes(attributes.of_decision(request, candidates, decision))
+            span.set_attributes(attributes.of_decision(request, len(candidates), decision))
         span.end(self._ns(self._clock.now()))
 
-    def leg_began(self, attempt: Attempt) -> None:
+    def attempt_started(self, attempt: Attempt) -> None:
         """The pod is told that the leg is what its own spans belong to."""
         request, trace = attempt.request, self._of(attempt.request)
         if isinstance(trace, Undrawn):
@@ -86,7 +89,7 @@ class Tracing:
         PROPAGATOR.inject(told, set_span_in_context(span))
         attempt.upstream_headers.extend(told.items())
 
-    def leg_ended(self, attempt: Attempt) -> None:
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         trace = self._of(attempt.request)
         if isinstance(trace, Undrawn) or (span := trace.legs.pop(attempt, None)) is None:
             return
@@ -97,7 +100,9 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 
-    def request_ended(self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> None:
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+    ) -> None:
         """What was refused before anybody was chosen gets its span here."""
         trace = None if attempt is None else attempt.request.state.read(TRACE)
         if trace is None:

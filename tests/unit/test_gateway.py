@@ -17,6 +17,7 @@ from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
 from proxy.core.identity import Identity
+from proxy.core.listener import Listeners
 from proxy.core.plugin import (
     DataProducer,
     EndpointRemoved,
@@ -196,15 +197,13 @@ class World:
         failover = Failover(Retries(attempts), clock, random.Random(2), budget, self._alive, self._sleep)
         self.later: list[Callable[[], None]] = []
         breakers = Breakers(BreakerSettings(), clock, self.fleet, lambda seconds, call: self.later.append(call))
+        listeners = Listeners([self.ledger, breakers, failover.poison, self.bindings, observer])
         self.gateway = Gateway(
             self.fleet,
-            [Pool(self.fleet, self.scheduling)],
-            self.ledger,
+            [Pool(self.fleet, self.scheduling, common=listeners)],
             self.bindings,
-            observer,
             clock,
             failover,
-            breakers,
         )
 
     async def serve(self, *scripts: Script, call: FakeCall | None = None) -> list[Attempt]:

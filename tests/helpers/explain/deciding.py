@@ -13,7 +13,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
 from proxy.explain.entry import ENTRY, Entry
-from proxy.explain.explained import Chosen, LegHooks, Notes, explained
+from proxy.explain.explained import Chosen, Notes, explained
 from proxy.explain.kept import Kept
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.settings import DecisionSettings
@@ -57,8 +57,6 @@ class World:
         notes = Notes(plain, "default", lambda: self.pods, self.clock)
         chosen = Chosen(random.Random(1), self.kept, lambda request: self.may_ask)
         self.scheduling = explained(plain, notes, self.kept, chosen, None)
-        self._end = self.kept.before(lambda *_: None)
-        self._hooks = LegHooks()
 
     def request(self, name: str = "r", **headers: str) -> InferenceRequest:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -77,17 +75,17 @@ class World:
     ) -> Attempt:
         """A leg to the pod that was chosen."""
         attempt = Attempt(request, decision, decision.candidates()[number], number, self.clock.now())
-        self._hooks.pre_request(attempt, attempt.endpoint)
+        self.kept.attempt_started(attempt)
         self.clock.advance(after)
         if ending is Ending.COMPLETE:
             attempt.first_byte_at = attempt.last_byte_at = self.clock.now()
             attempt.status, attempt.usage = 200, Usage(10, 2, 4)
         attempt.ending = ending
-        self._hooks.post_response(attempt, attempt.endpoint)
+        self.kept.attempt_ended(attempt, None)
         return attempt
 
     def end(self, attempt: Attempt | None, name: str = "r", status: int = 200, outcome: Any = Ending.COMPLETE) -> None:
-        self._end(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
+        self.kept.request_ended(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
 
     def served(self, name: str, after: float = 0.1, **headers: str) -> Entry | None:
         """A whole request; what is kept of it, if anything."""

@@ -20,6 +20,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, Reason, UpstreamFailed, UpstreamTimedOut
+from proxy.core.listener import NO_LISTENERS, Listener, Listeners
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
@@ -199,6 +200,7 @@ class FakeGateway:
     failure: UpstreamFailed | None = None
     """Of the last attempt that failed."""
     patience: float = math.inf
+    listeners: Listeners = NO_LISTENERS
 
     async def serve(self, call: Call, relay: Relay) -> None:
         self.calls.append(call)
@@ -219,6 +221,7 @@ class FakeGateway:
         failure: UpstreamFailed | None = None
         for number, pod in enumerate(self.pods):
             attempt = Attempt(request, Decision(pod), pod, number, SystemClock().now())
+            attempt.listeners = self.listeners
             attempt.upstream_headers += self.upstream_headers
             attempt.response_headers += self.response_headers
             self.attempts.append(attempt)
@@ -240,6 +243,22 @@ class FakeGateway:
 
     def models(self) -> list[dict[str, Any]]:
         return self.cards
+
+
+@dataclass
+class Noted(Listener):
+    """Keeps the first bytes and the ends of requests."""
+
+    first_bytes: list[Attempt] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+
+    def first_byte(self, attempt: Attempt) -> None:
+        self.first_bytes.append(attempt)
+
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+    ) -> None:
+        self.ended.append(Ended(call.path, status, outcome, attempt))
 
 
 @dataclass
@@ -297,9 +316,9 @@ async def rig(
     **listen: Any,
 ) -> AsyncIterator[Rig]:
     endpoints = [pod.endpoint if isinstance(pod, Pod) else pod for pod in pods]
-    gateway = FakeGateway(endpoints, patience=timeouts.request)
-    first_bytes: list[Attempt] = []
-    ended: list[Ended] = []
+    noted = Noted()
+    listeners = Listeners([noted])
+    gateway = FakeGateway(endpoints, patience=timeouts.request, listeners=listeners)
     hung_up: Counter[HungUp] = Counter()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
@@ -307,15 +326,14 @@ async def rig(
         timeouts,
         gateway,
         clock or SystemClock(),
-        first_bytes.append,
-        lambda call, status, outcome, attempt, sent: ended.append(Ended(call.path, status, outcome, attempt)),
+        listeners,
         gateway.takes,
         trust=trust,
         hung_up=lambda why, number: hung_up.update({why: number}),
     )
     await server.start()
     try:
-        yield Rig(server, gateway, first_bytes, ended, hung_up)
+        yield Rig(server, gateway, noted.first_bytes, noted.ended, hung_up)
     finally:
         await server.stop(grace=0)
 

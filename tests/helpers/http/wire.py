@@ -10,6 +10,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
+from proxy.core.listener import Listeners, OnFirstByte
 from proxy.core.request import InferenceRequest, Naming
 from proxy.http.answer import Rim
 from proxy.http.rewritten import kind_of_answer
@@ -95,14 +96,13 @@ class Leg:
         endpoint = Endpoint("p", "http://p")
         request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(asked))
         self.attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
+        self.attempt.listeners = Listeners([OnFirstByte(self._first_byte)])
         pool = UpstreamPool(1.0, clock)
         self.given_up = ""
         """Why the answer is not waited for."""
         self.asked: list[float] = []
         """Since when nothing had come, whenever that was asked."""
-        self.rim = Rim(
-            pool, Timeouts(), clock, asyncio.get_running_loop(), self._first_byte, self._takes, self._give_up
-        )
+        self.rim = Rim(pool, Timeouts(), clock, asyncio.get_running_loop(), self._takes, self._give_up)
         caller = cast(Any, Caller(self.client, speaks_11))
         self.answer = kind_of_answer(self.attempt)(caller, self.attempt, self.rim, self.connection)
         self.connection.send(self.answer, b"POST", b"")
@@ -110,10 +110,10 @@ class Leg:
     def _takes(self, attempt: Attempt, status: int) -> bool:
         return status >= 500 and self.others
 
-    def _first_byte(self, attempt: Attempt) -> None:
-        assert attempt.status is not None
-        assert attempt.first_byte_at is not None
-        self.first_bytes.append(attempt)
+    def _first_byte(self) -> None:
+        assert self.attempt.status is not None
+        assert self.attempt.first_byte_at is not None
+        self.first_bytes.append(self.attempt)
 
     def _give_up(self, attempt: Attempt, heard_at: float) -> str:
         self.asked.append(heard_at)

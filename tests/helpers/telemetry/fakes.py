@@ -75,11 +75,15 @@ class World:
 
     def request(self, attempt: Attempt) -> None:
         """All that is said of a request with one leg."""
-        self.observer.decided(attempt.decision, 2e-5)
+        self.decided(attempt)
         self.observer.first_byte(attempt)
-        self.observer.leg_ended(attempt)
+        self.observer.attempt_ended(attempt)
         assert attempt.ending is not None
         self.observer.request_ended(FakeCall(), attempt.status or 502, attempt.ending, attempt)
+
+    def decided(self, attempt: Attempt) -> None:
+        """The decision took 20 microseconds."""
+        self.observer.decided(attempt.request, (), attempt.decision, self.clock.now() - 2e-5)
 
     def leg(self, endpoint: Endpoint, model: str = "sim", number: int = 0, stream: bool = True) -> Attempt:
         """A leg whose answer came whole: first byte after 0.3 s, eleven tokens in one more second."""

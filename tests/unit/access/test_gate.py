@@ -41,7 +41,7 @@ class World:
 
     def send(self, request: InferenceRequest, usage: Usage | None = None, status: int | None = 200) -> Attempt:
         attempt = Attempt(request, Decision(POD), POD, 0, self.clock.now())
-        self.gate.sent(attempt)
+        self.gate.attempt_started(attempt)
         attempt.usage, attempt.status = usage, status
         return attempt
 
@@ -251,7 +251,7 @@ async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None
     world = World()
     gate = LimitsGate({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
     async with gate.admit(request := world.request("a")):
-        gate.sent(Attempt(request, Decision(POD), POD, 0, 0.0))
+        gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
     with pytest.raises(RateLimited, match="'acme'"):
         async with gate.admit(world.request("b")):
             pass

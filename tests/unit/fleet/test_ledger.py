@@ -49,25 +49,25 @@ def counts(endpoint: Endpoint) -> tuple[int, int]:
 def test_a_leg_counts_from_its_dispatch_to_its_end() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod, tokens=100, cached_blocks=2, output=30)
-    ledger.enter(leg)
+    ledger.attempt_started(leg)
     assert counts(pod) == (1, 100 - 32 + 30)
     assert ledger.in_flight == 1
     ledger.first_byte(leg)
     assert counts(pod) == (1, 30)
-    ledger.leave(leg)
+    ledger.attempt_ended(leg)
     assert counts(pod) == (0, 0)
     assert ledger.in_flight == 0
 
 
 def test_without_a_match_all_prompt_tokens_are_uncached() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    ledger.enter(attempt(pod, tokens=100))
+    ledger.attempt_started(attempt(pod, tokens=100))
     assert pod.load.tokens == 100
 
 
 def test_a_match_longer_than_the_prompt_leaves_nothing_to_prefill() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    ledger.enter(attempt(pod, tokens=20, cached_blocks=5))
+    ledger.attempt_started(attempt(pod, tokens=20, cached_blocks=5))
     assert pod.load.tokens == 0
 
 
@@ -75,20 +75,20 @@ def test_a_tokenized_prompt_counts_instead_of_the_estimate() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod, tokens=100)
     leg.request.state.write(TOKENIZED_PROMPT, Prompt((b"1234" * 7,)))
-    ledger.enter(leg)
+    ledger.attempt_started(leg)
     assert pod.load.tokens == 7
 
 
 def test_repeated_calls_change_nothing() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod)
-    ledger.enter(leg)
-    ledger.enter(leg)
+    ledger.attempt_started(leg)
+    ledger.attempt_started(leg)
     assert counts(pod) == (1, 10)
     ledger.first_byte(leg)
     ledger.first_byte(leg)
-    ledger.leave(leg)
-    ledger.leave(leg)
+    ledger.attempt_ended(leg)
+    ledger.attempt_ended(leg)
     ledger.first_byte(leg)
     assert counts(pod) == (0, 0)
 
@@ -96,10 +96,10 @@ def test_repeated_calls_change_nothing() -> None:
 def test_a_leg_that_has_ended_does_not_enter_again() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod)
-    ledger.enter(leg)
+    ledger.attempt_started(leg)
     leg.ending = Ending.COMPLETE
-    ledger.leave(leg)
-    ledger.enter(leg)
+    ledger.attempt_ended(leg)
+    ledger.attempt_started(leg)
     assert counts(pod) == (0, 0)
 
 
@@ -107,20 +107,24 @@ def test_what_never_entered_does_not_leave() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
     leg = attempt(pod)
     ledger.first_byte(leg)
-    ledger.leave(leg)
+    ledger.attempt_ended(leg)
     assert counts(pod) == (0, 0)
 
 
 def test_a_pod_that_was_removed_and_came_back_is_not_charged_for_its_past() -> None:
     ledger, old, new = Ledger(ManualClock()), Endpoint("a"), Endpoint("a")
     leg = attempt(old)
-    ledger.enter(leg)
-    ledger.leave(leg)
+    ledger.attempt_started(leg)
+    ledger.attempt_ended(leg)
     assert counts(old) == (0, 0)
     assert counts(new) == (0, 0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["enter", "first_byte", "leave"])), max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["attempt_started", "first_byte", "attempt_ended"])), max_size=80
+    )
+)
 def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[int, str]]) -> None:
     ledger, pods = Ledger(ManualClock()), [Endpoint("a"), Endpoint("b", weight=3)]
     legs = [attempt(pods[n % 2], tokens=n * 7, cached_blocks=n if n % 3 else None, output=n) for n in range(6)]
@@ -130,7 +134,7 @@ def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[i
             assert min(counts(pod)) >= 0
             assert pod.view.running == pod.load.requests
     for leg in legs:
-        ledger.leave(leg)
+        ledger.attempt_ended(leg)
     for pod in pods:
         assert counts(pod) == (0, 0)
     assert ledger.in_flight == 0
@@ -139,9 +143,9 @@ def test_any_interleaving_stays_above_zero_and_returns_to_it(steps: list[tuple[i
 def test_recent_work_is_the_log_of_work_per_weight_that_decays() -> None:
     clock = ManualClock()
     ledger, pod = Ledger(clock), Endpoint("a", weight=2.0)
-    ledger.enter(attempt(pod, tokens=9))
+    ledger.attempt_started(attempt(pod, tokens=9))
     clock.advance(RECENT_SECONDS)
-    ledger.enter(attempt(pod, tokens=19))
+    ledger.attempt_started(attempt(pod, tokens=19))
     decayed = math.exp(pod.load.recent - clock.now() / RECENT_SECONDS)
     assert decayed == pytest.approx(10 / 2 / math.e + 20 / 2)
 
@@ -149,10 +153,10 @@ def test_recent_work_is_the_log_of_work_per_weight_that_decays() -> None:
 def test_recent_work_is_stable_after_years_of_uptime() -> None:
     clock = ManualClock(now=3e8)
     ledger, busy, idle = Ledger(clock), Endpoint("busy"), Endpoint("idle")
-    ledger.enter(attempt(busy))
-    ledger.enter(attempt(idle))
+    ledger.attempt_started(attempt(busy))
+    ledger.attempt_started(attempt(idle))
     before = busy.load.recent
-    ledger.enter(attempt(busy))
+    ledger.attempt_started(attempt(busy))
     assert math.isfinite(busy.load.recent)
     assert busy.load.recent > before == idle.load.recent
 
@@ -165,8 +169,8 @@ def test_weights_of_three_to_one_give_traffic_of_three_to_one_when_ties_go_to_th
     for _ in range(4000):
         target = min(pods, key=lambda pod: (pod.load.recent, rng.random()))
         leg = attempt(target)
-        ledger.enter(leg)
-        ledger.leave(leg)
+        ledger.attempt_started(leg)
+        ledger.attempt_ended(leg)
         picks[target.name] += 1
         clock.advance(gap)
     assert picks["a"] / picks["b"] == pytest.approx(3.0, rel=0.02)
@@ -176,12 +180,12 @@ def test_a_pod_that_joins_does_not_get_all_the_traffic() -> None:
     clock = ManualClock()
     ledger, pods = Ledger(clock), [Endpoint("a"), Endpoint("b"), Endpoint("c")]
     for leg in [attempt(pod) for pod in pods[:2] for _ in range(100)]:
-        ledger.enter(leg)
+        ledger.attempt_started(leg)
     ledger.level(pods[2], pods)
     picks: Counter[str] = Counter()
     for _ in range(300):
         target = min(pods, key=lambda pod: pod.load.recent)
-        ledger.enter(attempt(target))
+        ledger.attempt_started(attempt(target))
         picks[target.name] += 1
     assert picks["c"] == pytest.approx(100, abs=2)
 
@@ -194,7 +198,7 @@ def test_a_pod_that_joins_alone_stays_without_a_past() -> None:
 
 def test_what_siblings_have_in_flight_is_part_of_the_load_and_replaced_whole() -> None:
     ledger, pod = Ledger(ManualClock()), Endpoint("a")
-    ledger.enter(attempt(pod, tokens=10))
+    ledger.attempt_started(attempt(pod, tokens=10))
     ledger.elsewhere(pod, 5, 500, work=600)
     assert counts(pod) == (6, 510)
     ledger.elsewhere(pod, 2, 100)
@@ -213,9 +217,9 @@ def test_a_shared_ledger_says_once_per_change_what_changed() -> None:
     )
     pod = Endpoint("a")
     leg = attempt(pod, tokens=10)
-    ledger.enter(leg)
-    ledger.enter(leg)
+    ledger.attempt_started(leg)
+    ledger.attempt_started(leg)
     ledger.first_byte(leg)
-    ledger.leave(leg)
+    ledger.attempt_ended(leg)
     assert said == [("a", 11), ("a", 0), ("a", 0)]
     assert counts(pod) == (0, 0)

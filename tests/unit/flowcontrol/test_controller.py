@@ -107,7 +107,7 @@ class World:
                 attempt.charge = (request.prompt.tokens, 0)
                 attempt.status, attempt.usage = 200, self.usage
                 pod.charge(1, request.prompt.tokens)
-                self.control.sent(attempt)
+                self.control.attempt_started(attempt)
                 try:
                     await self._doors[name].wait()
                 finally:
@@ -459,7 +459,7 @@ async def test_a_request_whose_pod_failed_needs_room_again_until_it_is_sent_agai
         await it.come("c")
         assert it.names == "ab", "one of the two places is for who looks for another pod"
         taken.charge(1, 1)
-        it.control.sent(_sent(passage.request, taken))
+        it.control.attempt_started(_sent(passage.request, taken))
 
 
 def _sent(request: InferenceRequest, pod: Endpoint) -> Attempt:

@@ -73,8 +73,8 @@ def finds_fault(status: int) -> Script:
 
 async def answers(attempt: Attempt) -> None:
     attempt.status, attempt.first_byte_at, attempt.ending = 200, 2.0, Ending.COMPLETE
-    if attempt.on_begun is not None:
-        attempt.on_begun()
+    for listener in attempt.listeners.first_byte:
+        listener(attempt)
 
 
 async def is_gone(attempt: Attempt) -> Any:
@@ -187,7 +187,7 @@ class World:
 
     @contextmanager
     def _leg(self, attempt: Attempt) -> Generator[None, None, None]:
-        self.ledger.enter(attempt)
+        self.ledger.attempt_started(attempt)
         if self.producer is not None:
             self.producer.pre_request(attempt, attempt.endpoint)
         try:
@@ -197,7 +197,7 @@ class World:
             raise
         finally:
             assert attempt.ending is not None
-            self.ledger.leave(attempt)
+            self.ledger.attempt_ended(attempt)
             if self.producer is not None:
                 self.producer.post_response(attempt, attempt.endpoint)
 
@@ -252,9 +252,9 @@ async def test_the_prefill_pod_is_free_once_the_answer_has_begun() -> None:
     seen: list[int] = []
 
     async def begins(attempt: Attempt) -> None:
-        assert attempt.on_begun is not None
         seen.append(world.pods["p0"].load.requests)
-        attempt.on_begun()
+        (listener,) = attempt.listeners.first_byte
+        listener(attempt)
         seen.append(world.pods["p0"].load.requests)
         await answers(attempt)
 

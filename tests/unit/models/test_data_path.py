@@ -12,6 +12,7 @@ from proxy.core import params
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, QueueFull, UnknownModel
+from proxy.core.ports import Gate
 from proxy.core.request import InferenceRequest
 from proxy.fleet.settings import PodSettings
 from proxy.models.resolver import Resolver
@@ -87,7 +88,7 @@ async def test_a_stored_response_is_not_asked_of_another_model() -> None:
     it.assert_that_nothing_is_left()
 
 
-class Door:
+class Door(Gate):
     """A gate that is closed to some models."""
 
     def __init__(self, *closed: str) -> None:
@@ -110,7 +111,7 @@ class Door:
         assert self.inside == 1
         return endpoints
 
-    def sent(self, attempt: Attempt) -> None:
+    def attempt_started(self, attempt: Attempt) -> None:
         assert self.inside == 1
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:

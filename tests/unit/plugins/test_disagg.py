@@ -305,7 +305,7 @@ class TestLoad:
         legs = [Attempt(asked, Decision(one), one, 0, 0.0) for one in (answers, computes)]
         for leg, stage in zip(legs, (Stage.DECODE, Stage.PREFILL), strict=True):
             leg.stage = stage
-            ledger.enter(leg)
+            ledger.attempt_started(leg)
         assert (computes.load.tokens, answers.load.tokens) == (1000, 300)
         busy, free = score("token-load-scorer", [computes, idle], request(), queueThresholdTokens=2000)
         assert (busy, free) == (0.5, 1.0)

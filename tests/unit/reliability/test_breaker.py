@@ -48,8 +48,7 @@ class World:
 
     def begin(self) -> Attempt:
         attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
-        if self.pod.is_watched:
-            self.breakers.began(attempt)
+        self.breakers.attempt_started(attempt)
         return attempt
 
     def end(
@@ -61,7 +60,7 @@ class World:
     ) -> None:
         attempt.status = None if error else status
         attempt.ending = Ending.UPSTREAM_FAILED if error else ending
-        self.breakers.ended(attempt, error)
+        self.breakers.attempt_ended(attempt, error)
 
     def fail(self, times: int = 1, error: BaseException = FAILED) -> None:
         for _ in range(times):
@@ -145,7 +144,7 @@ def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     world.clock.advance(0.1)
     attempt.status, attempt.ending = None if error else 200, Ending.TIMED_OUT
-    world.breakers.ended(attempt, error)
+    world.breakers.attempt_ended(attempt, error)
     assert world.state == state
 
 
@@ -154,7 +153,7 @@ def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed()
     request = InferenceRequest("r", "/", "m", headers={HEADER: "100000"}, deadline=world.clock.now() + 100)
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     attempt.ending = Ending.TIMED_OUT
-    world.breakers.ended(attempt, UpstreamTimedOut("no first byte within 30 s"))
+    world.breakers.attempt_ended(attempt, UpstreamTimedOut("no first byte within 30 s"))
     assert world.state == "open"
 
 

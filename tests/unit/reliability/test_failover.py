@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.attempt import Attempt
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
@@ -321,7 +321,9 @@ def beside(world: World, name: str, text: bytes = b"innocent") -> None:
     """Another request that the pod breaks off at this moment."""
     pod = next(pod for pod in world.pods if pod.name == name)
     request = world.first(text).request
-    world.failover.poison.broke_off(Attempt(request, Decision(pod), pod, 0, world.clock.now()))
+    attempt = Attempt(request, Decision(pod), pod, 0, world.clock.now())
+    attempt.ending = Ending.UPSTREAM_FAILED
+    world.failover.poison.attempt_ended(attempt, None)
 
 
 async def test_a_request_is_not_refused_for_two_pods_that_had_other_requests_too() -> None:

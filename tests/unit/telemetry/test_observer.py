@@ -42,7 +42,7 @@ def test_time_per_token_is_by_chunks_where_the_pod_counts_no_tokens() -> None:
     world = World()
     attempt = world.leg(world.fleet.add("pod-a"))
     attempt.usage = None
-    world.observer.leg_ended(attempt)
+    world.observer.attempt_ended(attempt)
     seen = world.scrape()
     assert seen["kvlane_time_per_output_token_seconds_sum"]["sim",] == pytest.approx(1.0 / 20)
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 0}
@@ -56,7 +56,7 @@ def test_time_per_token_is_not_invented(change: str) -> None:
         attempt.usage = Usage(100, 1)
     if change == "no last byte":
         attempt.last_byte_at = None
-    world.observer.leg_ended(attempt)
+    world.observer.attempt_ended(attempt)
     assert world.scrape()["kvlane_time_per_output_token_seconds_count"] == {("sim",): 0}
 
 
@@ -101,7 +101,7 @@ def test_what_is_counted_in_a_batch_is_what_is_counted_one_by_one(given: list[Le
             attempt.status, attempt.usage, attempt.last_byte_at = status, usage, last
             if status is not None:
                 world.observer.first_byte(attempt)
-            world.observer.leg_ended(attempt)
+            world.observer.attempt_ended(attempt)
             if world is alone:
                 world.observer.flush()
     batch, single = together.scrape(), alone.scrape()
@@ -124,7 +124,7 @@ def test_a_pod_that_reports_no_cached_tokens_does_not_dilute_the_hit_ratio() -> 
     world = World()
     attempt = world.leg(world.fleet.add("pod-a"))
     attempt.usage = Usage(100, 11, None)
-    world.observer.leg_ended(attempt)
+    world.observer.attempt_ended(attempt)
     seen = world.scrape()
     assert seen["kvlane_prefix_actual_prompt_tokens_total"] == {(): 0}
     assert seen["kvlane_prompt_tokens_total"] == {("sim",): 100}
@@ -135,8 +135,8 @@ def test_predicted_hits_are_counted_beside_the_prompts_they_were_predicted_for()
     endpoint = world.fleet.add("pod-a")
     predicted, unpredicted = world.leg(endpoint), world.leg(endpoint)
     predicted.predicted_cached_tokens = 48
-    world.observer.leg_ended(predicted)
-    world.observer.leg_ended(unpredicted)
+    world.observer.attempt_ended(predicted)
+    world.observer.attempt_ended(unpredicted)
     seen = world.scrape()
     assert seen["kvlane_prefix_predicted_prompt_tokens_total"] == {(): 100}
     assert seen["kvlane_prefix_predicted_hit_tokens_total"] == {(): 48}
@@ -146,8 +146,8 @@ def test_a_second_leg_is_a_retry_and_both_legs_are_attempts() -> None:
     world = World()
     first = world.leg(world.fleet.add("pod-a"))
     first.status, first.ending = None, Ending.UPSTREAM_FAILED
-    world.observer.leg_ended(first)
-    world.observer.leg_ended(world.leg(world.fleet.add("pod-b"), number=1))
+    world.observer.attempt_ended(first)
+    world.observer.attempt_ended(world.leg(world.fleet.add("pod-b"), number=1))
     seen = world.scrape()
     assert seen["kvlane_retries_total"] == {(): 1}
     assert seen["kvlane_attempts_total"] == {("upstream-failed", "pod-a"): 1, ("complete", "pod-b"): 1}
@@ -237,7 +237,7 @@ def test_every_request_has_its_model_although_its_leg_was_in_an_earlier_batch() 
         failed = world.leg(endpoint)
         failed.status = 500
         world.observer.first_byte(failed)
-        world.observer.leg_ended(failed)
+        world.observer.attempt_ended(failed)
     for number in range(2 * BATCH + 1):
         world.request(world.leg(endpoint, model=f"model-{number}"))
     assert ("other", "complete", "chat", "2xx") not in world.scrape()["kvlane_requests_total"]
@@ -247,7 +247,7 @@ async def test_the_event_loop_runs_between_two_batches() -> None:
     world = World()
     endpoint = world.fleet.add("pod-a")
     for _ in range(BATCH + 1):
-        world.observer.leg_ended(world.leg(endpoint))
+        world.observer.attempt_ended(world.leg(endpoint))
     settling = asyncio.get_running_loop().create_task(world.observer.settle())
     seen = []
     while not settling.done():
@@ -281,11 +281,11 @@ async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
     running = asyncio.get_running_loop().create_task(world.observer.run())
     strange = world.leg(endpoint)
     strange.ending = None
-    world.observer.leg_ended(strange)
+    world.observer.attempt_ended(strange)
     async with asyncio.timeout(PATIENCE):
         while not caplog.records:
             await asyncio.sleep(0.001)
-        world.observer.leg_ended(world.leg(endpoint))
+        world.observer.attempt_ended(world.leg(endpoint))
         while not world.series.of(endpoint).attempts:
             await asyncio.sleep(0.001)
     running.cancel()

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.attempt import Ending
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import Reason
+from proxy.core.listener import Listener, Listeners
+from proxy.core.ports import Call
 from proxy.core.units import Duration, Size
 from proxy.http import linger
 from proxy.http.hung_up import HungUp
@@ -464,7 +466,29 @@ async def test_stopping_waits_for_no_client_that_does_not_send_its_body() -> Non
         assert [ended.outcome for ended in port.ended] == [Reason.SHUTTING_DOWN]
 
 
-async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_on() -> None:
+class Broken(Listener):
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+    ) -> None:
+        raise ZeroDivisionError
+
+
+async def test_a_listener_that_fails_is_logged_once_and_the_others_are_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with rig() as port, port.client() as client:
+        port.server.service.listeners = Listeners([Broken(), *port.server.service.listeners.all])
+        for _ in range(2):
+            client.send(HEALTH)
+            assert b" 200 " in await client.answer()
+        await port.until_ended(2)
+    (failure,) = [record for record in caplog.records if record.exc_info]
+    assert "Broken.request_ended failed for request" in failure.getMessage()
+
+
+async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing that a request's task raises is lost."""
     reported: list[dict[str, Any]] = []
     async with rig() as port, port.client() as client:
@@ -473,7 +497,7 @@ async def test_what_breaks_after_an_answer_is_reported_and_the_connection_goes_o
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        port.server.service.on_end = broken
+        monkeypatch.setattr(port.server.service, "ended", broken)
         for _ in range(2):
             client.send(HEALTH)
             assert b" 200 " in await client.answer()

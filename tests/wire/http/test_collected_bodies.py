@@ -237,13 +237,14 @@ async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
 
 async def test_what_breaks_after_a_refusal_is_reported_and_the_connection_ends(
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with rig(body_timeout=Duration(0.1)) as port, port.client() as client:
 
         def broken(*_: Any) -> None:
             raise ZeroDivisionError
 
-        port.server.service.on_end = broken
+        monkeypatch.setattr(port.server.service, "ended", broken)
         client.send(head(8) + b"{")
         assert (await client.until_closed()).status == 408
         assert port.server.retained == 0

@@ -13,9 +13,10 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import update
 from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.identity import Identity
+from proxy.core.listener import Listeners
 from proxy.http.server import DataServer
 from proxy.http.settings import Listen, Security
-from tests.helpers.http.support import CHAT, PATIENT, Ended, FakeGateway, Pod, Rig, answering, plain, post
+from tests.helpers.http.support import CHAT, PATIENT, FakeGateway, Noted, Pod, Rig, answering, plain, post
 from tests.helpers.waiting import until
 
 TEAM = Identity("team", "acme", frozenset(("llama-*",)))
@@ -52,7 +53,7 @@ class Guarded(Rig):
 @asynccontextmanager
 async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     gateway = FakeGateway([pod.endpoint for pod in pods], cards=[{"id": "llama-8b"}, {"id": "qwen"}])
-    ended: list[Ended] = []
+    noted = Noted()
     door = Door()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
@@ -60,13 +61,12 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
         PATIENT,
         gateway,
         SystemClock(),
-        lambda attempt: None,
-        lambda call, status, outcome, attempt, sent: ended.append(Ended(call.path, status, outcome, attempt)),
+        Listeners([noted]),
         gateway.takes,
         door=door,
     )
     await server.start()
-    rig = Guarded(server, gateway, [], ended)
+    rig = Guarded(server, gateway, noted.first_bytes, noted.ended)
     rig.door = door
     try:
         yield rig

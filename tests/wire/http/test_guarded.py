@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from proxy.core.listener import Listeners, OnFirstByte
 from proxy.http.answer import Answer
 from proxy.http.counted import CountedReader
 from proxy.http.meter import Meter
@@ -100,7 +101,7 @@ async def test_an_error_while_an_answer_is_read_ends_its_request(
 
 async def test_an_error_at_the_first_byte_ends_the_request(caplog: pytest.LogCaptureFixture) -> None:
     async with Pod(answering(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
-        object.__setattr__(port.server.rim, "on_first_byte", breaks)
+        port.gateway.listeners = Listeners([OnFirstByte(breaks)])
         assert (await port.ask(post(body=STREAMED))).ending == "reset"
         await has_ended(port, caplog)
 

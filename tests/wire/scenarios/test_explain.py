@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.explain.explained import Explained, LegHooks
+from proxy.explain.explained import Explained
+from proxy.explain.kept import Kept
 from proxy.scheduling.scheduler import Scheduler
 from proxy.sim import SimConfig
 from proxy.sim.faults import Fault, Kind
@@ -116,9 +117,8 @@ async def test_off_is_as_if_there_were_no_such_thing() -> None:
         assert "telemetry" in answer["hint"]
         scheduling = s.app.schedulings["default"]
         assert type(scheduling.scheduler) is Scheduler
-        assert not any(isinstance(hook, LegHooks) for hook in next(scheduling.pre_request_rounds))
-        assert not any(isinstance(hook, LegHooks) for hook in next(scheduling.post_response_rounds))
-        assert s.app._path.server.service.on_end == s.app.observer.request_ended
+        listeners = s.app._path.server.service.listeners
+        assert not any(isinstance(listener, Kept) for listener in listeners.all)
 
 
 async def test_it_is_switched_on_and_off_while_requests_run() -> None:

@@ -1,0 +1,97 @@
+"""The events in the life of a request, and the listeners that observe them.
+
+Everything that observes requests is a `Listener` in one ordered list: the ledger, breakers, bindings, metrics, access
+log, traces, kept decisions, the recorder, prompts of warm-ups, gates and the hooks of plugins. A listener runs on the
+event loop, in the tick of the event, and must not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.core.attempt import Attempt, Ending
+    from proxy.core.decision import Decision
+    from proxy.core.endpoint import Endpoint
+    from proxy.core.errors import Reason
+    from proxy.core.ports import Call
+    from proxy.core.request import InferenceRequest
+
+log = logging.getLogger(__name__)
+
+
+class Listener:
+    """An observer of requests. A subclass overrides the methods of the events that it needs."""
+
+    __slots__ = ()
+
+    def decided(
+        self, request: InferenceRequest, candidates: Sequence[Endpoint], decision: Decision, started: float
+    ) -> None:
+        """A pod was chosen among `candidates`. `started`: when the scheduler was asked, in monotonic seconds."""
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """An attempt is about to be sent, in the tick of its decision."""
+
+    def first_byte(self, attempt: Attempt) -> None:
+        """The first byte of a pod's response arrived; `status` and `first_byte_at` are set."""
+
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        """An attempt is over; its fields are final, `ending` is set. Called once for each attempt that started.
+
+        `error`: what the relay raised, if anything."""
+
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+    ) -> None:
+        """The client has its response, or has left. Called once for each request.
+
+        `status`: the one that was sent; 499 if the client left before. `outcome`: a Reason if the request was refused.
+        `attempt`: the last one, if there was any. `sent`: bytes of a response of kvlane's own."""
+
+
+class Listeners:
+    """For each event the methods that implement it, in the order of the listeners."""
+
+    __slots__ = ("_failed", "all", "attempt_ended", "attempt_started", "decided", "first_byte", "request_ended")
+
+    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
+        self._failed: set[str] = set()
+        self.all = tuple(listeners)
+        self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
+        self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
+        self.first_byte = tuple(each.first_byte for each in _overriding(self.all, "first_byte"))
+        self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
+        self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))
+
+    def plus(self, *more: Listener) -> Listeners:
+        """Return these with others behind them."""
+        return Listeners((*self.all, *more))
+
+    def failed(self, listener: Callable[..., None], request_id: str) -> None:
+        """Log the error that is being handled, once for each listener. The request and the other listeners go on."""
+        name = listener.__qualname__
+        if name not in self._failed:
+            self._failed.add(name)
+            log.exception("listener %s failed for request %s; its further failures are not logged", name, request_id)
+
+
+class OnFirstByte(Listener):
+    """Calls a function at the first byte of an attempt: for who waits for one attempt alone."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def first_byte(self, attempt: Attempt) -> None:
+        self._call()
+
+
+def _overriding(listeners: Sequence[Listener], event: str) -> list[Listener]:
+    return [each for each in listeners if getattr(type(each), event) is not getattr(Listener, event)]
+
+
+NO_LISTENERS = Listeners()
