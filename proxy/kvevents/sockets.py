@@ -21,8 +21,8 @@ from proxy.kvevents.wire import END, SEQUENCE, Garbled
 
 log = logging.getLogger(__name__)
 
-LARGEST = 64 << 20
-"""Bytes of a message; a batch of a hundred thousand tokens has half a megabyte."""
+LARGEST = 4 << 20
+"""Bytes of a message, which take 60 ms to unpack at worst. A batch of a hundred thousand tokens has half a megabyte."""
 
 QUEUED = 10_000
 """Messages that may wait here; beyond that they are dropped, noticed, and asked for again."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.kv import AllCleared
 from proxy.core.ports import KvListener
 from proxy.kvevents import wire
@@ -78,7 +79,7 @@ class Track:
         if number > self._next:
             self._lost(number)
         if number == self._next:
-            self._take(batch)
+            await self._take(batch)
         self.heard = True
         self._tell()
 
@@ -108,21 +109,29 @@ class Track:
                 if number > self._next:
                     self._lost(number)
                 if number == self._next:
-                    self._take(batch)
+                    await self._take(batch)
 
     def _asked(self, start: int) -> Answers:
         if self._replay is None:
             raise NoReplay("there is no replay socket")
         return self._replay(start)
 
-    def _take(self, batch: Batch) -> None:
+    async def _take(self, batch: Batch) -> None:
+        """Tell of the events, and let the event loop run in between."""
         self._next += 1
         self._at = batch.at
-        if batch.odd:
-            log.debug("pod %s published %d KV events of unknown kinds", self._endpoint.name, batch.odd)
-        if any(isinstance(event, AllCleared) for event in batch.events):
-            self.whole = True
-        self._listener.told(self._endpoint, self._rank, batch.events)
+        unknown = 0
+        for number, (events, odd) in enumerate(batch.steps()):
+            if number:
+                await asyncio.sleep(0)
+                if self._endpoint.state is GONE:
+                    return
+            unknown += odd
+            if any(isinstance(event, AllCleared) for event in events):
+                self.whole = True
+            self._listener.told(self._endpoint, self._rank, events)
+        if unknown:
+            log.debug("pod %s published %d KV events that are not understood", self._endpoint.name, unknown)
 
     def _restarted(self) -> None:
         log.info("pod %s: its KV cache begins anew", self._endpoint.name)

@@ -8,7 +8,7 @@ further ones follow in later versions.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from sys import byteorder
 from typing import Any
@@ -22,6 +22,18 @@ END = (1 << 64) - 1
 """The sequence number, -1, that ends a replay."""
 
 DEFAULT_MEDIUM = "gpu"
+
+MOST_RANKS = 1024
+"""Data-parallel ranks of a pod; each has a cache of its own in the index."""
+
+LONGEST_HASH = 64
+"""Bytes of a block hash; SHA-512 has as many."""
+
+LONGEST_NAME = 1024
+"""Characters of the name of a medium or an adapter."""
+
+STEP = 200
+"""Events that are read in one step of the event loop, 3 ms where each has one block."""
 
 _STORED = (
     *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
@@ -42,13 +54,16 @@ class Garbled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`at` is the engine's wall clock in seconds, `rank` 0 where it has one only, `odd` how many events were not
-    understood."""
+    """`at` is the engine's wall clock in seconds, `rank` 0 where it has one only. `steps` reads the events."""
 
     at: float
-    events: Sequence[KvEvent]
+    items: Sequence[Any]
     rank: int = 0
-    odd: int = 0
+
+    def steps(self) -> Iterator[tuple[Sequence[KvEvent], int]]:
+        """Yield the events, STEP of them at most, and how many beside them were not understood."""
+        for start in range(0, len(self.items), STEP):
+            yield _events(self.items[start : start + STEP])
 
 
 def message(frames: Sequence[bytes]) -> tuple[str, int, bytes]:
@@ -66,26 +81,33 @@ def replayed(frames: Sequence[bytes]) -> tuple[int, bytes]:
 
 
 def batch(payload: bytes) -> Batch:
-    """Raises Garbled for what is no batch; an event that is none is left out and counted."""
+    """Raises Garbled for what is no batch."""
     try:
         unpacked = msgpack.unpackb(payload, strict_map_key=False)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise Garbled(repr(error)) from None
     if not isinstance(unpacked, list) or len(unpacked) < 2 or not isinstance(unpacked[1], list):
         raise Garbled("no batch")
-    at, given, *rest = unpacked
+    at, items, *rest = unpacked
     rank = rest[0] if rest and isinstance(rest[0], int) else 0
+    if not 0 <= rank < MOST_RANKS:
+        raise Garbled(f"rank {rank} is not below {MOST_RANKS}")
     if isinstance(at, bool) or not isinstance(at, int | float):
         raise Garbled("no time")
+    return Batch(float(at), items, rank)
+
+
+def _events(items: Sequence[Any]) -> tuple[Sequence[KvEvent], int]:
+    """An event that makes no sense is left out and counted."""
     events: list[KvEvent] = []
     odd = 0
-    for item in given:
+    for item in items:
         try:
             if (event := _event(item)) is not None:
                 events.append(event)
         except (TypeError, ValueError, OverflowError, AttributeError, IndexError, KeyError):
             odd += 1
-    return Batch(float(at), events, rank, odd)
+    return events, odd
 
 
 def _event(item: Any) -> KvEvent | None:
@@ -95,7 +117,7 @@ def _event(item: Any) -> KvEvent | None:
         return _stored(_fields(item, _STORED))
     if kind == "BlockRemoved":
         fields = _fields(item, _REMOVED)
-        return BlocksRemoved(_hashes(fields["block_hashes"]), _medium(fields), fields.get("group_idx") or 0)
+        return BlocksRemoved(_hashes(fields["block_hashes"]), _medium(fields), _group(fields))
     if kind == "AllBlocksCleared":
         return AllCleared()
     raise ValueError(kind)
@@ -113,7 +135,9 @@ def _stored(fields: dict[str, Any]) -> BlocksStored | None:
     tokens, parent = _packed(fields["token_ids"]), fields.get("parent_block_hash")
     if size < 1 or (tokens and len(tokens) != 4 * size * len(hashes)):
         raise ValueError("tokens that do not fill the blocks")
-    lora, number = fields.get("lora_name"), fields.get("lora_id")
+    lora, number = _name(fields.get("lora_name")), fields.get("lora_id")
+    if number is not None and not isinstance(number, int):
+        raise ValueError("adapter")
     return BlocksStored(
         hashes=hashes,
         parent=None if parent is None else _hashes([parent])[0],
@@ -122,13 +146,15 @@ def _stored(fields: dict[str, Any]) -> BlocksStored | None:
         lora=lora or ("" if number is None else f"#{number}"),
         medium=_medium(fields),
         keys=_keys(fields.get("extra_keys"), len(hashes), lora),
-        group=fields.get("group_idx") or 0,
+        group=_group(fields),
     )
 
 
 def _hashes(given: Any) -> list[int | bytes]:
     if not isinstance(given, list) or not _NAMES.issuperset(map(type, given)):
         raise ValueError("block hashes")
+    if any(len(name) > LONGEST_HASH for name in given if isinstance(name, bytes)):
+        raise ValueError("block hashes that are no hashes")
     return given
 
 
@@ -140,15 +166,38 @@ def _packed(ids: Any) -> bytes:
 
 
 def _medium(fields: dict[str, Any]) -> str:
-    return str(fields.get("medium") or DEFAULT_MEDIUM).lower()
+    return (_name(fields.get("medium")) or DEFAULT_MEDIUM).lower()
 
 
-def _keys(given: Any, blocks: int, lora: str | None) -> Sequence[Sequence[Any] | None]:
+def _group(fields: dict[str, Any]) -> int:
+    group = fields.get("group_idx") or 0
+    if not isinstance(group, int):
+        raise ValueError("group")
+    return group
+
+
+def _name(given: Any) -> str:
+    """Return a name; empty if there is none."""
+    if given is None:
+        return ""
+    if not isinstance(given, str) or len(given) > LONGEST_NAME:
+        raise ValueError("name")
+    return given
+
+
+def _keys(given: Any, blocks: int, lora: str) -> Sequence[Sequence[Any] | None]:
     """Without the adapter's name, which stands first in every block's."""
     if not given:
         return ()
-    if len(given) != blocks:
+    if not isinstance(given, list) or len(given) != blocks or not all(map(_are_keys, given)):
         raise ValueError("extra keys")
     if lora:
         given = [keys[1:] if keys and keys[0] == lora else keys for keys in given]
     return [keys or None for keys in given] if any(given) else ()
+
+
+def _are_keys(given: Any) -> bool:
+    """Return whether these are the extra keys of a block: values, and lists of values such as a hash and an offset."""
+    if not isinstance(given, list):
+        return given is None
+    return not any(isinstance(part, dict | list) for key in given if isinstance(key, list) for part in key)

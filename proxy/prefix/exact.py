@@ -32,6 +32,9 @@ HASH_BYTES = 170
 
 DEFAULT_BLOCK = 16
 
+MOST_MEDIA = 8
+"""Tiers of a rank. Each has a bit in the masks of all pods."""
+
 WRONG_UNTIL_DOUBTED = 3
 """Answers in a row whose cached tokens are not those that were predicted."""
 
@@ -226,11 +229,16 @@ class ExactIndex:
         if hashes is None or len(hashes) != len(event.hashes):
             self.orphans += len(event.hashes)
             return
+        if not hashes:
+            return
         if self.pairs + len(hashes) > self._max_pairs:
-            self._overflow(cache)
+            self._overflow(cache, f"the index has {self.pairs} blocks")
             return
         shelf = cache.shelves.get(event.medium)
         if shelf is None:
+            if len(cache.shelves) >= MOST_MEDIA:
+                self._overflow(cache, f"a pod names more than {MOST_MEDIA} media")
+                return
             shelf = cache.open(event.medium, self._bit(), self._weights.get(event.medium, 1.0))
         before = len(shelf.own)
         shelf.put(event.hashes, hashes, self._masks)
@@ -269,10 +277,10 @@ class ExactIndex:
             self.pairs -= len(shelf.own)
             shelf.empty(self._masks)
 
-    def _overflow(self, cache: Rank) -> None:
+    def _overflow(self, cache: Rank, why: str) -> None:
         if cache.complete:
             cache.complete = False
-            log.warning("the exact prefix index is full: what pods store beyond %d blocks is not seen", self.pairs)
+            log.warning("exact prefix index: %s; ignoring further blocks", why)
 
     def _depth(self, pod: PodBlocks, masks: Sequence[int], first: Mapping[int, int]) -> int:
         expected, most = pod.bit, 0

@@ -14,7 +14,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState, Metrics
 from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 from proxy.core.request import Prompt
-from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, PAIR_BYTES, ExactIndex, Reservation
+from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, MOST_MEDIA, PAIR_BYTES, ExactIndex, Reservation
 from proxy.prefix.exact_match import ExactMatch
 from tests.helpers.examples import examples
 
@@ -352,6 +352,19 @@ def test_an_index_that_is_full_remembers_no_more_and_is_not_sure() -> None:
     assert fleet.index.pairs == 2
     assert fleet.index.bytes == 2 * (PAIR_BYTES + HASH_BYTES)
     assert not fleet.index.is_sure(one)
+
+
+def test_a_pod_that_names_ever_new_media_takes_a_few_bits_of_the_masks_and_is_not_sure() -> None:
+    fleet, one = Fleet(), pod()
+    fleet.index.complete(one, 0, True)
+    for number in range(MOST_MEDIA):
+        fleet.store(one, [4 * number + each for each in range(SIZE)], medium=f"tier {number}")
+    assert fleet.index.is_sure(one)
+    fleet.store(one, [1000 + each for each in range(SIZE)], medium="one more")
+    fleet.tell(one, *(BlocksStored((), None, b"", SIZE, medium=f"empty {number}") for number in range(100)))
+    assert fleet.index.pairs == MOST_MEDIA
+    assert not fleet.index.is_sure(one)
+    assert max(fleet.index._masks.values()).bit_length() <= MOST_MEDIA + 1
 
 
 steps = st.lists(
