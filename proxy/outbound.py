@@ -50,7 +50,13 @@ def session(
         connector = aiohttp.UnixConnector(socket_path)
     else:
         connector = aiohttp.TCPConnector(ssl=tls, socket_factory=tcp_socket)
-    return aiohttp.ClientSession(connector=connector, headers=headers, timeout=limits, auto_decompress=decompress)
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),  # a session serves many operators and pods
+        headers=headers,
+        timeout=limits,
+        auto_decompress=decompress,
+    )
 
 
 async def send(http: aiohttp.ClientSession, method: str, url: str, limit: int = LARGEST, **options: Any) -> Response:

@@ -43,6 +43,12 @@ _NOT_PASSED_ON = frozenset(
     }
 )
 
+_NOT_FROM_PODS = frozenset({*_NOT_PASSED_ON, "set-cookie", "clear-site-data"})
+"""Together with `access-control-*`: which pages may read responses of the admin port is not for a pod to say."""
+
+_UNTRUSTED = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
+"""A browser would run what a pod sends as a page of the admin port, which may change everything here."""
+
 
 class PodRelay:
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, trust: Trust) -> None:
@@ -97,10 +103,11 @@ def _headers(endpoint: Endpoint, request: web.Request) -> Iterator[tuple[str, st
 
 def _head(upstream: aiohttp.ClientResponse, decompressed: bool) -> web.StreamResponse:
     answer = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-    dropped = _NOT_PASSED_ON | {"content-encoding"} if decompressed else _NOT_PASSED_ON
+    dropped = _NOT_FROM_PODS | {"content-encoding"} if decompressed else _NOT_FROM_PODS
     for name, value in upstream.headers.items():
-        if name.lower() not in dropped:
+        if (lower := name.lower()) not in dropped and not lower.startswith("access-control-"):
             answer.headers.add(name, value)
+    answer.headers.update(_UNTRUSTED)
     return answer
 
 

@@ -26,6 +26,13 @@ INTERNAL_PREFIXES = (b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")
 REMEMBERED = 2 * 1024
 """Bytes of a head, or of the names in it, up to which what was found out about it is remembered."""
 
+LONGEST_FIELD = 32
+"""Bytes of the name of a field that are looked at; those that are read here are shorter. Names are remembered, and a
+pod's may have 256 KiB."""
+
+LONGEST_TYPE = 256
+"""Bytes of a content type that are looked at, and remembered."""
+
 BODYLESS = (204, 304)
 """Statuses of answers that end with their head, whatever it says."""
 
@@ -108,14 +115,14 @@ def read_answer_head(head: bytes) -> AnswerHead:
     upgrade = None
     for line in lines:
         name, _, value = line.partition(b":")
-        kind = _answer_field(name)
+        kind = _answer_field(name[:LONGEST_FIELD])
         if not kind:
             kept.append(line)
         elif kind == b"content-length":
             has_length = True
             kept.append(line)
         elif kind == b"content-type":
-            events = _is_event_stream(value)
+            events = _is_event_stream(value[:LONGEST_TYPE])
             kept.append(line)
         elif kind == b"content-encoding":
             compressed = value.strip().lower() not in (b"", b"identity")

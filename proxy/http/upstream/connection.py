@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 HEAD_LIMIT = 256 * 1024
 """Bytes that the head of an answer may take."""
 
+MOST_INFORMATIONAL = 100
+"""Informational heads (1xx) before the head of a response."""
+
 HEAD_END = b"\r\n\r\n"
 
 
@@ -37,6 +40,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_begun",
         "_feed",
+        "_informational",
         "_keeps",
         "_lost",
         "_parser",
@@ -78,6 +82,8 @@ class Connection(asyncio.Protocol):
         """What came of the head so far."""
         self._keeps: bool | None = None
         """Whether the pod lets it be used again; None until the head has been passed on."""
+        self._informational = 0
+        """Informational heads that came before the head of the response."""
         self._begun: list[None] = []
         """One for the answer that may begin. To take from an empty list is an error, which stops the parser."""
         self.on_message_begin = self._begun.pop
@@ -92,6 +98,7 @@ class Connection(asyncio.Protocol):
         """A request; its answer is pushed to `receiver`. More of the body may follow by `write`."""
         self._receiver = receiver
         self._keeps = None
+        self._informational = 0
         self._begun.append(None)
         self.receive = self._beginning
         if len(body) < 16 * 1024:
@@ -250,9 +257,12 @@ class Connection(asyncio.Protocol):
             self._fail(Garbled("the head of the answer is too long"))
 
     def _start_over(self, rest: bytes) -> None:
-        """After an informational head: the parser took it for the answer, and stops at the next one."""
+        """After an informational head: the parser took it for the answer, and stops at the next one. Raises Garbled
+        after MOST_INFORMATIONAL of them."""
+        self._count_informational()
         head, end, after = rest.partition(HEAD_END)
         while end and not read_answer_head(head).final:
+            self._count_informational()
             rest = after
             head, end, after = rest.partition(HEAD_END)
         self._parser = HttpResponseParser(self)
@@ -264,6 +274,11 @@ class Connection(asyncio.Protocol):
         self._raw = b"\r\n"  # the pod has begun
         if rest:
             self.data_received(rest)
+
+    def _count_informational(self) -> None:
+        self._informational += 1
+        if self._informational > MOST_INFORMATIONAL:
+            raise Garbled(f"sent more than {MOST_INFORMATIONAL} informational heads before its response")
 
     def _let_go(self) -> None:
         """Of the receiver: a connection is in a cycle with its parser, and would keep it until both are collected."""

@@ -11,8 +11,8 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import UpstreamFailed
 from proxy.http.answer import UNSETTLED
 from proxy.http.framing import HELD_LIMIT
-from proxy.http.upstream.connection import HEAD_LIMIT
-from proxy.http.upstream.errors import Disconnected
+from proxy.http.upstream.connection import HEAD_LIMIT, MOST_INFORMATIONAL
+from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.reliability.settings import Timeouts
 from tests.helpers.http.support import SSE_HEAD, chunk, event, plain
 from tests.helpers.http.wire import Leg
@@ -153,6 +153,27 @@ async def test_informational_heads_in_any_number_and_place_are_passed_over() -> 
             leg.read(piece)
         assert leg.client.written.startswith(b"HTTP/1.1 200 OK\r\n")
         assert leg.released == [leg.connection]
+
+
+@pytest.mark.parametrize("reads", [1, 2 * MOST_INFORMATIONAL])
+async def test_a_pod_that_sends_informational_heads_without_end_is_given_up(reads: int) -> None:
+    early = b"HTTP/1.1 100 Continue\r\n\r\n"
+    leg = Leg()
+    for _ in range(reads):
+        leg.read(early * (2 * MOST_INFORMATIONAL // reads))
+    assert isinstance(leg.answer.done.result(), Garbled)
+    assert leg.pod.aborted
+    assert leg.client.written == b""
+
+
+async def test_informational_heads_of_earlier_responses_do_not_count() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\n\r\n" * (MOST_INFORMATIONAL - 1)
+    leg = Leg()
+    leg.read(early + plain())
+    leg.answer = type(leg.answer)(leg.answer._call, leg.attempt, leg.rim, leg.connection)
+    leg.connection.send(leg.answer, b"POST", b"")
+    leg.read(early + plain(b"{}"))
+    assert leg.client.written.endswith(b"\r\n\r\n{}")
 
 
 @pytest.mark.parametrize(("said", "silent"), [(b"", True), (b"H", False), (b"HTTP/1.1 103 Early\r\n\r\n", False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -82,3 +83,20 @@ def test_heads_of_any_length_are_read_alike() -> None:
     assert replace(long, start=long.start.replace(b"1" * REMEMBERED, b"1")) == short
     assert short.start == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-kept: 1\r\n"
     assert short.sized
+
+
+def test_long_names_and_types_of_a_pod_are_not_remembered() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            long = b"%d-" % number + b"y" * 100_000
+            read_answer_head.__wrapped__(b"HTTP/1.1 200 OK\r\nx-%b: 1\r\ncontent-type: %b" % (long, long))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 200_000
+
+
+def test_fields_that_are_named_after_ours_stay_behind_however_long_their_names_are() -> None:
+    head = read_answer_head(b"HTTP/1.1 200 OK\r\nX-Kvlane-%b: 1\r\nx-other: 2" % (b"y" * 500))
+    assert head.start == b"HTTP/1.1 200 OK\r\nx-other: 2\r\n"

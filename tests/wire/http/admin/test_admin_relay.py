@@ -111,3 +111,27 @@ async def test_an_answer_that_breaks_off_does_not_look_whole(caplog: pytest.LogC
             async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
                 await answer.read()
     assert "broke off" in caplog.text
+
+
+async def test_a_page_of_a_pod_does_nothing_in_the_name_of_the_admin_port() -> None:
+    """Its script could change everything here; and its headers could let pages of other sites read what is said."""
+
+    async def page(request: web.Request) -> web.Response:
+        headers = {
+            "Access-Control-Allow-Origin": "*",
+            "access-control-allow-credentials": "true",
+            "set-cookie": "a=b",
+            "content-security-policy": "script-src *",
+            "x-engine": "yes",
+        }
+        return web.Response(text="<script>alert(1)</script>", content_type="text/html", headers=headers)
+
+    async with admin_port() as port, engine(page) as url:
+        port.add("pod-a", url)
+        async with port.client.get("/admin/pods/pod-a/proxy/x") as answer:
+            said = answer.headers
+            assert said.getall("content-security-policy") == ["default-src 'none'; sandbox"]
+            assert said["x-content-type-options"] == "nosniff"
+            assert said["x-engine"] == "yes"
+            assert not [name for name in said if name.lower().startswith("access-control-")]
+            assert "set-cookie" not in said
