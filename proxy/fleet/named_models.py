@@ -9,14 +9,17 @@ from proxy.core.endpoint import EndpointState, update
 from proxy.core.errors import BadRequest
 from proxy.fleet.member import Member
 
+MOST_KNOWN = 20_000
+"""Models that pods have named and name no more, to tell a model that is away from one that never was."""
+
 
 class NamedModels:
     """Of `members`, who may change."""
 
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members = members
-        self._known: set[str] = set()
-        """All that were ever named."""
+        self._known: dict[str, None] = {}
+        """Those that were ever named, the one named last at the end; the oldest are forgotten."""
 
     def learn(self, member: Member) -> bool:
         """From its settings and its cards; whether it serves others than before."""
@@ -26,12 +29,18 @@ class NamedModels:
         is_new = models != member.endpoint.models
         if is_new:
             update(member.endpoint, models=models)
-        self._known |= models or set()
+            for model in models or ():
+                self._known.pop(model, None)
+                self._known[model] = None
+            while len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
         return is_new
 
     def knows(self, model: str) -> bool:
         """False if no pod ever named the model, though they have spoken, and each that is there names its models."""
-        return not self._known or model in self._known or any(m.takes_any for m in self._members.values())
+        if not self._known or model in self._known or self.is_listed(model):
+            return True
+        return any(member.takes_any for member in self._members.values())
 
     def is_listed(self, model: str) -> bool:
         """Return whether a pod in any state lists the model."""

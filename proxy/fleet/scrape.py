@@ -23,6 +23,10 @@ _COUNT_LIMIT = 2.0**53
 MODELS_BYTES = 1024 * 1024
 """Size of a model list that is read. Its cards are sent to all workers."""
 
+MODELS_OPENINGS = 10_000
+"""Lists and objects of a model list that is read: it is read in one step of the event loop, 20 ms at worst. A card of
+vLLM has three."""
+
 MODELS_DEPTH = 32
 """Nesting of a model list that is read. JSON can be read deeper than it can be written for other processes."""
 
@@ -82,6 +86,8 @@ def parse_models(body: bytes) -> tuple[Card, ...]:
     or nested too deeply."""
     if len(body) > MODELS_BYTES:
         raise ScrapeError(f"the list of models is larger than {MODELS_BYTES} bytes")
+    if body.count(b"{") + body.count(b"[") > MODELS_OPENINGS:
+        raise ScrapeError(f"the list of models has more than {MODELS_OPENINGS} lists and objects")
     try:
         cards = orjson.loads(body)["data"]
         ids = [card["id"] for card in cards]

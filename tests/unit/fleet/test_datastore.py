@@ -8,6 +8,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadRequest
 from proxy.fleet.datastore import Fleet
+from proxy.fleet.named_models import MOST_KNOWN
 from proxy.fleet.settings import PodSettings
 
 
@@ -101,6 +102,19 @@ def test_a_model_once_known_stays_known() -> None:
     assert calls.fleet.knows("m")
     calls.fleet.remove("a")
     assert calls.fleet.knows("m")
+
+
+def test_of_models_that_pods_name_no_more_the_oldest_are_forgotten() -> None:
+    calls = Calls()
+    calls.ready("a", "m")
+    endpoint = calls.ready("b", "first")
+    for number in range(4):
+        calls.fleet.listed(endpoint, [{"id": f"{number}-{each}"} for each in range(MOST_KNOWN // 2)])
+    assert not calls.fleet.knows("first")
+    assert not calls.fleet.knows("0-0")
+    assert calls.fleet.knows("2-0")  # and named no more
+    assert calls.fleet.knows("3-0")
+    assert calls.fleet.knows("m")  # and still named
 
 
 def test_before_any_pod_has_spoken_every_model_may_exist() -> None:

@@ -14,6 +14,7 @@ from proxy.core.endpoint import Freshness
 from proxy.fleet.dialects import DIALECTS, Dialect, Engine, specs
 from proxy.fleet.scrape import (
     MODELS_BYTES,
+    MODELS_OPENINGS,
     MOST_SAMPLES,
     parse,
     parse_in_steps,
@@ -221,10 +222,16 @@ def test_a_model_list_that_is_none_is_an_error(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [b"[" * 300 + b"]" * 300, b'{"x":' * 300 + b"1" + b"}" * 300, b'"' + b"x" * MODELS_BYTES + b'"']
+    "size",
+    [
+        b"[" * 300 + b"]" * 300,
+        b'{"x":' * 300 + b"1" + b"}" * 300,
+        b'"' + b"x" * MODELS_BYTES + b'"',
+        b"[" + b"[]," * MODELS_OPENINGS + b"0]",
+    ],
 )
 def test_a_model_list_that_is_too_large_or_too_deep_to_send_to_workers_is_an_error(size: bytes) -> None:
-    with pytest.raises(ScrapeError, match=r"nested|larger"):
+    with pytest.raises(ScrapeError, match=r"nested|larger|more than"):
         parse_models(b'{"data":[{"id":"m","x":%b}]}' % size)
 
 
