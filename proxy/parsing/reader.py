@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import pickle
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections import deque
-from dataclasses import dataclass
+import resource
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from proxy.core.errors import BodyTooLarge
+from proxy.core.errors import BodyTooLarge, RequestError
 from proxy.core.ports import Call
-from proxy.core.processes import kill
-from proxy.core.request import InferenceRequest
-from proxy.core.tasks import Tasks
+from proxy.core.request import EMPTY_PROMPT, InferenceRequest, Prompt
+from proxy.offload import OffloadPool, serve
 from proxy.openai.multipart import STEP, Form, is_multipart
 from proxy.openai.parse import Parsed, parse
 from proxy.openai.paths import model_in
 from proxy.openai.weight import is_light
-from proxy.parsing.wire import LENGTH, Question, Reply, assembled, framed
 from proxy.reliability import deadline
-
-log = logging.getLogger(__name__)
+from proxy.telemetry import standard_error
 
 QUICK = 8 << 20
 """Bytes of a body that is parsed in 0.1 s mostly: larger ones leave one process to those."""
 
-_UNREAD = 64 << 20
-"""Bytes of an answer that may wait in the pipe's buffer."""
-
 _TRIES = 2
 """A process may be killed for reasons that have nothing to do with the body that it parses."""
 
-_BROKEN = (OSError, EOFError, pickle.UnpicklingError)
+MOST = 2 << 20
+"""Bytes of a prompt that come back, four times what is hashed by default: to copy 8 MiB takes 5 ms."""
+
+MOST_PARTS = 4096
+"""Parts of a prompt that come back: to take 65,000 apart takes 10 ms."""
+
+MEMORY = 2 << 30
+"""Bytes of address space of a process. The values of a body of 64 MiB take 1.5 GiB at worst: 64 bytes for three."""
 
 _NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
 """Methods of requests whose query names the model, whatever their body says."""
@@ -89,39 +86,15 @@ def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> Infere
     )
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A body that waits for a process."""
-
-    size: int
-    turn: asyncio.Future[_Worker]
-
-
-@dataclass(eq=False, slots=True)
-class _Worker:
-    """A process for bodies of up to `limit` bytes, one at a time; started by the first one."""
-
-    limit: float
-    process: Process | None = None
-    is_busy: bool = False
-
-
 class BodyParser:
-    """`async with BodyParser()`: processes that parse bodies, first come first served. Each is started by the first
-    body that it parses, and ends with the context.
+    """`async with BodyParser()`: processes that parse bodies.
 
-    One process takes any body, the other one those of up to QUICK bytes, so these do not wait for larger ones. A body
-    whose client leaves is taken out of the queue; while it is parsed, a quick one is finished for nobody, and the
-    process of a larger one is killed, so memory beyond the budget is bounded: QUICK bytes for each process here, and in
-    the process what the values of one body take.
-    """
+    One process takes any body, the other one those of up to QUICK bytes, so these do not wait for larger ones. Memory
+    beyond the budget is bounded: QUICK bytes for each process here, and in the process what the values of one body
+    take."""
 
     def __init__(self) -> None:
-        self._tasks = Tasks()
-        self._workers = (_Worker(QUICK), _Worker(math.inf))
-        self._waiting: deque[_Waiting] = deque()
-        self.given = 0
-        """Bodies that processes were given."""
+        self.pool = OffloadPool("proxy.parsing.reader", limits=(QUICK, math.inf), kill_above=QUICK)
 
     async def __aenter__(self) -> BodyParser:
         return self
@@ -129,104 +102,60 @@ class BodyParser:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._tasks.stop()
-        for worker in self._workers:
-            await _end(worker)
-
-    @property
-    def waiting(self) -> int:
-        """Bodies that wait for a process."""
-        return len(self._waiting)
+        await self.pool.close()
 
     async def parse_apart(self, path: str, body: bytes, content_type: str) -> Parsed:
-        """As `openai.parse`; raises what that raises, and BodyTooLarge for a body under which processes die."""
-        asked = Question(path, content_type, len(body))
+        """Do the same as `openai.parse`. Raise what that raises, and BodyTooLarge for a body under which processes
+        die."""
         for _ in range(_TRIES):
-            worker = await self._acquire(len(body))
-            exchange = self._tasks.start(self._exchanged(worker, asked, body), "a large body")
-            try:
-                answered: tuple[Reply, list[bytes]] | None = await asyncio.shield(exchange)
-            except asyncio.CancelledError:
-                if len(body) > QUICK:
-                    exchange.cancel()
-                raise
+            answered = await self.pool.ask((path, content_type), body)
             if answered is not None:
-                return assembled(*answered, body)
+                return _assembled(*answered, body)
         raise BodyTooLarge("The request body takes too much memory to read.")
 
-    async def _acquire(self, size: int) -> _Worker:
-        """Return a process that is not busy, after all that wait for one as well. It is busy then."""
-        waiting = _Waiting(size, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        self._assign()
-        try:
-            return await waiting.turn
-        except asyncio.CancelledError:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif not waiting.turn.cancelled():
-                self._release(waiting.turn.result())
-            raise
 
-    def _assign(self) -> None:
-        for worker in self._workers:
-            if not worker.is_busy:
-                fitting = (each for each in self._waiting if each.size <= worker.limit and not each.turn.cancelled())
-                waiting = next(fitting, None)
-                if waiting is not None:
-                    self._waiting.remove(waiting)
-                    worker.is_busy = True
-                    waiting.turn.set_result(worker)
-
-    def _release(self, worker: _Worker) -> None:
-        worker.is_busy = False
-        self._assign()
-
-    async def _exchanged(self, worker: _Worker, question: Question, body: bytes) -> tuple[Reply, list[bytes]] | None:
-        """None if the process died over it."""
-        self.given += 1
-        is_done = False
-        try:
-            process = worker.process = worker.process or await _start()
-            answered = await _exchange(process, question, body)
-            is_done = True
-            return answered
-        except _BROKEN as error:
-            log.warning("the process that parses large bodies failed: %r", error)
-            return None
-        finally:
-            try:
-                if not is_done:
-                    await _end(worker)
-            finally:
-                self._release(worker)
+_Reply = tuple[Parsed | RequestError, str, int]
+"""What the parser returned, without its body and its prompt, or what it raised, and the prompt's salt and tokens. The
+pieces behind it are the body, empty if it is the one that was sent, and the beginning of the prompt's parts."""
 
 
-async def _end(worker: _Worker) -> None:
-    """Kill the process, if there is one. Interrupted, it can be called again."""
-    if worker.process is not None:
-        await kill(worker.process)
-        worker.process = None
+def _assembled(reply: _Reply, pieces: Sequence[bytes], body: bytes) -> Parsed:
+    """Return what the parser returned. Raise what it raised."""
+    parsed, salt, tokens = reply
+    if isinstance(parsed, RequestError):
+        raise parsed
+    changed, *parts = pieces
+    return parsed._replace(body=changed or body, prompt=Prompt(tuple(parts), salt, tokens))
 
 
-async def _start() -> Process:
-    """In a session of its own: a Ctrl-C that is meant for the proxy does not reach it."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy.parsing.apart", stdin=PIPE, stdout=PIPE, limit=_UNREAD, start_new_session=True
-    )
+# The process that parses.
 
 
-async def _exchange(process: Process, question: Question, body: bytes) -> tuple[Reply, list[bytes]]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(framed(question))
-    process.stdin.write(body)
-    await process.stdin.drain()
-    size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
-    reply: Reply = pickle.loads(await process.stdout.readexactly(size))
-    behind, start = await process.stdout.readexactly(sum(reply.sizes)), 0
-    pieces = []
-    for size in reply.sizes:
-        pieces.append(behind[start : start + size])
-        start += size
-    return reply, pieces
+def main() -> None:
+    standard_error.install()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    serve(lambda _: _answer)
+
+
+def _answer(question: tuple[str, str], body: bytes) -> tuple[_Reply, Sequence[bytes]]:
+    path, content_type = question
+    try:
+        parsed = parse(path, body, content_type)
+        prompt = parsed.prompt
+        pieces = [b"" if parsed.body is body else parsed.body, *_beginning(prompt.parts)]
+        return (parsed._replace(body=b"", prompt=EMPTY_PROMPT), prompt.salt, prompt.tokens), pieces
+    except RequestError as error:
+        return (error, "", 0), ()
+    except (MemoryError, SystemError):  # SystemError: orjson's, where memory is short
+        return (BodyTooLarge("The request body takes too much memory to read."), "", 0), ()
+
+
+def _beginning(parts: Sequence[bytes]) -> Iterator[bytes]:
+    left = MOST
+    for part in parts[:MOST_PARTS]:
+        yield part[:left]
+        left -= min(left, len(part))
+
+
+if __name__ == "__main__":
+    main()

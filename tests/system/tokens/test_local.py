@@ -231,7 +231,7 @@ def children() -> Iterator[int]:
             command = (path.parent / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == os.getpid() and b"proxy.tokens.apart" in command:
+        if parent == os.getpid() and b"proxy.tokens.local" in command:
             yield int(path.parent.name)
 
 

@@ -5,7 +5,7 @@ import gc
 import sys
 from asyncio.subprocess import PIPE
 
-from proxy.core.processes import kill
+from proxy.offload import kill
 
 
 async def test_a_process_that_is_killed_before_it_reads_its_input_leaves_no_error_that_nothing_retrieves() -> None:
