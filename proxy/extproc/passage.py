@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from proxy.core.attempt import Attempt
-from proxy.http.framing import Framing, UntilClose
+from proxy.http.framing import Framing
 from proxy.http.meter import Meter
-from proxy.http.rewritten import LARGEST, Rewritten, is_rewritten, of_events, of_whole
-from proxy.http.without_usage import WithoutUsage
+from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
 
 UNSETTLED = 64
 """Pieces after which the meter is settled."""
@@ -18,17 +17,15 @@ class Passage:
     def __init__(self, attempt: Attempt, content_type: str, coded: bool) -> None:
         """`coded`: it is compressed, and passes as it is."""
         events = content_type.startswith("text/event-stream") and not coded
-        rewritten = is_rewritten(attempt) and not coded and (attempt.status or 0) < 300
+        changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
         self._attempt = attempt
         self._meter = Meter()
         self._framing: Framing | None = None
-        if events and attempt.request.asks_usage:
-            self._framing = WithoutUsage(UntilClose(), False)
-        if events and rewritten:
-            self._framing = Rewritten(self._framing or UntilClose(), False, of_events(attempt))
-        self._whole: bytes | None = b"" if rewritten and "json" in content_type else None
-        """A JSON answer that is to be changed, as far as it has come."""
-        self.changes = self._framing is not None or self._whole is not None
+        if events and (changed or attempt.request.asks_usage):
+            self._framing = Pipeline(event_stages(attempt, named=changed), chunked=False)
+        elif changed and "json" in content_type:
+            self._framing = WholeBody(changes(attempt, whole=True))
+        self.changes = self._framing is not None
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """What goes to the client of the next piece."""
@@ -47,18 +44,7 @@ class Passage:
         self._meter.settle(self._attempt)
 
     def _shown(self, body: bytes, last: bool) -> bytes:
-        if self._framing is not None:
-            bodies = [body] if body else []
-            return self._framing.finish(b"", bodies, True) if last else self._framing.feed(b"", bodies, [])
-        if self._whole is None:
+        if self._framing is None:
             return body
-        return self._collected(self._whole + body, last)
-
-    def _collected(self, whole: bytes, last: bool) -> bytes:
-        """Nothing of it goes out before its end, unless it is too large for that."""
-        if last:
-            changed = of_whole(self._attempt, whole)
-            return whole if changed is None else changed
-        too_large = len(whole) > LARGEST
-        self._whole = None if too_large else whole
-        return whole if too_large else b""
+        bodies = [body] if body else []
+        return self._framing.finish(b"", bodies, True) if last else self._framing.feed(b"", bodies, [])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.errors import Declined, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
@@ -13,18 +15,30 @@ from proxy.http.call import HttpCall
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line
 from proxy.http.meter import TAIL
+from proxy.http.pipeline import (
+    Continuation,
+    Pipeline,
+    RestRefused,
+    Stage,
+    WholeBody,
+    changes,
+    event_stages,
+    is_changed,
+)
 from proxy.http.refusal import is_open, refusal
 from proxy.http.send_progress import reset
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Garbled
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.http.without_usage import ENDS, WithoutUsage
-from proxy.openai.asked_usage import IN_QUESTION
 from proxy.openai.first_event import ABORTED, ENDING, aborted
 from proxy.openai.observe import DONE, ends_whole, is_cut, usage_from
 from proxy.openai.render import stream_error
 from proxy.reliability.settings import Timeouts
+
+if TYPE_CHECKING:
+    from proxy.http.client import ClientConnection
+    from proxy.http.race import Lane
 
 ASK_AFTER = 1.0
 """Seconds of silence after which it is asked whether there is anything to wait for."""
@@ -33,6 +47,10 @@ UNSETTLED = 2 * TAIL
 """Bytes that pass before the meter is settled: 60 events or more at its price."""
 
 LINE_FEED = ord("\n")
+
+_LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
+_JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
+_CODED = re.compile(rb"(?im)^content-encoding:[ \t]*(?!identity)")
 
 LOST = "The pod stopped answering; this answer is incomplete."
 STOPPED = "The proxy is being stopped; this answer is incomplete."
@@ -65,6 +83,8 @@ class Answer:
 
     head: AnswerHead | None = None
     """As the pod's connection has read it; None before that, and once it has been sent on."""
+    reads_head = False
+    """Whether `begin` has to see the head of an answer that is simple: its body changes, or is the rest of another."""
     paused = False
     upload_room: asyncio.Future[None] | None = None
     """Pending while the pod does not keep up with an upload."""
@@ -75,28 +95,58 @@ class Answer:
     """Whether nothing goes out, head and all, until it is known that the pod does not decline."""
     _held = b""
     """What was read until then."""
+    _has_begun = False
+    """Whether the client has a part of the answer."""
+    _continuation: Continuation | None = None
+    _resumes = False
+    """Whether this is the rest of an answer whose beginning another pod has sent."""
+    _fed = 0
+    """Pieces of the meter that have gone through the pipeline."""
     _passed = 0
     """Bytes read of the body, framing and all."""
     _settle_at = 0
     _seen = 0
     _seen_at = 0.0
 
-    def __init__(self, call: HttpCall, attempt: Attempt, rim: Rim, connection: Connection) -> None:
+    def __init__(
+        self, call: HttpCall, attempt: Attempt, rim: Rim, connection: Connection, lane: Lane | None = None
+    ) -> None:
+        """`lane` stands for the client's connection while several answers may begin."""
         self._call = call
         self._attempt = attempt
         self._rim = rim
         self._connection = connection
         self.done: asyncio.Future[KvlaneError | None] = rim.loop.create_future()
-        client = call.connection
-        client.sink = self
-        if client.writing_paused:
+        self._lane = lane
+        self._outlet: ClientConnection | Lane = call.connection if lane is None else lane
+        self._outlet.sink = self
+        if self._outlet.writing_paused:
             self.pause()
+        if attempt.request.naming is not None or attempt.told_cached is not None:
+            self.reads_head = is_changed(attempt)
+
+    def continue_with(self, continuation: Continuation) -> None:
+        """Let another pod go on with the answer when this one fails. If the client has a part of it, this is the
+        rest."""
+        self._continuation = continuation
+        if self._call.answered:
+            self._resumes = self._has_begun = self._undecided = self._events = self.reads_head = True
+            if continuation.pipeline is not None:
+                self._framing, continuation.pipeline = continuation.pipeline, None
 
     # what the pod's connection calls
 
     def begin(self, head: AnswerHead) -> None:
         """Chooses how to frame a body whose length nobody knows, or none, and what is to be seen of it first."""
         call = self._call
+        if self._resumes:
+            self._begin_rest(head)
+            return
+        if head.simple:
+            if _is_json(head):
+                self._framing = WholeBody(changes(self._attempt, whole=True))
+                self.head = replace(head, simple=False)
+            return
         if head.status == 101:
             if not (call.wants_websocket and head.upgrade):
                 raise Garbled("switched protocols unasked")
@@ -111,8 +161,8 @@ class Answer:
             else:
                 self._framing = UntilClose()
                 call.closing = True
-            if head.events:
-                self._framing = self._of_events(self._framing)
+            if stages := self._stages(head):
+                self._framing = Pipeline(stages, call.speaks_11)
         self._undecided = self._events or head.declines or head.status == NOT_FOUND
 
     def received(self, raw: bytes) -> None:
@@ -122,8 +172,13 @@ class Answer:
             return
         connection, attempt, framing = self._connection, self._attempt, self._framing
         meter = connection.meter
-        out = framing.feed(raw, meter.pieces, meter.marks)
+        out = framing.feed(raw, meter.pieces[self._fed :] if self._fed else meter.pieces, meter.marks)
+        self._passed += len(raw)
         if self.head is not None:
+            if not out and isinstance(framing, WholeBody):
+                self._fed = len(meter.pieces)
+                connection.receive = self.received
+                return
             out = self._opening(self.head) + out
             self.head = None
         if out:
@@ -132,13 +187,13 @@ class Answer:
             attempt.first_byte_at = self._rim.clock.now()
             for listener in attempt.listeners.first_byte:
                 listener(attempt)
-        meter.settle(attempt)
-        self._passed += len(raw)
-        self._settle_at = self._passed + UNSETTLED
+        self._settle()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
         else:
-            connection.receive = self._pass_events if framing.looks_at_events else self._pass_chunks
+            connection.receive = self._pass_events if framing.is_staged else self._pass_chunks
+        if self._continuation is not None:
+            self._check_engine(self._continuation)
 
     def finished(self, raw: bytes, exact: bool) -> None:
         """The last read; of most answers that are no streams, the only one. A whole answer without a body has its first
@@ -155,21 +210,8 @@ class Answer:
         if head is not None and head.simple and exact:
             self._call.transport.write(self._opening(head) + raw)
             meter.finish_at_once(attempt, raw)
-        else:
-            if self._undecided and head is not None:
-                body = b"".join(meter.pieces)
-                error = self._declined(head, body)
-                if error is not None:
-                    meter.take()
-                    self.failed(error)
-                    return
-                raw, exact = (body, True) if head.sized else (self._held + raw, exact)
-            out = self._framing.finish(raw, meter.pieces, exact)
-            if head is not None:
-                out = self._opening(head) + out
-            if out:
-                self._call.transport.write(out)
-            meter.finish(attempt)
+        elif not self._finish(head, raw, exact):
+            return
         attempt.last_byte_at = now = rim.clock.now()
         if attempt.first_byte_at is None:
             attempt.first_byte_at = now
@@ -177,6 +219,36 @@ class Answer:
                 listener(attempt)
         attempt.ending = COMPLETE
         self._close(None)
+
+    def _finish(self, head: AnswerHead | None, raw: bytes, exact: bool) -> bool:
+        """As `finished`, for an answer that is not simple; False if it failed."""
+        meter, framing = self._connection.meter, self._framing
+        if self._undecided and head is not None:
+            body = b"".join(meter.pieces)
+            error = self._declined(head, body)
+            if error is not None:
+                meter.take()
+                self.failed(error)
+                return False
+            raw, exact = (body, True) if head.sized else (self._held + raw, exact)
+        out = framing.finish(raw, meter.pieces[self._fed :], exact)
+        if isinstance(framing, WholeBody) and head is not None:
+            head = replace(head, start=_LENGTH.sub(rb"\g<1>%d" % len(out), head.start))
+            self._call.transport.write(self._opening(head) + out)
+            meter.take()
+            meter.finish_at_once(self._attempt, out)
+            return True
+        failure = None if self._continuation is None else self._continuation.failure
+        if failure is not None and self._call.speaks_11:
+            out = out.removesuffix(LAST_CHUNK)
+        if head is not None:
+            out = self._opening(head) + out
+        if out:
+            self._call.transport.write(out)
+        meter.finish(self._attempt)
+        if failure is not None:
+            self.failed(failure)
+        return failure is None
 
     def upgraded(self, rest: bytes) -> None:
         if self.head is not None:
@@ -187,14 +259,16 @@ class Answer:
             listener(self._attempt)
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
-        self._call.connection.sink = tunnel
+        self._outlet.sink = tunnel
         self._call.connection.become_tunnel(tunnel)
 
     def failed(self, error: KvlaneError) -> None:
         if self._attempt.ending is not None:
             return
         ending = Ending.TIMED_OUT if isinstance(error, UpstreamTimedOut) else Ending.UPSTREAM_FAILED
-        if self._call.answered:
+        if self._continuation is not None and self._is_left_open(self._continuation, error, ending):
+            return
+        if self._has_begun:
             self._cut(ending, LOST)
             return
         self._attempt.ending = ending
@@ -203,7 +277,7 @@ class Answer:
     def broke(self, error: Exception) -> None:
         """The task of the request raises the error: it logs it and answers 500, or resets the client's connection."""
         self._attempt.ending = self._attempt.ending or Ending.UPSTREAM_FAILED
-        self._call.connection.sink = None
+        self._outlet.sink = None
         self._connection.abort()
         if not self.done.done():
             self.done.set_exception(error)
@@ -219,7 +293,7 @@ class Answer:
     def evict(self) -> None:
         """Ends it because the proxy stops."""
         self._connection.abort()
-        if self._call.answered:
+        if self._has_begun:
             self._cut(Ending.EVICTED, STOPPED)
         else:
             self._attempt.ending = Ending.EVICTED
@@ -232,7 +306,7 @@ class Answer:
         self._connection.abort()
         if self._call.transport.is_closing():
             self._end(Ending.CLIENT_GONE)
-        elif self._call.answered:
+        elif self._has_begun:
             self._cut(Ending.EVICTED, EVICTED)
         else:
             self._attempt.ending = Ending.EVICTED
@@ -289,16 +363,69 @@ class Answer:
             self.received(raw)
 
     def _pass_events(self, raw: bytes) -> None:
-        """The same where something may have to be taken out."""
-        if raw.endswith(ENDS) and not IN_QUESTION(raw):
-            self._pass_chunks(raw)
-        else:
-            self.received(raw)
+        """The same for a response with stages."""
+        pieces = self._connection.meter.pieces
+        body = pieces[-1] if len(pieces) == self._fed + 1 else b"".join(pieces[self._fed :])
+        self._fed = len(pieces)
+        self._passed += len(raw)
+        framing = self._framing
+        assert isinstance(framing, Pipeline)
+        out = framing.take(body)
+        if out:
+            self._call.transport.write(out)
+        if self._passed >= self._settle_at:
+            self._settle()
+        if self._continuation is not None:
+            self._check_engine(self._continuation)
 
     # below here in order of use
 
-    def _of_events(self, framing: Framing) -> Framing:
-        return WithoutUsage(framing, self._call.speaks_11) if self._attempt.request.asks_usage else framing
+    def _begin_rest(self, head: AnswerHead) -> None:
+        """Raises UpstreamFailed for what is not the rest."""
+        if head.declines or head.status == NOT_FOUND:
+            raise refusal(head, b"") or Declined(head.status)
+        if head.simple:
+            raise RestRefused(head.status)
+        if not head.events or head.status != 200:
+            raise Garbled(f"the rest of an answer cannot be read: {head.status}")
+        if self._continuation is not None and isinstance(self._framing, Pipeline):
+            self._continuation.resume(self._framing)
+        self._connection.until_close = not head.chunked
+
+    def _stages(self, head: AnswerHead) -> Sequence[Stage]:
+        """Of a body whose length nobody knows. Errors name no model but in their text."""
+        is_named = self.reads_head and head.status < 300
+        if head.events:
+            return event_stages(self._attempt, self._continuation, is_named)
+        return changes(self._attempt) if is_named and _is_json(head) else ()
+
+    def _settle(self) -> None:
+        self._connection.meter.settle(self._attempt)
+        self._settle_at = self._passed + UNSETTLED
+        self._fed = 0
+
+    def _check_engine(self, continuation: Continuation) -> None:
+        """End the answer if the stream says that its engine failed."""
+        if (failure := continuation.failure) is not None:
+            self._connection.abort()
+            self.failed(failure)
+
+    def _is_left_open(self, continuation: Continuation, error: KvlaneError, ending: Ending) -> bool:
+        """Whether another pod can go on with the answer, or is asked again for the rest of which nothing came."""
+        if isinstance(error, RestRefused):
+            said: KvlaneError | None = error.refusal
+        elif self._resumes and self._attempt.status is None:
+            said = error
+        elif self._has_begun and isinstance(error, UpstreamFailed):
+            said = continuation.cut_short(error)
+        else:
+            said = None
+        if said is None:
+            return False
+        if isinstance(self._framing, Pipeline):
+            continuation.pipeline = self._framing
+        self._end(ending, said)
+        return True
 
     def _decide(self, head: AnswerHead, raw: bytes) -> None:
         self._held += raw
@@ -324,7 +451,7 @@ class Answer:
         has: then another pod is asked."""
         meter = self._connection.meter
         if head is None:
-            out = self._framing.finish(raw, meter.pieces, exact)
+            out = self._framing.finish(raw, meter.pieces[self._fed :], exact)
             out = out.removesuffix(LAST_CHUNK) if self._call.speaks_11 else out
             if out:
                 self._call.transport.write(out)
@@ -337,16 +464,24 @@ class Answer:
     def _declined(self, head: AnswerHead, beginning: bytes) -> Declined | None:
         """Only what another pod can be asked instead."""
         error = refusal(head, beginning)
-        if error is None:
-            return None
+        if error is None or self._resumes:
+            return error
         upload = self._call.upload
         if (upload is not None and upload.begun) or not self._rim.takes(self._attempt, error.status):
             return None
         return error
 
     def _opening(self, head: AnswerHead) -> bytes:
-        """The head towards the client, about to be sent."""
+        """The head towards the client, about to be sent. The rest of an answer has none."""
         call, attempt = self._call, self._attempt
+        if self._resumes:
+            attempt.status = head.status
+            return b""
+        self._has_begun = True
+        if self._lane is not None:
+            self._lane.begins()
+        if self._continuation is not None:
+            call.continuation = self._continuation
         if not self._connection.request_sent:
             call.closing = True
         last = b"\r\n" if call.speaks_11 and not call.closing else call.connection_header() + b"\r\n"
@@ -387,6 +522,10 @@ class Answer:
         self._close(error)
 
     def _close(self, error: KvlaneError | None) -> None:
-        self._call.connection.sink = None
+        self._outlet.sink = None
         if not self.done.done():
             self.done.set_result(error)
+
+
+def _is_json(head: AnswerHead) -> bool:
+    return _JSON.search(head.start) is not None and not _CODED.search(head.start)

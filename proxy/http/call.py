@@ -14,7 +14,7 @@ from proxy.http.send_progress import reset
 if TYPE_CHECKING:
     from proxy.http.body import Upload
     from proxy.http.client import ClientConnection
-    from proxy.http.continued import Story
+    from proxy.http.pipeline import Continuation
 
 
 class HttpCall:
@@ -61,7 +61,7 @@ class HttpCall:
         self.answer_lines = b""
         """Of every answer, a pod's or our own."""
         self.identity: Identity | None = None
-        self.story: Story | None = None
+        self.continuation: Continuation | None = None
         """Of an answer that may go on with another pod."""
 
     def answer(self, status: int, headers: Pairs, body: bytes) -> None:

@@ -19,6 +19,8 @@ LARGEST = 4 * 1024 * 1024
 class Collected:
     """A `Receiver`."""
 
+    reads_head = False
+
     def __init__(self, attempt: Attempt, rim: Rim, connection: Connection) -> None:
         self.head: AnswerHead | None = None
         self._attempt = attempt

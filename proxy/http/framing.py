@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from proxy.openai.events import EVENT_ENDS
+
 OPENED = 0
 CLOSED = 1
 
@@ -18,7 +20,6 @@ HELD_LIMIT = 64 * 1024
 """Bytes of an unfinished chunk that wait for its end."""
 
 LAST_CHUNK = b"0\r\n\r\n"
-EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 Bodies = Sequence[bytes]
 Marks = Sequence[int]
@@ -31,8 +32,8 @@ class Framing(Protocol):
         is. `bodies` and `marks` that are fed next may begin with those of such reads."""
 
     @property
-    def looks_at_events(self) -> bool:
-        """Whether it has to see reads that have something in question, or do not end with an event."""
+    def is_staged(self) -> bool:
+        """Whether the body goes through the stages of a pipeline: then no read goes out without it."""
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes: ...
 
@@ -49,7 +50,7 @@ class Plain:
 
     __slots__ = ()
     in_step = False
-    looks_at_events = False
+    is_staged = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return raw
@@ -66,7 +67,7 @@ class UntilClose:
 
     __slots__ = ()
     in_step = False
-    looks_at_events = False
+    is_staged = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return b"".join(bodies)
@@ -83,7 +84,7 @@ class Rechunked:
 
     __slots__ = ()
     in_step = False
-    looks_at_events = False
+    is_staged = False
 
     def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
         return chunk(b"".join(bodies))
@@ -103,7 +104,7 @@ class WholeChunks:
     """
 
     __slots__ = ("_held", "_held_size", "_splitting", "in_step")
-    looks_at_events = False
+    is_staged = False
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -165,19 +166,6 @@ class WholeChunks:
 def chunk(body: bytes) -> bytes:
     """A body as one chunk; nothing of an empty one, which would end the message."""
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-
-
-def unchunked(raw: bytes) -> bytes:
-    """The body in `raw`: whole chunks, and perhaps the last one of a message."""
-    bodies, at = [], 0
-    while at < len(raw):
-        line_end = raw.index(b"\r\n", at)
-        size = _size(raw, at, line_end)
-        if not size:
-            break
-        at = line_end + size + 4
-        bodies.append(raw[line_end + 2 : at - 2])
-    return b"".join(bodies)
 
 
 def _whole(raw: bytes) -> int:

@@ -6,22 +6,22 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.http.answer import Answer, Rim
 from proxy.http.call import HttpCall
 
 if TYPE_CHECKING:
-    from proxy.http.client import ClientConnection, Sink
+    from proxy.http.client import Sink
     from proxy.http.relay import ClientRelay
 
 
 class Race:
     """Implements `core.ports.Race`. Stands for all legs before the client's connection.
 
-    An answer says so in its call before it writes the first byte to the client: in that moment the others are ended,
-    so that none of them writes any.
+    An answer says so before it writes the first byte to the client: in that moment the others are ended, so that none
+    of them writes any.
     """
 
     def __init__(self, relay: ClientRelay, call: HttpCall, rim: Rim, begins: Callable[[Attempt], None]) -> None:
@@ -48,13 +48,12 @@ class Race:
         lane = Lane(self, attempt)
         self._lanes.append(lane)
         try:
-            await type(self._relay)(lane, self._rim).relay(attempt)
+            await self._relay.send(attempt, self._rim, lane)
         finally:
             self._lanes.remove(lane)
 
-    def begins(self, lane: Lane, status: int) -> None:
+    def begins(self, lane: Lane) -> None:
         self.winner = self._relay.attempt = lane.attempt
-        self.call.answered, self.call.story = status, lane.story
         self._begins(lane.attempt)
         for other in tuple(self._lanes):
             if other is not lane:
@@ -86,59 +85,37 @@ class Race:
                 sink.evict()
 
     def _sinks(self) -> list[Sink]:
-        return [lane.track.sink for lane in self._lanes if lane.track.sink is not None]
+        return [lane.sink for lane in self._lanes if lane.sink is not None]
 
     def _takes(self, attempt: Attempt, status: int) -> bool:
         """While another leg may answer, a refusal is not for the client."""
         return len(self._lanes) > 1 or self._takes_alone(attempt, status)
 
 
-class Track:
-    """What an answer sees of the client's connection."""
+class Lane:
+    """The client's connection as one of several attempts has it."""
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
+    __slots__ = ("_connection", "_race", "_task", "attempt", "sink")
+
+    def __init__(self, race: Race, attempt: Attempt) -> None:
+        self.attempt = attempt
         self.sink: Sink | None = None
+        self._race = race
+        self._connection = race.call.connection
+        self._task = asyncio.current_task()
 
     @property
     def writing_paused(self) -> bool:
         return self._connection.writing_paused
 
-
-class Lane(HttpCall):
-    """The call as one leg has it."""
-
-    def __init__(self, race: Race, attempt: Attempt) -> None:
-        vars(self).update(vars(race.call))
-        self.race = race
-        self.attempt = attempt
-        self.track = Track(race.call.connection)
-        self.connection = cast("ClientConnection", self.track)
-        self._task = asyncio.current_task()
-        self._status = 0
-
-    @property
-    def answered(self) -> int:
-        return self._status
-
-    @answered.setter
-    def answered(self, status: int) -> None:
-        self._status = status
-        self.race.begins(self, status)
-
-    @property
-    def closing(self) -> bool:
-        return self.race.call.closing
-
-    @closing.setter
-    def closing(self, closing: bool) -> None:
-        self.race.call.closing = closing
+    def begins(self) -> None:
+        """This attempt answers, and no other."""
+        self._race.begins(self)
 
     def give_up(self) -> None:
-        """Another leg answers."""
-        answer = self.track.sink
-        if isinstance(answer, Answer):
-            answer.abandon()
+        """Another attempt answers."""
+        if isinstance(self.sink, Answer):
+            self.sink.abandon()
         elif self._task is not None:
             self.attempt.ending = Ending.EVICTED
             self._task.cancel()

@@ -5,64 +5,105 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.casualties import casualties_of
 from proxy.core.errors import BadGateway, ConnectFailed, KvlaneError, OutOfFiles, RequestError, UpstreamFailed
 from proxy.core.tasks import Tasks
-from proxy.http.answer import Answer, Rim
+from proxy.http.answer import LOST, Answer, Rim
 from proxy.http.body import Upload
 from proxy.http.call import HttpCall
 from proxy.http.collected import Collected
-from proxy.http.continued import kind_of_continued
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import Pairs, RawHeaders, encode_pairs, first_lines, header_line, passing
-from proxy.http.race import Race
+from proxy.http.pipeline import continuation_of
+from proxy.http.race import Lane, Race
 from proxy.http.request_head import RequestHead
-from proxy.http.rewritten import kind_of_answer
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.errors import Disconnected
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
+from proxy.openai.render import stream_error
 from proxy.reliability.deadline import HEADER
+
+if TYPE_CHECKING:
+    from proxy.http.client import ClientConnection
 
 CLOSE_RACE = 0.01
 """Seconds from sending on an idle connection within which a close without a byte means that the pod closed it before
 the request arrived. An engine that crashes as fast is told apart by the fresh connection: the pod refuses that."""
 
 
+class DeadlineTimer:
+    """Checks an attempt when a deadline passes that the client has set: the sweep may be a second late."""
+
+    __slots__ = ("_deadline", "_outlet", "_rim", "_timer")
+
+    def __init__(self, deadline: float, rim: Rim, outlet: ClientConnection | Lane) -> None:
+        self._deadline = deadline
+        self._rim = rim
+        self._outlet = outlet
+        self._timer: asyncio.TimerHandle | None = None
+        self._check()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        """Loops keep time less exactly than the clock, so the timer may be early; then it is set again."""
+        now, self._timer = self._rim.clock.now(), None
+        if now <= self._deadline:
+            self._timer = self._rim.loop.call_later(self._deadline - now + 0.001, self._check)
+        elif (sink := self._outlet.sink) is not None:
+            sink.check(now)
+
+
 class ClientRelay:
     """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
 
-    __slots__ = ("_call", "_deadline_timer", "_rim", "attempt")
+    __slots__ = ("_call", "_rim", "attempt")
 
     def __init__(self, call: HttpCall, rim: Rim) -> None:
         self._call = call
         self._rim = rim
         self.attempt: Attempt | None = None
-        self._deadline_timer: asyncio.TimerHandle | None = None
 
     async def relay(self, attempt: Attempt) -> None:
-        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again.
+        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again."""
+        self.attempt = attempt
+        await self.send(attempt, self._rim)
+
+    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
+        """See the port."""
+        call = self._call
+        if call.upload is not None or call.wants_websocket or call.answered:
+            return None
+        return Race(self, call, self._rim, begins)
+
+    async def send(self, attempt: Attempt, rim: Rim, lane: Lane | None = None) -> None:
+        """As `relay`, on the client's connection or, beside other attempts, in a lane.
 
         If the pod was just closing the idle connection that it was sent on, it is sent again on a fresh one.
         """
-        self.attempt = attempt
-        call, rim, body = self._call, self._rim, attempt.request.body
-        plain = attempt.request.naming is None and attempt.told_cached is None
-        kind = Answer if plain else kind_of_answer(attempt)
-        if rim.continued:
-            kind = kind_of_continued(call, attempt, rim.continued) or kind
-            body = attempt.request.body
-        upload = call.upload
+        call = self._call
+        upload, continuation, timer = call.upload, None, None
+        if rim.continued and upload is None:
+            continuation = call.continuation
+            if not call.answered:
+                continuation = call.continuation = continuation_of(continuation, attempt, rim.continued)
+        body = attempt.request.body
         if HEADER in attempt.request.headers:
-            self._check_at(attempt.request.deadline)
+            timer = DeadlineTimer(attempt.request.deadline, rim, call.connection if lane is None else lane)
         try:
             pod = rim.pool.pods[attempt.endpoint.url]
             head = self._head(attempt, pod.address, call.raw_headers, call.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
                 connection = used or await _connected(rim.pool, pod, raced, attempt.request.deadline)
-                answer = kind(call, attempt, rim, connection)
+                answer = Answer(call, attempt, rim, connection, lane)
+                if continuation is not None:
+                    answer.continue_with(continuation)
                 attempt.sent_at = rim.clock.now()
                 try:
                     if upload is None:
@@ -89,15 +130,8 @@ class ClientRelay:
                 raise BadGateway("The pod failed while the upload was passed on; send it again.") from error
             raise
         finally:
-            if self._deadline_timer is not None:
-                self._deadline_timer.cancel()
-
-    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
-        """See the port."""
-        call = self._call
-        if call.upload is not None or call.wants_websocket or call.answered:
-            return None
-        return Race(self, call, self._rim, begins)
+            if timer is not None:
+                timer.cancel()
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port."""
@@ -130,9 +164,12 @@ class ClientRelay:
         self._call.answer(*passed_on(attempt, body, self._call.id))
 
     def end(self) -> None:
-        """Nobody goes on with what was begun, if anything was."""
-        if self._call.story is not None:
-            self._call.story.end(self._call)
+        """Tell the client that there is no more of an answer that no pod goes on with."""
+        call = self._call
+        if call.continuation is not None and not call.transport.is_closing():
+            out = call.continuation.end(stream_error(call.path, LOST))
+            if out:
+                call.transport.write(out)
 
     def _met_close_race(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Return whether the pod was closing an idle connection when the request reached it: then it has not begun."""
@@ -143,15 +180,6 @@ class ClientRelay:
         casualties = casualties_of(attempt.request)
         was_first, casualties.had_close_race = not casualties.had_close_race, True
         return was_first
-
-    def _check_at(self, deadline: float) -> None:
-        """Check the attempt when a deadline passes that the client has set: the sweep may be a second late. Loops keep
-        time less exactly than the clock, so the timer may be early; then it is set again."""
-        now = self._rim.clock.now()
-        if now <= deadline:
-            self._deadline_timer = self._rim.loop.call_later(deadline - now + 0.001, self._check_at, deadline)
-        elif (sink := self._call.connection.sink) is not None:
-            sink.check(now)
 
     async def _upload(
         self, answer: Answer, connection: Connection, head: bytes, body: bytes, upload: Upload

@@ -11,11 +11,8 @@ from typing import Any
 import orjson
 
 from proxy.core.request import InferenceRequest, changed
-from proxy.openai.events import EVENT_END, fields_of
+from proxy.openai.events import fields_of
 from proxy.openai.weight import bounded_int, is_light
-
-LARGEST_EVENT = 1024 * 1024
-"""Bytes of an event that wait for its end. Behind a larger one a stream passes as it comes."""
 
 OPTIONS = b'"stream_options":{"include_usage":true}'
 ASKED_HERE = ("/v1/chat/completions", "/v1/completions")
@@ -75,58 +72,33 @@ IN_QUESTION = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"').search
 """Finds what events have that may have to be changed. Text of the model has no such thing: its quotes are escaped."""
 
 
-class UsageTaker:
-    """Gives the events of a stream as they would be had nobody asked.
+class DropUsage:
+    """Stage that gives the events of a stream as they would be without the question.
 
     vLLM, asked, sends a chunk with usage and without choices, and in it the `system_fingerprint` that would else be in
-    the last chunk before it: so that one waits for what follows, which comes at once. An engine that tells usage in
-    chunks with choices tells it to everybody: its stream passes as it is.
+    the last chunk before it: so the last chunk waits for what follows, which comes at once. An engine that tells usage
+    in chunks with choices tells it to everybody: its stream passes as it is.
     """
 
-    __slots__ = ("_begun", "_last", "passes_all")
+    __slots__ = ("_last", "_passes_all")
 
     def __init__(self) -> None:
-        self.passes_all = False
-        self._begun = bytearray()
-        """Of an event that is not whole."""
+        self._passes_all = False
         self._last = b""
         """An event that gives a reason to finish."""
 
-    @property
-    def holds(self) -> bool:
-        return bool(self._begun or self._last)
-
-    def take(self, body: bytes) -> list[bytes]:
-        """The next bytes of the stream: the events that are whole with them."""
-        begun, start = self._begun, 0
-        searched = max(0, len(begun) - 3)
-        begun += body
-        passed: list[bytes] = []
-        if EVENT_END.search(begun, searched) is not None:
-            text = bytes(begun)
-            for found in EVENT_END.finditer(text, searched):
-                passed += self._seen(text[start : found.end()])
-                start = found.end()
-            begun[:] = text[start:]
-        if self.passes_all or len(begun) > LARGEST_EVENT:
-            self.passes_all = True
-            passed += self.rest()
+    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+        if self._passes_all or (len(events) == 1 and not self._last and not IN_QUESTION(events[0])):
+            return events
+        passed = [shown for event in events for shown in self._shown(event)]
+        if ends and self._last:
+            passed.append(self._last)
+            self._last = b""
         return passed
 
-    def last(self) -> bytes:
-        """The whole event that is held, and is not any more."""
+    def _shown(self, event: bytes) -> Iterator[bytes]:
         last, self._last = self._last, b""
-        return last
-
-    def rest(self) -> list[bytes]:
-        """All that is held, at the end of the stream."""
-        rest = [each for each in (self.last(), bytes(self._begun)) if each]
-        self._begun.clear()
-        return rest
-
-    def _seen(self, event: bytes) -> Iterator[bytes]:
-        last = self.last()
-        fields = fields_of(event) if IN_QUESTION(event) and not self.passes_all else {}
+        fields = fields_of(event) if not self._passes_all and IN_QUESTION(event) else {}
         has_usage = isinstance(fields.get("usage"), dict)
         if has_usage and fields.get("choices") == []:
             if last:
@@ -135,7 +107,7 @@ class UsageTaker:
         if last:
             yield last
         if has_usage:
-            self.passes_all = True
+            self._passes_all = True
         if fields and not has_usage:
             self._last = event
         else:

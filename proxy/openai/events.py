@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 FLAT_OBJECT = rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
 """Pattern of a JSON object such as usage: its values may be objects, theirs not, and no text in it has braces."""

@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
                 return None
             self._keeps = head.keeps
             receiver.head = head
-            if not head.simple:
+            if not head.simple or receiver.reads_head:
                 receiver.begin(head)
         except UpstreamFailed as error:
             self._fail(error)

@@ -88,12 +88,13 @@ class PooledFetcher:
 class Collected:
     """One answer, kept until it is whole."""
 
-    __slots__ = ("_connection", "_size", "head", "whole")
+    __slots__ = ("_connection", "_size", "head", "reads_head", "whole")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._size = 0
         self.head: AnswerHead | None = None
+        self.reads_head = False
         self.whole: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
 
     def begin(self, head: AnswerHead) -> None:

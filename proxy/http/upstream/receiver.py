@@ -13,6 +13,8 @@ class Receiver(Protocol):
     point, `failed`. The connection's meter has what the parser made of it."""
 
     head: AnswerHead | None
+    reads_head: bool
+    """Whether `begin` gets the head of a simple answer too."""
 
     def begin(self, head: AnswerHead) -> None:
         """Of an answer that is not simple. Raises UpstreamFailed if it cannot be relayed."""

@@ -12,8 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
 from proxy.core.listener import Listeners, OnFirstByte
 from proxy.core.request import InferenceRequest, Naming
-from proxy.http.answer import Rim
-from proxy.http.rewritten import kind_of_answer
+from proxy.http.answer import Answer, Rim
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -67,7 +66,7 @@ class Caller:
         self.answered = 0
         self.sink: object = None
         self.writing_paused = False
-        self.story: object = None
+        self.continuation: object = None
 
     def connection_header(self) -> bytes:
         return b"connection: close\r\n" if self.closing else b""
@@ -104,7 +103,7 @@ class Leg:
         """Since when nothing had come, whenever that was asked."""
         self.rim = Rim(pool, Timeouts(), clock, asyncio.get_running_loop(), self._takes, self._give_up)
         caller = cast(Any, Caller(self.client, speaks_11))
-        self.answer = kind_of_answer(self.attempt)(caller, self.attempt, self.rim, self.connection)
+        self.answer = Answer(caller, self.attempt, self.rim, self.connection)
         self.connection.send(self.answer, b"POST", b"")
 
     def _takes(self, attempt: Attempt, status: int) -> bool:

@@ -14,9 +14,10 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import CutShort, KvlaneError
 from proxy.core.request import InferenceRequest, Naming, changed
-from proxy.http import continued
-from proxy.http.continued import Story, kind_of_continued
+from proxy.http import pipeline
+from proxy.http.answer import Answer
 from proxy.http.framing import chunk
+from proxy.http.pipeline import Continuation, continuation_of
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import CHAT, SSE_HEAD, Seen, understand
@@ -31,6 +32,7 @@ WANTED = BODY[:-1] + b',"stream_options":{"include_usage":true,"continuous_usage
 ANSWER = answer(["One", " two", '"quoted"', "\n\n", " é", ""])
 EVENTS, PLAIN = ANSWER.asked, ANSWER.plain
 END = b"0\r\n\r\n"
+ERROR = b'data: {"error":{}}\n\n'
 
 
 class Continued(Leg):
@@ -40,15 +42,20 @@ class Continued(Leg):
         super().__init__(speaks_11, asks_usage=asks_usage, asked=asked)
         call = cast(Any, self.answer)._call
         self.attempt.request = changed(self.attempt.request, body=body)
-        kind = kind_of_continued(call, self.attempt, ["m"])
-        assert kind is not None
-        self.answer = kind(call, self.attempt, self.rim, self.connection)
+        continuation = continuation_of(None, self.attempt, ["m"])
+        assert continuation is not None
+        self.answer = Answer(call, self.attempt, self.rim, self.connection)
+        self.answer.continue_with(continuation)
         self.connection.send(self.answer, b"POST", b"")
-        self.story: Story = call.story
+        self.continuation: Continuation = continuation
 
     @property
     def error(self) -> KvlaneError | None:
         return self.answer.done.result()
+
+    def end_stream(self) -> None:
+        """No pod goes on with it."""
+        self.client.write(self.continuation.end(ERROR))
 
     def seen(self) -> Seen:
         return understand(self.client.written)
@@ -86,14 +93,14 @@ def test_what_is_known_to_have_gone_out_is_what_has(
         return
     assert isinstance(leg.error, CutShort)
     assert leg.attempt.ending is Ending.UPSTREAM_FAILED
-    leg.story.end(cast(Any, leg.answer)._call)
+    leg.end_stream()
     sent, mark, _ = leg.seen().body.rpartition(b'data: {"error"')
     assert mark
     whole = EVENTS if wanted is WANTED else PLAIN
     assert sent in [b"".join(events[:count]) for events in (EVENTS, whole) for count in range(len(events) + 1)]
     texts = ["One", " two", '"quoted"', "\n\n", " é", ""]
     said = "".join(texts[: sent.count(b'"content"')])
-    assert leg.story.partial.settled() == said
+    assert leg.continuation.partial.settled() == said
 
 
 def test_paced_events_pass_as_they_come() -> None:
@@ -107,7 +114,7 @@ def test_paced_events_pass_as_they_come() -> None:
         leg.read(END)
         assert leg.attempt.ending is Ending.COMPLETE
         assert leg.seen().body == b"".join(EVENTS)
-        assert leg.story.partial.settled() == 'One two"quoted"\n\n é'
+        assert leg.continuation.partial.settled() == 'One two"quoted"\n\n é'
 
     asyncio.run(played())
 
@@ -124,37 +131,38 @@ def test_counts_that_were_asked_for_are_read_and_taken_out(asks_usage: bool) -> 
     first, second = counted(said, 5, 3), counted(said, 5, 6)
     leg = cut([SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage)
     assert isinstance(leg.error, CutShort)
-    leg.story.end(cast(Any, leg.answer)._call)
+    leg.end_stream()
     assert leg.seen().body.startswith(said + said + b'data: {"error"')
-    assert (leg.story.partial.prompt, leg.story.partial.shown) == (5, 6)
+    assert (leg.continuation.partial.prompt, leg.continuation.partial.shown) == (5, 6)
 
 
 def test_counts_that_the_client_wants_too_stay() -> None:
     said = counted(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n', 5, 3)
     leg = cut([SSE_HEAD, chunk(said), b"nonsense"], body=WANTED)
     assert leg.attempt.request.body == WANTED
-    leg.story.end(cast(Any, leg.answer)._call)
+    leg.end_stream()
     assert leg.seen().body.startswith(said + b'data: {"error"')
-    assert leg.story.partial.shown == 3
+    assert leg.continuation.partial.shown == 3
 
 
 def test_a_pod_that_is_asked_after_another_has_failed_is_asked_the_same() -> None:
     async def asked_twice() -> None:
         leg = Continued(True)
-        call, before = cast(Any, leg.answer)._call, leg.attempt.request
+        before = leg.attempt.request
         assert b"continuous_usage_stats" in before.body
         assert before.asks_usage
-        assert kind_of_continued(call, leg.attempt, ["m"]) is not None
+        again = continuation_of(leg.continuation, leg.attempt, ["m"])
+        assert again is not None
         assert leg.attempt.request.body == before.body
-        assert call.story is not leg.story
-        assert call.story.counted.takes_counts
+        assert again is not leg.continuation
+        assert again.counted.takes_counts
 
     asyncio.run(asked_twice())
 
 
 def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes out in parts then, and the answer cannot go on."""
-    monkeypatch.setattr(continued, "LARGEST_EVENT", 1000)
+    monkeypatch.setattr(pipeline, "LARGEST_EVENT", 1000)
     leg = cut([SSE_HEAD, chunk(EVENTS[0]), chunk(b"data: " + b"x" * 1000), chunk(b"y" * 500)], body=WANTED)
     assert leg.error is None
     body = leg.seen().body
@@ -174,13 +182,9 @@ def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
     ids=str,
 )
 def test_most_answers_are_not_kept(changes: dict[str, Any]) -> None:
-    class Call:
-        answered = 0
-        upload = story = None
-
     request = InferenceRequest("1", CHAT, "m", body=BODY, stream=True, naming=Naming("m"))
     pod = Endpoint("pod")
     for asked, is_kept in ((request, True), (changed(request, **changes), False)):
         attempt = Attempt(asked, Decision(pod), pod, 0, 0.0)
-        assert (kind_of_continued(cast(Any, Call()), attempt, ["m"]) is not None) is is_kept
+        assert (continuation_of(None, attempt, ["m"]) is not None) is is_kept
         assert (attempt.request is not asked) is is_kept

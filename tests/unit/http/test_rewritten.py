@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Ending, Usage
-from proxy.http import rewritten
+from proxy.http import pipeline
 from proxy.http.framing import chunk
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
@@ -67,7 +67,7 @@ def test_what_names_no_model_passes_as_it_is(raw: bytes) -> None:
 
 
 def test_a_large_answer_passes_with_the_pods_name_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewritten, "LARGEST", 1000)
+    monkeypatch.setattr(pipeline, "LARGEST_WHOLE", 1000)
     body = body_of({**WHOLE, "data": "x" * 3000})
     raw = JSON % (len(body), body)
     pieces = [raw[at : at + 500] for at in range(0, len(raw), 500)]
@@ -112,7 +112,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_after_whole_events(
 
 
 def test_an_event_without_end_is_passed_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewritten, "LARGEST_EVENT", 100)
+    monkeypatch.setattr(pipeline, "LARGEST_EVENT", 100)
     events = (b"data: {}\n\n", b'data: {"model":"m","x":"%b' % (b"x" * 200), b'y"}\n\n', b"data: [DONE]\n\n")
     outcome = play([streamed(events[:2], last=b"")], "open", asked=ASKED)
     assert b'"model":"org/gpt-4o"' in outcome.raw

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.request import InferenceRequest
-from proxy.openai.asked_usage import LARGEST_EVENT, OPTIONS, UsageTaker, asking, with_question
+from proxy.openai.asked_usage import OPTIONS, DropUsage, asking, with_question
 from proxy.openai.weight import LARGE
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -189,8 +189,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def taken(*events: bytes) -> bytes:
-    taker = UsageTaker()
-    return b"".join([*taker.take(b"".join(events)), *taker.rest()])
+    return b"".join(DropUsage().take(list(events), True))
 
 
 def test_usage_is_taken_out_and_the_fingerprint_goes_where_it_would_have_been() -> None:
@@ -206,35 +205,21 @@ def test_what_only_looks_like_usage_stays() -> None:
     none = b'data: {"choices":[{"finish_reason":null}],"usage":null}\n\n'
     noise = b'data: {"usage":{ not JSON\n\n'
     for odd in (said, none, noise, b": keep-alive\n\n", b"\n\n", b'data: ["usage",{}]\n\n'):
-        taker = UsageTaker()
-        assert taker.take(odd) == [odd]
-        assert not taker.holds
+        stage = DropUsage()
+        assert stage.take([odd], False) == [odd]
+        assert stage.take([], True) == []
 
 
 def test_a_last_chunk_waits_for_what_follows_and_nothing_else_does() -> None:
-    taker = UsageTaker()
-    assert taker.take(event()) == [event()]
-    assert taker.take(event(finish="stop")) == []
-    assert taker.holds
-    assert taker.take(DONE) == [event(finish="stop"), DONE]
+    stage = DropUsage()
+    assert stage.take([event()], False) == [event()]
+    assert stage.take([event(finish="stop")], False) == []
+    assert stage.take([DONE], False) == [event(finish="stop"), DONE]
 
 
 def test_an_engine_that_tells_everybody_is_not_silenced() -> None:
     tells = b'data: {"choices":[{"finish_reason":null}],"usage":{"prompt_tokens":4}}\n\n'
-    taker = UsageTaker()
+    stage = DropUsage()
     stream = [event(), tells, event(finish="stop"), usage(), DONE]
-    assert b"".join(b"".join(taker.take(each)) for each in stream) == b"".join(stream)
-    assert taker.passes_all
+    assert [stage.take([each], False) for each in stream] == [[each] for each in stream]
     assert taken(*stream) == b"".join(stream)
-
-
-def test_an_event_without_end_is_passed_on_when_it_gets_too_large() -> None:
-    taker, sent = UsageTaker(), b""
-    piece = b"data: " + b"x" * 100_000
-    while len(sent) <= LARGEST_EVENT:
-        sent += piece
-        passed = b"".join(taker.take(piece))
-        assert passed in (b"", sent)
-    assert taker.passes_all
-    assert not taker.holds
-    assert taker.take(b"more") == [b"more"]

@@ -172,6 +172,8 @@ async def test_what_the_pod_closed_while_idle_is_noticed() -> None:
 class FullClient:
     """Takes an answer, and its buffer is full when the last of it comes."""
 
+    reads_head = False
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.head: AnswerHead | None = None

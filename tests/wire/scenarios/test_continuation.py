@@ -216,10 +216,16 @@ async def between(first: tuple[bytes, ...], second: bytes, **fields: Any) -> tup
 
 async def test_of_an_event_that_was_not_whole_nothing_has_gone_out() -> None:
     begun = chunk(spoken("one"))
-    for piece in (chunk(spoken(" lost")[:20]), chunk(spoken(" lost"))[:-2], b"zz\r\n" + begun):
+    for piece in (chunk(spoken(" lost")[:20]), chunk(spoken(" lost"))[:-3], b"zz\r\n" + begun):
         seen, (body,) = await between((SSE_HEAD + begun, piece), REST)
         assert seen == spoken("one") + spoken(" and rest") + b"data: [DONE]\n\n"
         assert json.loads(body)["messages"][-1]["content"] == "one"
+
+
+async def test_a_whole_event_in_a_chunk_that_was_not_whole_has_gone_out_and_is_not_asked_again() -> None:
+    seen, (body,) = await between((SSE_HEAD + chunk(spoken("one")), chunk(spoken(" two"))[:-2]), REST)
+    assert seen == spoken("one") + spoken(" two") + spoken(" and rest") + b"data: [DONE]\n\n"
+    assert json.loads(body)["messages"][-1]["content"] == "one two"
 
 
 async def test_events_of_several_tokens_count_as_many() -> None:
@@ -244,7 +250,8 @@ async def test_events_of_several_tokens_count_as_many() -> None:
 async def test_an_engine_that_says_in_its_stream_that_it_is_dead_is_left() -> None:
     begun = chunk(spoken("one"))
     aborted = chunk(spoken("").replace(b":null}", b':"abort"}'))
-    for last in ((chunk(DEAD), END), (chunk(DEAD) + END,), (aborted, END), (aborted + END,)):
+    cut = (chunk(DEAD)[:20], chunk(DEAD)[20:] + END)
+    for last in ((chunk(DEAD), END), (chunk(DEAD) + END,), cut, (aborted, END), (aborted + END,)):
         seen, _ = await between((SSE_HEAD + begun, *last), REST)
         assert seen == spoken("one") + spoken(" and rest") + b"data: [DONE]\n\n"
 

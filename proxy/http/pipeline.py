@@ -1,0 +1,333 @@
+"""Changes to a pod's response on its way to the client: stages that see whole events, and the framing behind them.
+
+Upstream bytes -> events -> stages -> framing -> client. A response without stages does not come here: its reads pass
+as they are. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from proxy.core.attempt import NOT_YET, Attempt
+from proxy.core.errors import BadRequest, CutShort, UpstreamFailed
+from proxy.core.patterns import any_matches
+from proxy.core.request import InferenceRequest, changed
+from proxy.http.framing import LAST_CHUNK, Bodies, Marks, chunk
+from proxy.openai.asked_usage import DropUsage
+from proxy.openai.continuation import PATHS, Counted, Partial, Rest, counted, rest, without_counts
+from proxy.openai.events import EVENT_END, EVENT_ENDS
+from proxy.openai.first_event import ABORTED, declined
+from proxy.openai.model_field import renamed, renaming
+from proxy.openai.told_cached import telling
+
+LARGEST_EVENT = 1024 * 1024
+"""Bytes of an event that wait for its end. A larger one goes through the stages in parts."""
+
+LARGEST_WHOLE = 4 * 1024 * 1024
+"""Bytes of a response of known length that wait for its end, because the length changes. A larger one passes
+unchanged."""
+
+ERROR = b'data: {"error"'
+"""The beginning of an event that says why the stream ends."""
+
+
+class Stage(Protocol):
+    """One change to a stream of events."""
+
+    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+        """Return the events to pass on. `ends`: no more events follow, so none may be held back. An event of which the
+        end has not come, and will not or is too far away, has no blank line at its end."""
+
+
+class Pipeline:
+    """The framing of a stream whose events go through stages: each event in its own chunk, as engines send them."""
+
+    __slots__ = ("_begun", "_chunked", "_is_open", "_takes")
+    in_step = True
+    is_staged = True
+
+    def __init__(self, stages: Sequence[Stage], chunked: bool) -> None:
+        """`chunked`: the client gets chunks, else the bare body."""
+        self._takes = tuple(stage.take for stage in stages)
+        self._chunked = chunked
+        self._begun = bytearray()
+        """An event that is not whole."""
+        self._is_open = False
+        """Whether a part of such an event went out."""
+
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        return self.take(b"".join(bodies))
+
+    def take(self, body: bytes) -> bytes:
+        """Return what goes to the client of the next bytes of the body."""
+        events = self._events(body)
+        for take in self._takes:
+            events = take(events, False)
+        return self._framed(events)
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        events = self._events(b"".join(bodies))
+        if self._begun:
+            events.append(bytes(self._begun))
+            self._begun.clear()
+        return self._framed(_at_end(self._takes, events)) + (LAST_CHUNK if self._chunked else b"")
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        """An event that is not whole is dropped; whole events that a stage holds go out before `event`."""
+        separator = [b"\n\n"] if self._is_open else []
+        events = [*separator, *_at_end(self._takes, []), event]
+        return self._framed(events) + (LAST_CHUNK if self._chunked else b"")
+
+    def resume(self) -> None:
+        """Go on with the events of another response. Nothing went out of an event that is not whole."""
+        self._begun.clear()
+
+    def _events(self, body: bytes) -> list[bytes]:
+        begun = self._begun
+        if not begun and body.endswith(b"\n\n") and body.find(b"\n\n") == len(body) - 2 and b"\r" not in body:
+            self._is_open = False
+            return [body]
+        events: list[bytes] = []
+        searched, start = max(0, len(begun) - 3), 0
+        begun += body
+        if EVENT_END.search(begun, searched) is not None:
+            text = bytes(begun)
+            for found in EVENT_END.finditer(text, searched):
+                events.append(text[start : found.end()])
+                start = found.end()
+            begun[:] = text[start:]
+            self._is_open = False
+        if len(begun) > LARGEST_EVENT:
+            events.append(bytes(begun))
+            begun.clear()
+            self._is_open = True
+        return events
+
+    def _framed(self, events: list[bytes]) -> bytes:
+        if not self._chunked:
+            return b"".join(events)
+        return chunk(events[0]) if len(events) == 1 else b"".join(map(chunk, events))
+
+
+class WholeBody:
+    """The framing of a JSON text of known length, which goes through the stages at its end, as its length changes."""
+
+    __slots__ = ("_pieces", "_size", "_takes")
+    in_step = False
+    is_staged = False
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._takes = tuple(stage.take for stage in stages)
+        self._pieces: list[bytes] | None = []
+        """None once the body has become too large to wait for its end."""
+        self._size = 0
+
+    def feed(self, raw: bytes, bodies: Bodies, marks: Marks) -> bytes:
+        if self._pieces is None:
+            return b"".join(bodies)
+        self._pieces += bodies
+        self._size += sum(map(len, bodies))
+        if self._size <= LARGEST_WHOLE:
+            return b""
+        pieces, self._pieces = self._pieces, None
+        return b"".join(pieces)
+
+    def finish(self, raw: bytes, bodies: Bodies, exact: bool) -> bytes:
+        if self._pieces is None:
+            return b"".join(bodies)
+        body = b"".join((*self._pieces, *bodies))
+        return b"".join(_at_end(self._takes, [body])) if body else b""
+
+    def cut(self, event: bytes, tail: bytes) -> bytes | None:
+        return None
+
+
+class RenameModel:
+    """Stage that gives the model the name by which the client asked for it."""
+
+    __slots__ = ("_rename",)
+
+    def __init__(self, attempt: Attempt, asked: str, whole: bool) -> None:
+        names = (attempt.endpoint.models or frozenset()) | {attempt.request.model}
+        self._rename = partial(_renamed, asked) if whole else renaming(names, asked)
+
+    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+        return list(map(self._rename, events))
+
+
+class PatchCachedTokens:
+    """Stage that says how much of the prompt was cached on the pod that computed it, where another pod answers."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+        """The number may become known while the response is sent; usage comes last."""
+        cached = self._attempt.told_cached
+        return events if cached is None or cached == NOT_YET else list(map(telling(cached), events))
+
+
+def is_changed(attempt: Attempt) -> bool:
+    """Return whether the response names another model than the client asked for, or cached tokens that differ."""
+    return attempt.told_cached is not None or _asked_name(attempt) is not None
+
+
+def changes(attempt: Attempt, whole: bool = False) -> list[Stage]:
+    """Return the stages for the model's name and the cached tokens; `whole`: of a JSON text, not of events."""
+    stages: list[Stage] = []
+    if (asked := _asked_name(attempt)) is not None:
+        stages.append(RenameModel(attempt, asked, whole))
+    if attempt.told_cached is not None:
+        stages.append(PatchCachedTokens(attempt))
+    return stages
+
+
+def event_stages(attempt: Attempt, continuation: Continuation | None = None, named: bool = True) -> list[Stage]:
+    """Return the stages of a stream of events; without those of `changes` if it is not `named`."""
+    stages: list[Stage] = []
+    if continuation is not None:
+        stages.append(continuation.record_events())
+    if attempt.request.asks_usage:
+        stages.append(DropUsage())
+    return stages + changes(attempt) if named else stages
+
+
+class Record:
+    """Stage that records what the client has, so that another pod can go on when this one fails."""
+
+    __slots__ = ("_has_begun", "_partial", "_rest", "_takes_counts", "failure")
+
+    def __init__(self, partial: Partial, takes_counts: bool) -> None:
+        """`takes_counts` out of the events after they were recorded."""
+        self.failure: UpstreamFailed | None = None
+        """Set when the stream says that its engine failed; the events from there on are dropped."""
+        self._partial = partial
+        self._takes_counts = takes_counts
+        self._rest: Rest | None = None
+        self._has_begun = False
+
+    def resume(self) -> None:
+        """Go on with the response of another pod."""
+        self._rest = Rest(self._partial)
+        self.failure = None
+
+    def take(self, events: list[bytes], ends: bool) -> list[bytes]:
+        if events and not events[-1].endswith(EVENT_ENDS):
+            if ends:
+                events = events[:-1]  # clients drop an event without end
+            else:
+                self._partial.is_plain = False
+        passed = []
+        for event in events:
+            if self.failure is not None or (self._has_begun and self._says_failure(event)):
+                break
+            self._has_begun = True
+            if self._rest is None or (event := self._rest.event(event)):
+                passed.append(event)
+        self._partial.add(b"".join(passed))
+        return list(map(without_counts, passed)) if self._takes_counts else passed
+
+    def _says_failure(self, event: bytes) -> bool:
+        """What vLLM says in a stream when its engine has died, or will."""
+        if ABORTED in event:
+            self.failure = UpstreamFailed("it aborted the answer")
+        elif ERROR in event:
+            self.failure = declined(event[event.find(ERROR) :])
+        return self.failure is not None
+
+
+class Continuation:
+    """One response of which several pods may send a part each."""
+
+    def __init__(self, request: InferenceRequest, counted: Counted) -> None:
+        self.request = request
+        self.counted = counted
+        self.asked = request
+        """As pods are asked."""
+        if counted.body is not request.body:
+            self.asked = changed(request, body=counted.body, asks_usage=request.asks_usage or counted.asks_usage)
+        self.partial = Partial()
+        self.record: Record | None = None
+        """None for a response that is no stream of events."""
+        self.pipeline: Pipeline | None = None
+        """The pipeline of the stream while no pod sends it."""
+
+    @property
+    def failure(self) -> UpstreamFailed | None:
+        """What the stream says of its engine."""
+        return None if self.record is None else self.record.failure
+
+    def record_events(self) -> Record:
+        self.record = Record(self.partial, self.counted.takes_counts)
+        return self.record
+
+    def resume(self, pipeline: Pipeline) -> None:
+        """Another pod has begun to send the rest."""
+        if self.record is not None:
+            self.record.resume()
+        pipeline.resume()
+
+    def end(self, event: bytes) -> bytes:
+        """Return what ends a stream that no pod goes on with: `event`, if the end is open."""
+        pipeline, self.pipeline = self.pipeline, None
+        return (pipeline and pipeline.cut(event, b"")) or b""
+
+    def cut_short(self, error: UpstreamFailed) -> CutShort | None:
+        """Return the error that asks the gateway for the rest; None if no pod can send it."""
+        request = self.asked
+        body = None if self.record is None else rest(request.path, request.body, self.partial)
+        if body is None:
+            return None
+        cut = CutShort(str(error), changed(request, body=body, naming=None))
+        cut.__cause__ = error
+        return cut
+
+
+class RestRefused(UpstreamFailed):
+    """A pod answered the request for the rest of a response in one piece, which says that no pod will send it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"it refused the rest of the answer: {status}")
+        self.refusal = BadRequest(f"The rest of this answer was refused: {status}.")
+
+
+def continuation_of(before: Continuation | None, attempt: Attempt, models: Sequence[str]) -> Continuation | None:
+    """Return the continuation of a response that has not begun; None if no pod could go on with it, or its model
+    matches none of the patterns `models`. The attempt's request becomes the one that asks for token counts.
+
+    `before` is the continuation of an earlier attempt, which failed before its response began."""
+    request = attempt.request
+    if not request.stream or request.path not in PATHS or not any_matches(models, request.model):
+        return None
+    if before is not None and request is before.asked:
+        request, question = before.request, before.counted
+    elif (found := counted(request.path, request.body)) is not None:
+        question = found
+    else:
+        return None
+    continuation = Continuation(request, question)
+    attempt.request = continuation.asked
+    return continuation
+
+
+def _at_end(takes: Sequence[Callable[[list[bytes], bool], list[bytes]]], events: list[bytes]) -> list[bytes]:
+    for take in takes:
+        events = take(events, True)
+    return events
+
+
+def _asked_name(attempt: Attempt) -> str | None:
+    """Return the name to give the model; None if it keeps its own."""
+    request = attempt.request
+    if request.naming is None or request.naming.asked == request.model:
+        return None
+    return request.naming.asked
+
+
+def _renamed(asked: str, body: bytes) -> bytes:
+    text = renamed(body, asked)
+    return body if text is None else text
