@@ -14,14 +14,18 @@ BIN := .venv/bin
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
 PYTEST = $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 
+# Compiled modules and rewritten tests are stored; otherwise every process of a test run compiles them again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all check axe lint test-vllm test-clients docs bench lock audit clean
 
 demo: .venv/.runtime
 	@$(BIN)/kvlane demo
 
-# What a change needs before it is committed: all of tests/unit and tests/wire, and of tests/system the smoke tests.
+# What a change needs before it is committed: tests/unit and tests/wire without the long tests that tests/helpers/budget.py
+# names, and of tests/system the smoke tests.
 test: .venv/.dev lint
-	$(PYTEST) -m "not system or smoke"
+	$(PYTEST) -m "not (system or long) or smoke"
 
 # What CI runs: every test, and random examples where `make test` has fixed ones; make test-all SEED=… repeats a run.
 test-all: .venv/.dev lint axe

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.helpers import patience
+from tests.helpers.budget import Budget
 
 SYSTEM = Path(__file__).parent / "system"
 
@@ -23,6 +25,9 @@ settings.load_profile("fixed")
 
 # Some two hundred programs are started here: with it each compiles all that it imports, for a third of its CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = (
+    False  # nor does pytest store the tests that it has rewritten, which takes half of a short run
+)
 
 # A shell that starts tests in the background has them ignore SIGINT, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +37,10 @@ patience.install()
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Any]:
     return patience.loops()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budget())
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

@@ -11,12 +11,16 @@ PATIENCE = 120.0
 
 
 async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Raises TimeoutError if it does not come true."""
+    """Raises TimeoutError if it does not come true.
+
+    Polls less often the longer it waits: where waits are skipped, polls are what takes time."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     pause = 0.001
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(pause)
-            pause = min(2 * pause, 0.005)
+            pause = max(min(2 * pause, 0.005), (loop.time() - began) / 50)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:

@@ -1,0 +1,93 @@
+"""A budget for each test, and the tests that exceed it.
+
+`make test` leaves the exceptions out. A run ends with a list of the other tests that are over budget. In tests/unit and
+tests/wire the CPU time of the process counts, because wall-clock time depends on what else the machine does. The list
+fails no run, because CPU time still depends on the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+BUDGETS: dict[str, tuple[float, Callable[[], float]]] = {
+    "tests/unit/": (0.05, time.process_time),
+    "tests/wire/": (1.0, time.process_time),
+    "tests/system/": (20.0, time.monotonic),
+}
+"""Seconds per test of a folder, and the clock that measures them."""
+
+ALLOWANCE = 4
+"""A test is listed from so many times its budget on: busy and slow machines take two or three times as long."""
+
+EXCEPTIONS = {
+    "tests/unit/autoscale/test_closed_loop.py": "simulates days of load",
+    "tests/unit/bench/": "simulates fleets",
+    "tests/unit/cli/test_replay.py": "replays records of many requests",
+    "tests/unit/config/test_loading.py::test_no_text_makes_a_loader_raise": "loads many texts",
+    "tests/unit/core/test_tasks.py::test_no_endless_coroutine": "parses every module of proxy/",
+    "tests/unit/explain/test_kept.py::test_memory_is_bounded": "measures memory of many decisions",
+    "tests/unit/fleet/test_handover.py::test_documents_of_a_drained_pod": "simulates a fleet",
+    "tests/unit/flowcontrol/test_queue.py::test_the_cost_of_an_arrival": "counts steps of long queues",
+    "tests/unit/http/test_any_request.py": "parses every way to cut many requests",
+    "tests/unit/openai/test_continuation.py::test_whatever_pods_send": "reads many streams",
+    "tests/unit/plugins/test_candidate_sampling.py": "counts picks among thousands of pods",
+    "tests/unit/plugins/test_contract.py::TestEveryScorer::test_it_says_the_same_twice": "imports every plugin",
+    "tests/unit/prefix/test_exact.py::test_memory": "measures memory of a large index",
+    "tests/unit/prefix/test_index_against_naive.py": "compares long histories with a naive index",
+    "tests/unit/prefix/test_memory.py": "measures memory of large indexes",
+    "tests/unit/replay/": "replays and tunes records of many requests",
+    "tests/unit/replicas/test_return.py::test_after_a_store": "simulates replicas for minutes",
+    "tests/unit/telemetry/test_exposition.py": "renders every series of a large fleet",
+    "tests/unit/telemetry/test_observer.py": "compares the counts of many requests",
+    "tests/unit/telemetry/test_span_queue.py": "fills a queue of spans",
+    "tests/unit/test_collector.py": "collects the garbage of the whole process",
+    "tests/wire/bench/test_fuzz.py": "sends random input",
+    "tests/wire/cli/test_commands.py::test_demo_as_json": "runs the demo in real time",
+    "tests/wire/http/test_limits.py::test_a_body_of_many_small_reads": "measures memory of a large body",
+    "tests/wire/http/test_send_timeout.py::test_a_client_that_reads_nothing": "fills the buffers of the kernel",
+    "tests/wire/http/test_tls.py::test_handshakes_that_fail": "makes many handshakes",
+    "tests/wire/scenarios/test_cycles.py": "collects garbage after many requests",
+    "tests/wire/scenarios/test_fleet.py::test_a_watched_file": "keeps a fleet under load while a file changes",
+    "tests/wire/scenarios/test_kubernetes_changes.py": "keeps a fleet under load while the cluster changes",
+    "tests/wire/scenarios/test_reload.py::test_no_request_and_no_stream": "reloads under load",
+}
+"""The first part of the names of tests that may exceed their budget, and what takes the time."""
+
+
+class Budget:
+    """A pytest plugin that marks the exceptions as `long` and lists the other tests that are over budget."""
+
+    def __init__(self) -> None:
+        self._over: list[tuple[float, float, str]] = []
+
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            if item.nodeid.startswith(tuple(EXCEPTIONS)):
+                item.add_marker("long")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        for folder, (seconds, clock) in BUDGETS.items():
+            if item.nodeid.startswith(folder) and not item.get_closest_marker("long"):
+                began = clock()
+                try:
+                    yield
+                finally:
+                    if clock() - began > ALLOWANCE * seconds:
+                        item.user_properties.append(("over budget", (clock() - began, seconds)))
+                return
+        yield
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            for name, value in report.user_properties:
+                if name == "over budget":
+                    self._over.append((*value, report.nodeid))  # type: ignore[misc]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._over:
+            terminalreporter.section("over budget (tests/helpers/budget.py)")
+            for taken, seconds, name in sorted(self._over, reverse=True):
+                terminalreporter.write_line(f"{taken:.2f} s instead of {seconds:g} s: {name}")
