@@ -25,9 +25,7 @@ settings.load_profile("fixed")
 
 # Some two hundred programs are started here: with it each compiles all that it imports, for a third of its CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = (
-    False  # nor does pytest store the tests that it has rewritten, which takes half of a short run
-)
+sys.dont_write_bytecode = False  # otherwise each process of a test run rewrites all tests
 
 # A shell that starts tests in the background has them ignore SIGINT, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,7 +2,8 @@
 
 `make test` leaves the exceptions out. A run ends with a list of the other tests that are over budget. In tests/unit and
 tests/wire the CPU time of the process counts, because wall-clock time depends on what else the machine does. The list
-fails no run, because CPU time still depends on the machine."""
+fails no run, because CPU time still depends on the machine. Tests of random examples have no budget: the Hypothesis
+profile sets the number of examples."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ EXCEPTIONS = {
     "tests/unit/autoscale/test_closed_loop.py": "simulates days of load",
     "tests/unit/bench/": "simulates fleets",
     "tests/unit/cli/test_replay.py": "replays records of many requests",
+    "tests/unit/cli/test_schema.py::test_a_key_that_the_loader_does_not_know": "tries every key of an example",
     "tests/unit/config/test_loading.py::test_no_text_makes_a_loader_raise": "loads many texts",
     "tests/unit/core/test_tasks.py::test_no_endless_coroutine": "parses every module of proxy/",
     "tests/unit/explain/test_kept.py::test_memory_is_bounded": "measures memory of many decisions",
@@ -70,7 +72,8 @@ class Budget:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         for folder, (seconds, clock) in BUDGETS.items():
-            if item.nodeid.startswith(folder) and not item.get_closest_marker("long"):
+            is_free = item.get_closest_marker("long") or item.get_closest_marker("hypothesis")
+            if item.nodeid.startswith(folder) and not is_free:
                 began = clock()
                 try:
                     yield

@@ -69,7 +69,8 @@ def test_the_entry_points_shown_are_those_of_the_package() -> None:
 
 
 def test_every_series_named_is_exposed() -> None:
-    named = {name for page in PAGES for name in _SERIES.findall(page.read_text())} - {"kvlane_greenest"}
+    texts = (re.sub(r"^Removed series: .*$", "", page.read_text(), flags=re.MULTILINE) for page in PAGES)
+    named = {name for text in texts for name in _SERIES.findall(text)} - {"kvlane_greenest"}
     assert len(named) >= 5
     assert named <= set(Catalogue(__version__).sample_names)
 
