@@ -49,13 +49,20 @@ class Imagined:
         given.update({name: query[name] for name in ("pool", "profile") if name in query})
         return cls(
             _path(given),
-            orjson.dumps(given["request"]),
+            _body(given["request"]),
             _headers(given.get("headers") or {}),
             _text(given, "pool"),
             _text(given, "profile"),
             given.get("scheduling"),
             _weights(given.get("weights") or {}),
         )
+
+
+def _body(request: Any) -> bytes:
+    try:
+        return orjson.dumps(request)
+    except TypeError:  # values of JSON that it cannot write are nested too deeply
+        raise BadRequest("The request is nested too deeply.", param="request") from None
 
 
 def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]) -> Document:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.core import open_files
 from proxy.core.clock import SystemClock
@@ -14,6 +16,8 @@ from proxy.http.send_progress import SendProgress, reset
 from proxy.http.settings import SEND_TIMEOUT, Admin
 from proxy.http.sweep import Sweep
 from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 1.0
 """What control calls that still run get when the process stops."""
@@ -47,7 +51,11 @@ class AdminServer:
         self._progress: dict[Any, SendProgress] = {}
         self._tasks = Tasks()
         self._runner = web.AppRunner(
-            application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=idle_timeout
+            application,
+            access_log=None,
+            logger=log,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+            keepalive_timeout=idle_timeout,
         )
         self._most_connections = min(most_connections, open_files.limit() // 4)
         self._listener: asyncio.Server | None = None
@@ -110,3 +118,12 @@ class _TurnedAway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
+
+
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """Return False for requests that are not HTTP. aiohttp logs each with its traceback, so that anybody who reaches
+    the port could fill the log."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+log.addFilter(_is_a_fault)

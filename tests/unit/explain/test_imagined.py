@@ -38,6 +38,7 @@ def test_a_bare_request_is_known_by_its_fields(body: dict[str, Any], path: str) 
         {"request": {"prompt": "x"}, "weights": {"a": "1"}},
         {"request": {"prompt": "x"}, "weights": {"a": -1}},
         {"request": {"prompt": "x"}, "weights": [1]},
+        {"request": {"prompt": orjson.loads(b"[" * 500 + b"]" * 500)}},
         {"request": {"prompt": "x"}, "headers": {"a": 1}},
         {"request": {"prompt": "x"}, "pool": 1},
     ],

@@ -70,3 +70,16 @@ async def test_a_connection_without_a_whole_request_is_closed(sent: bytes) -> No
         writer.write(sent)
         assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"GET /" + b"x" * 20_000, b"no HTTP at all\r\n\r\n", b"\x16\x03\x01\x02\x00"])
+async def test_what_is_not_http_is_refused_and_writes_nothing_to_the_log(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AdminServer(Admin(port=0), hello()) as server:
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" + sent + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert b" 400 Bad Request" in await reader.read()
+            writer.close()
+    assert not caplog.records
