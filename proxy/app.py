@@ -12,33 +12,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from proxy import __version__, outbound
-from proxy.composition import picking
-from proxy.composition.asking import Asking
 from proxy.composition.autoscaling import Autoscaling
 from proxy.composition.dashboard import Dashboard, of_process
-from proxy.composition.data_path import DataPath
 from proxy.composition.decisions import Decisions
-from proxy.composition.doors import Doors
 from proxy.composition.dry_run import DryRun, OwnDecisions
 from proxy.composition.explaining import Explaining
-from proxy.composition.gates import Gates
-from proxy.composition.indexes import index_bytes, prefix_producers, session_headers
-from proxy.composition.model_names import ModelNames
+from proxy.composition.indexes import index_bytes, prefix_producers
 from proxy.composition.observation import Observation
-from proxy.composition.reliability import Reliability
+from proxy.composition.picking import picker_of
+from proxy.composition.polling import Polling
 from proxy.composition.senses import OwnSenses
-from proxy.composition.warming import Warming
+from proxy.composition.serving import Process, Serving, build_door, build_serving
 from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
-from proxy.core.errors import RequestError
+from proxy.core.errors import OutOfFiles, RequestError
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
+from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.differences import servable
 from proxy.fleet.bindings import Bindings
@@ -46,19 +42,32 @@ from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.model_reads import ModelReads
 from proxy.fleet.slow_start import SlowStart
+from proxy.flowcontrol.series import FlowSeries
 from proxy.http.admin import admin_application
 from proxy.http.admin_decisions import Explained
 from proxy.http.admin_server import AdminServer
+from proxy.http.hung_up import HungUp
+from proxy.http.server import DataServer
+from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.pool import UpstreamPool
 from proxy.http.upstream.trust import Trust
-from proxy.models.resolver import Resolver
 from proxy.pool_settings import PoolSettings
 from proxy.prefix.index import PrefixIndex
-from proxy.reliability.breaker import NOBODY, Company
+from proxy.reliability.breaker import NOBODY, Breakers, Company, call_later
+from proxy.reliability.liveness import Liveness
+from proxy.reliability.probe import generates
 from proxy.scheduling.build import Scheduling
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.log_levels import LogLevels
+from proxy.telemetry.observer import Observer
+
+if TYPE_CHECKING:
+    from proxy.extproc.server import Picker
+
+TOKEN_TIMEOUT = 5.0
+"""Seconds for one token of an engine that stood still."""
 
 
 class App:
@@ -71,61 +80,42 @@ class App:
     _decision_prefix = ""
     """What the ids of its decisions begin with."""
 
+    _server: DataServer
+    """Made when the app is entered."""
+
     def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
         """`reader` makes settings of what the admin port is sent."""
-        picking.check(settings.extproc)
         clock, rng, catalogue = SystemClock(), random.Random(), Catalogue(__version__)
         self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
         self._levels = LogLevels(lambda: self._settings.telemetry.log_level)
         self.configurations = Configurations(settings, self, reader or Reader(environ=os.environ), clock, catalogue)
+        self.state = State()
         self.fleet = self._make_fleet()
-        self.fleet.form(tuple(settings.all_pools))
         self.ledger = self._make_ledger()
         self._bindings = self._make_bindings()
-        self._trust = trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
-        self.reliability = Reliability(settings.reliability, self.fleet, trust, clock, rng, self._make_company())
-        breakers = self.reliability.breakers
-        self._observation = Observation(settings.telemetry, catalogue, self.fleet, clock, breakers.state)
-        self.explaining = Explaining(self.fleet, clock, rng, self._may_know_why, self._decision_prefix)
-        self._decisions = Decisions(settings, registry, clock, rng, self._observation, self.explaining)
-        self._observation.follow(self.schedulings.values(), self._indexes())
-        self._doors = Doors(settings.security, clock)
-        self._asking = Asking(self.fleet, trust, clock, rng, self._observation.endpoints.check_failed)
-        self._gates = Gates(settings, self._doors.door, self._workers, self.fleet, clock, rng, self._observation)
-        self._names = ModelNames(self.fleet, trust, clock, rng, catalogue)
-        self._warming = Warming(settings.all_pools, clock, rng)
-        self._senses = OwnSenses(settings, self.fleet, catalogue, clock, self._gates, lambda: self.schedulings)
+        self._process = self._make_process(settings, registry)
+        self._senses = self._process.senses
+        self._observation = self._process.observation
         self.autoscaling = Autoscaling(settings, self.fleet, self._senses, catalogue, clock, rng, self._cached_blocks)
-        self._observation.readers.extend((self._senses.read, self.autoscaling.read))
+        self._observation.readers.extend((self._read_queues, self._senses.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
-        self._path = DataPath(
-            self.fleet,
-            self.ledger,
-            self._bindings,
-            trust,
-            self.reliability,
-            self._observation,
-            self._decisions,
-            self._doors,
-            self._gates,
-            self._warming,
-            self._senses,
-            self._make_model_reads(),
-            clock,
-            rng,
-        )
+        self._picker: Picker | None = None
+        self._is_stopping = False
+        self._use(*self._build(settings))
 
     async def __aenter__(self) -> App:
+        process, observation = self._process, self._observation
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(Tasks())
-            self.observer = await self._observation.begin(stack, tasks, self._log_writer)
-            await self.reliability.begin(stack)
-            await self._doors.begin(stack)
+            await observation.begin(stack, tasks, self._log_writer)
+            for one in (process.tasks, process.parser, self._prober, process.liveness):
+                await stack.enter_async_context(one)
+            await process.decisions.begin(stack, self.fleet)
+            stack.push_async_callback(self.state.close)
+            await self.state.settle()
             known = await self._know_the_fleet(stack)
-            await self._decisions.begin(stack, self.fleet)
-            names = await self._resolver(stack)
-            await self._path.begin(stack, self._settings, names)
+            self._make_server()
             session = await stack.enter_async_context(outbound.session(None, decompress=False))
             tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             await self._open_admin(stack, session)
@@ -138,27 +128,24 @@ class App:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Streams that run are given the drain's grace; then everything stops, last started first."""
-        self._path.gateway.stopping = True
+        self._is_stopping = True
         await self._stack.aclose()
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
-        """Serves with other settings, keeping what is known and in flight; gives the paths of what can only be had by
-        a restart, and stays as it was. Raises ConfigError, and nothing has changed then."""
+        """Serve with other settings, keeping what is known and in flight. Return the paths of what changes with a
+        restart only. Raises ConfigError, and nothing has changed then."""
         before, (settings, left) = self._settings, servable(self._settings, wanted)
         try:
-            door = self._doors.door if settings.security == before.security else self._doors.make(settings.security)
-            schedulings = self._decisions.build(settings, self.schedulings)  # last: plugins hand over what they know
+            serving, draft = self._build(settings)
         except Exception:
-            await self._decisions.keep_what_is_used()
+            await self._process.decisions.keep_what_is_used()
             raise
-        self._settings, self._decisions.schedulings, self._doors.door = settings, schedulings, door
-        self.explaining.follow(settings.telemetry.decisions)
-        await self._change_rooms()
-        self._share()
-        await self._doors.follow()
-        await self._warming.follow()
-        await self._decisions.keep_what_is_used()
-        await self._know_differently(before)
+        self._use(serving, draft)
+        self._server.served = serving.served
+        if self._picker is not None:
+            self._picker.renew()
+        await self.state.settle()
+        await self._process.decisions.keep_what_is_used()
         if before.telemetry.log_level is not settings.telemetry.log_level:
             logging.getLogger().setLevel(settings.telemetry.log_level.name)
         return left
@@ -166,22 +153,95 @@ class App:
     def check(self, wanted: Settings) -> Sequence[str]:
         """What `reload` would give. Raises ConfigError."""
         settings, left = servable(self._settings, wanted)
-        self._doors.make(settings.security)
+        build_door(settings.security, self._clock, self.state.draft())
         return left
 
     async def settle(self) -> None:
         """Says that new requests are not wanted, and serves those that come all the same until balancers have heard."""
-        self._path.turn_away()
+        self._turn_away()
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
     @property
+    def observer(self) -> Observer:
+        return self._observation.observer
+
+    @property
+    def breakers(self) -> Breakers:
+        return self._process.breakers
+
+    @property
+    def serving(self) -> Serving:
+        """The graph in use."""
+        return self._process.serving
+
+    def _build(self, settings: Settings) -> tuple[Serving, Draft]:
+        """Return another graph, which is not in use. Raises ConfigError."""
+        draft = self.state.draft()
+        serving = build_serving(settings, self._process, draft)
+        draft.assign(self.autoscaling, settings=settings.autoscale)
+        return serving, draft
+
+    def _use(self, serving: Serving, draft: Draft) -> None:
+        """Replace the graph in use in one step; requests that run or wait go on with the one that they began with."""
+        draft.commit()
+        self._settings, self._process.serving = serving.settings, serving
+        self._observation.show(serving.schedulings.values(), self._indexes())
+        self._share()
+
+    def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
+        clock, rng, fleet = self._clock, self._random, self.fleet
+        trust = Trust(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
+        self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
+        breakers = Breakers(settings.reliability.breaker, clock, fleet, call_later, self._make_company())
+        observation = Observation(settings.telemetry, self._catalogue, fleet, clock, breakers.state)
+        explaining = Explaining(fleet, clock, rng, self._may_know_why, self._decision_prefix)
+        polling = self._make_polling(trust, observation)
+        return Process(
+            clock,
+            rng,
+            fleet,
+            self.ledger,
+            self._bindings,
+            trust,
+            UpstreamPool(settings.reliability.timeouts.connect, clock, trust=trust),
+            breakers,
+            Liveness(settings.reliability.health, clock, fleet, self._works),
+            observation,
+            explaining,
+            Decisions(registry, clock, rng, observation, explaining),
+            OwnSenses(fleet, self._catalogue, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
+            self._make_model_reads(polling),
+            polling,
+            self._workers,
+        )
+
+    def _make_server(self) -> None:
+        cells = {why: self._catalogue.hung_up.cell(why.value) for why in HungUp}  # a rate sees the first of each
+        served, connections = self.serving.served, self._process.connections
+        self._server = server = DataServer(
+            self._settings.listen,
+            served,
+            self._clock,
+            connections,
+            lambda why, number: cells[why].add(number),
+        )
+        self._picker = picker_of(self._settings, server, self._process.addresses, self._clock)
+
+    async def _works(self, endpoint: Endpoint) -> bool | None:
+        """Whether the engine generates a token; None if that cannot be found out."""
+        try:
+            return await generates(endpoint, self._prober, TOKEN_TIMEOUT)
+        except OutOfFiles:
+            return None
+
+    @property
     def port(self) -> int:
-        return self._path.server.port
+        return self._server.port
 
     @property
     def picker_port(self) -> int | None:
         """Where gateways ask; None if they may not."""
-        return None if self._path.picker is None else self._path.picker.port
+        return None if self._picker is None else self._picker.port
 
     @property
     def admin_port(self) -> int:
@@ -190,7 +250,7 @@ class App:
     @property
     def schedulings(self) -> Mapping[str, Scheduling]:
         """By pool."""
-        return self._decisions.schedulings
+        return self.serving.schedulings
 
     @property
     def index_bytes(self) -> int:
@@ -205,61 +265,33 @@ class App:
     def _effective(self, pool: str, settings: Settings | PoolSettings) -> dict[str, Any]:
         return {**effective(settings), "scheduling": self.schedulings[pool].effective.as_dict()}
 
-    async def _change_rooms(self) -> None:
-        """Nothing in it really waits: no request runs in between."""
-        settings, breaker = self._settings, self._settings.reliability.breaker
-        self.fleet.form(tuple(settings.all_pools))
-        self._trust.change(settings.pods.tls, settings.pools_tls)
-        self.fleet.change(breaker.panic_percent, breaker.slow_start)
-        self.reliability.change(settings.reliability)
-        self._observation.follow(self.schedulings.values(), self._indexes())
-        self._gates.change(settings, self._doors.door)
-        self._senses.change(settings)
-        self._warming.change(settings.all_pools)
-        self.autoscaling.change(settings)
-        names = await self._resolver(self._stack)
-        self._path.change(settings, names)
-
-    async def _resolver(self, stack: AsyncExitStack) -> Resolver | None:
-        sessions = session_headers(self.schedulings.values())
-        return await self._names.resolver(stack, self._settings, sessions, bool(self._gates))
-
     def _make_dashboard(self) -> Dashboard:
         return Dashboard(
             self.fleet,
             self._clock,
             self._observation.endpoints.of,
-            self.reliability.breakers.state,
+            self._process.breakers.state,
             of_process(self._catalogue),
             lambda: self.autoscaling.pools,
             lambda: {
                 "config": self.configurations.described(),
                 "workers": 1,
-                "stopping": self._path.gateway.stopping,
+                "stopping": self._is_stopping,
             },
             lambda: self.schedulings,
-            lambda: self._gates.flow_controls,
+            lambda: self.serving.flow_controls,
         )
 
     def _explained(self) -> Explained:
-        dry_run = DryRun(
-            self.fleet,
-            self._clock,
-            self._decisions,
-            self.explaining,
-            lambda: self._path.gateway.pools,
-            self._gates.narrow,
-            lambda: self._names.current,
-            lambda: {name: pool.scheduling for name, pool in self._settings.all_pools.items()},
-        )
-        return OwnDecisions(self.explaining, dry_run)
+        explaining, dry_run = self._process.explaining, DryRun(self._process)
+        return OwnDecisions(explaining, dry_run)
 
     def _may_know_why(self, request: InferenceRequest) -> bool:
         """Where keys are asked for, who could ask the admin port as well; else everybody, if pods have names at all."""
-        if self._doors.door is None:
+        if self.serving.door is None:
             return self._settings.security.expose_endpoint
         try:
-            return self._doors.door.find(request.headers, "admin") is not None
+            return self.serving.door.find(request.headers, "admin") is not None
         except RequestError:
             return False
 
@@ -276,12 +308,11 @@ class App:
             on_moved=self._moved,
             on_doubts=self._doubting,
             on_drained=self._drained,
-            panic_percent=self._settings.reliability.breaker.panic_percent,
             slow_start=self._make_slow_start(),
         )
 
     def _make_slow_start(self) -> SlowStart:
-        return SlowStart(self._settings.reliability.breaker.slow_start, self._clock, self._random)
+        return SlowStart(0.0, self._clock, self._random)
 
     def _make_ledger(self) -> Ledger:
         return Ledger(self._clock)
@@ -295,16 +326,19 @@ class App:
     def _share(self) -> None:
         """Tells nobody."""
 
-    def _make_model_reads(self) -> ModelReads:
-        return self._asking
+    def _make_polling(self, trust: Trust, observation: Observation) -> Polling | None:
+        return Polling(self.fleet, trust, self._clock, self._random, observation.endpoints.check_failed)
+
+    def _make_model_reads(self, polling: Polling | None) -> ModelReads:
+        assert polling is not None
+        return polling
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
-        """Begins to; what it returns waits until as much is known as requests need."""
-        await self._asking.begin(stack, self._settings)
-        return self._asking.first_contact
-
-    async def _know_differently(self, before: Settings) -> None:
-        await self._asking.change(before, self._settings)
+        """Return what waits until as much is known of the pods as requests need."""
+        polling = self._process.polling
+        assert polling is not None
+        await stack.enter_async_context(polling.tasks)
+        return polling.first_contact
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
         application = admin_application(
@@ -312,10 +346,10 @@ class App:
             exposition=self._observation.exposition,
             config=self.effective,
             session=session,
-            trust=self._trust,
-            stopping=lambda: self._path.gateway.stopping,
-            breaker=self.reliability.breakers.state,
-            keys=lambda: (self._settings.admin.api_key, self._doors.door),
+            trust=self._process.trust,
+            stopping=lambda: self._is_stopping,
+            breaker=self._process.breakers.state,
+            keys=lambda: (self._settings.admin.api_key, self.serving.door),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
             replicas=self._replicas,
@@ -331,15 +365,32 @@ class App:
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
         """At once: while no pod is known, requests are told to come again, and connections are not refused."""
-        await self._path.listen(self._sockets(), self._sockets_for_gateways())
+        await self._server.start(self._sockets())
         stack.push_async_callback(self._stop_serving)
+        if self._picker is not None:
+            await self._picker.start(self._sockets_for_gateways())
         await known()
 
     async def _begin_scaling(self, stack: AsyncExitStack) -> None:
         await self.autoscaling.begin(stack)
 
-    async def _stop_serving(self) -> None:
-        await self._path.stop(self._settings.reliability.drain.grace)
+    def _turn_away(self) -> None:
+        """From here on new requests are not wanted."""
+        self._is_stopping = True
+        self._server.settle()
+        if self._picker is not None:
+            self._picker.service.stopping = True
+
+    async def _stop_serving(self, grace: float | None = None) -> None:
+        """Requests in flight have `grace` seconds to end: the drain's, unless given."""
+        ports = (self._server, self._picker)
+        grace = self._settings.reliability.drain.grace if grace is None else grace
+        await asyncio.gather(*(port.stop(grace) for port in ports if port is not None))
+
+    def _read_queues(self) -> None:
+        """For an exposition."""
+        for pool, control in self.serving.flow_controls.items():
+            FlowSeries(self._catalogue, pool).read(control.queue, control.room)
 
     def _sockets(self) -> Sequence[socket.socket]:
         return ()
@@ -371,30 +422,35 @@ class App:
 
     def _ready(self, endpoint: Endpoint) -> None:
         self.ledger.level(endpoint, self.fleet.within(endpoint.pool).ready)
-        self._warming.warm(endpoint)
+        self._warm(endpoint)
 
     def _restarted(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)
-        self._warming.warm(endpoint)
+        self._warm(endpoint)
+
+    def _warm(self, endpoint: Endpoint) -> None:
+        if (warmup := self.serving.warmups.get(endpoint.pool)) is not None:
+            warmup.begin(endpoint)
 
     def _roomier(self, endpoint: Endpoint) -> None:
         """There may be room on the pod that was not there."""
-        self._gates.look(endpoint.pool)
+        if (flow_control := self.serving.flow_controls.get(endpoint.pool)) is not None:
+            flow_control.look()
 
     def _removed(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)
-        self._path.server.pool.forget(endpoint)
+        self._process.connections.forget(endpoint)
 
     def _missed(self, endpoint: Endpoint) -> None:
-        self.observer.scrape_failed(endpoint)
+        self._observation.observer.scrape_failed(endpoint)
 
     def _moved(self, endpoint: Endpoint) -> None:
         self._observation.endpoints.moved(endpoint)
 
     def _forget(self, endpoint: Endpoint) -> None:
         """What was in the pod's memory: cached prefixes, stored responses."""
-        self._bindings.forget(endpoint)
-        self.reliability.forget(endpoint)
+        for keeper in (self._bindings, self._process.breakers, self._process.liveness):
+            keeper.forget(endpoint)
         scheduling = self.schedulings.get(endpoint.pool)
         if scheduling is not None:
             scheduling.forget(endpoint)

@@ -63,17 +63,12 @@ class Gateway:
     """None where the models of pods are not read for a request."""
     expose_endpoint: bool = True
     ask_for_usage: bool = False
-    stopping: bool = False
     parser: BodyParser = field(default_factory=BodyParser)
     pools: Pools = field(init=False)
 
     def __post_init__(self) -> None:
-        self.follow(self.all_pools)
-
-    def follow(self, pools: Sequence[Pool]) -> None:
-        """Requests go to these from here on."""
         place = self._place if self.hedging is None else self.hedging.around(self._place, self._running)
-        self.all_pools, self.pools = pools, Pools(pools, self.bindings, place)
+        self.pools = Pools(self.all_pools, self.bindings, place)
 
     async def serve(self, call: Call, relay: Relay) -> None:
         """Raises RequestError if nothing was sent to the client; what fails later has been ended by the relay."""
@@ -115,8 +110,8 @@ class Gateway:
             await self.names.try_each(anew(request), lambda one: self.pools.send(one, parsed, relay))
 
     def health(self) -> bool:
-        """Whether new requests are wanted."""
-        return not self.stopping and self.fleet.serves
+        """Return whether a pod can serve requests."""
+        return self.fleet.serves
 
     def models(self) -> list[dict[str, Any]]:
         """The cards of /v1/models of all live pods, one per id."""

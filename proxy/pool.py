@@ -29,7 +29,7 @@ class Pods(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Lives as long as it is configured; an attempt ends with the listeners that it started with."""
+    """One pool under one configuration; an attempt ends with the listeners that it started with."""
 
     pods: Pods
     scheduling: Scheduling
@@ -43,11 +43,8 @@ class Pool:
     production: Production = field(init=False)
 
     def __post_init__(self) -> None:
-        self.change(self.pods, self.scheduling, self.gates, self.common)
-
-    def change(self, pods: Pods, scheduling: Scheduling, gates: Sequence[Gate], common: Listeners) -> None:
-        self.pods, self.scheduling, self.gates = pods, scheduling, gates
-        self.listeners = common.plus(*gates, scheduling)
+        scheduling = self.scheduling
+        self.listeners = self.common.plus(*self.gates, scheduling)
         self.production = Production(scheduling.producers, scheduling.producer_rounds, scheduling.raised)
 
 

@@ -65,7 +65,6 @@ class Replicated(SharingApp):
 
     def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
         super().__init__(settings, registry, reader)
-        self._share()
         self.fleet.watch(self._replica.added, self._replica.removed)
         self._others = Others(
             settings.replicas,

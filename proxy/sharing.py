@@ -115,7 +115,7 @@ class SharingApp(App):
         ]
 
     def _share_limits(self) -> None:
-        limits = self._gates.limits
+        limits = self.serving.limits
         if limits is not None and limits.on_spent is None:
             self._replica.limits = [SharedLimits(limits, self._replica.tell)]
             limits.seated(self._workers, self._seat, news_within(self._settings.replicas.interval))
@@ -123,7 +123,7 @@ class SharingApp(App):
 
     def _share_queues(self) -> None:
         """Those that are shared stay: siblings have said who waits."""
-        flow_controls, known = self._gates.flow_controls, {queue.pool: queue for queue in self._replica.queues}
+        flow_controls, known = self.serving.flow_controls, {queue.pool: queue for queue in self._replica.queues}
         self._replica.queues = [
             known.get(pool) or self._shared_queue(pool, control) for pool, control in flow_controls.items()
         ]
@@ -149,11 +149,11 @@ class SharingApp(App):
 
     def _broke_elsewhere(self, name: str, is_open: bool) -> None:
         if endpoint := self.fleet.get(name):
-            self.reliability.breakers.hear(endpoint, is_open)
+            self._process.breakers.hear(endpoint, is_open)
 
     def _tried_elsewhere(self, name: str) -> None:
         if endpoint := self.fleet.get(name):
-            self.reliability.breakers.hold_off(endpoint)
+            self._process.breakers.hold_off(endpoint)
 
 
 def shared_doubts(fleet: Fleet) -> Doubts:

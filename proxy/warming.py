@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
@@ -18,19 +20,20 @@ class WarmingSender:
     """Implements `fleet.warmup.Sender`. The ledger has the prompt as load while the pod computes it, and the prefix
     index has it afterwards."""
 
-    def __init__(self, gateway: Gateway, poster: Poster, clock: Clock) -> None:
+    def __init__(self, gateway: Callable[[], Gateway], poster: Poster, clock: Clock) -> None:
+        """`gateway` returns the one in use."""
         self._gateway = gateway
         self._poster = poster
         self._clock = clock
 
     async def send(self, endpoint: Endpoint, prompt: Head) -> int | None:
-        request = self._request(prompt)
-        pool = self._gateway.pools.having(endpoint)
+        request, gateway = self._request(prompt), self._gateway()
+        pool = gateway.pools.having(endpoint)
         await pool.production.run(request, (endpoint,))
         if _is_held(request, endpoint):
             return None
         attempt = Attempt(request, Decision(endpoint), endpoint, 0, self._clock.now())
-        with Running(self._gateway, pool, attempt):
+        with Running(gateway, pool, attempt):
             attempt.status, _ = await self._poster.post(endpoint.url + prompt.path, prompt.body, endpoint.api_key)
             attempt.first_byte_at = attempt.last_byte_at = self._clock.now()
             attempt.ending = Ending.COMPLETE

@@ -151,7 +151,7 @@ def _left_of(pods: Sequence[Endpoint]) -> str:
 
 
 def _limits(app: Replicated) -> str:
-    limits = app._gates.limits
+    limits = app.serving.limits
     assert limits is not None
     bad = [(who, used) for who, _, used in limits.known() if not all(map(math.isfinite, used))]
     return f"limits are {bad}" if bad else ""

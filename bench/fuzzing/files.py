@@ -17,6 +17,7 @@ from proxy.access.door import door_of
 from proxy.access.settings import Access
 from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError
+from proxy.core.state import State
 from proxy.core.tasks import Tasks
 from proxy.core.units import Duration
 from proxy.fleet.discovery.file import FileSource
@@ -52,7 +53,7 @@ async def discovery() -> AsyncIterator[Check]:
             file.write_bytes(data)
             await FileSource(str(file)).poll()
             with suppress(ConfigError):
-                door_of(Access(api_keys_file=str(file)), SystemClock(), {"X": "1"}, _nothing)
+                door_of(Access(api_keys_file=str(file)), SystemClock(), {"X": "1"}, _nothing, State().draft())
             return _slow(before)
 
         yield check

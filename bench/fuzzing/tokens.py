@@ -20,6 +20,7 @@ from proxy.access.settings import Access
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, IssuerAway, Unauthorized
 from proxy.core.params import load
+from proxy.core.state import State
 
 NAME, AUDIENCE, NOW = "https://issuer.example", "kvlane", 1_700_000_000.0
 ALGORITHMS = ["RS256", "ES256", "EdDSA"]
@@ -43,10 +44,16 @@ async def tokens() -> AsyncIterator[Check]:
     async def fetch(url: str) -> tuple[int, bytes]:
         return 200, document
 
-    def door(**more: Any) -> Door:
-        made = door_of(load(Access, {"jwt": {**settings, **more}}), ManualClock(wall=NOW), {}, fetch)
+    @asynccontextmanager
+    async def door(**more: Any) -> AsyncIterator[Door]:
+        state = State()
+        draft = state.draft()
+        made = door_of(load(Access, {"jwt": {**settings, **more}}), ManualClock(wall=NOW), {}, fetch, draft)
         assert made is not None
-        return made
+        draft.commit()
+        await state.settle()
+        yield made
+        await state.close()
 
     async with door() as plain, door(**claims) as claiming:
 

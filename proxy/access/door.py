@@ -13,6 +13,7 @@ from proxy.access.settings import Access, ApiKey, Jwt, Limits, Scope, check_keys
 from proxy.core.errors import ConfigError, IssuerAway, Problem, Unauthorized
 from proxy.core.identity import Identity
 from proxy.core.ports import Clock
+from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
 
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
@@ -28,12 +29,9 @@ class Tokens(Protocol):
     async def ask(self) -> None:
         """Looks for keys that are not known, for so long as a request may wait."""
 
-    async def run(self) -> None:
-        """Keeps the keys current, until it is cancelled."""
-
 
 class Door:
-    """`async with`: inside of it, changes of the key file and of the issuer's keys are seen."""
+    """`async with`: inside of it, changes of the key file are seen."""
 
     def __init__(self, access: Access, clock: Clock, environ: Mapping[str, str], tokens: Tokens | None = None) -> None:
         """Raises ConfigError for the file's faults."""
@@ -49,8 +47,6 @@ class Door:
     async def __aenter__(self) -> Door:
         if self._file is not None:
             self._tasks.keep(partial(self._file.watch, self._replace), "key-file")
-        if self.tokens is not None:
-            self._tasks.keep(self.tokens.run, "keys-of-the-issuer")
         return self
 
     async def __aexit__(
@@ -108,23 +104,25 @@ class Door:
         return known
 
 
-def door_of(
-    access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, before: Door | None = None
-) -> Door | None:
-    """None where nobody is asked who he is. `fetch` gets an issuer's keys; what the door `before` this one knows of the
-    same issuer is kept. Raises ConfigError."""
+def door_of(access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, draft: Draft) -> Door | None:
+    """Return the door of a configuration, or None where no credentials are asked for. `fetch` gets an issuer's keys;
+    keys of the same issuer that are in use stay. Raises ConfigError."""
     if not access.asks:
         return None
-    known = None if before is None else before.tokens
-    return Door(access, clock, environ, None if access.jwt is None else _tokens(access.jwt, fetch, clock, known))
+    tokens = None if access.jwt is None else _tokens(access.jwt, fetch, clock, draft)
+    return draft.get("door", lambda: Door(access, clock, environ, tokens), access)
 
 
-def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, before: Tokens | None) -> Tokens:
+def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> Tokens:
     try:
+        from proxy.access.web_keys import WebKeys
         from proxy.access.web_tokens import WebTokens
     except ImportError:
         raise ConfigError([Problem("security.jwt", "needs the extra: pip install 'kvlane[jwt]'")]) from None
-    return WebTokens(settings, _name_of("jwt", settings.limits), fetch, clock, before)
+    issuer = (settings.issuer, settings.jwks)
+    keys = draft.get("web-keys", lambda: WebKeys(settings.jwks, settings.refresh, fetch, clock), issuer)
+    draft.assign(keys, interval=settings.refresh)
+    return WebTokens(settings, _name_of("jwt", settings.limits), keys, clock)
 
 
 def _limits_of_their_own(access: Access) -> dict[str, Limits]:

@@ -42,8 +42,9 @@ class LimitsGate(Gate):
     def __init__(
         self, limits: Mapping[str, Limits], tenants: Mapping[str, str], clock: Clock, watcher: Watcher
     ) -> None:
-        self._limits = limits
-        self._tenants = tenants
+        self.limits = limits
+        self.tenants = tenants
+        """Where these change, what was used so far still counts."""
         self.clock = clock
         self._watcher = watcher
         self._meters: OrderedDict[tuple[str, str], Meter] = OrderedDict()
@@ -53,11 +54,6 @@ class LimitsGate(Gate):
         self.turns: Turns | Parts | None = None
         """Among the workers of this host, or all processes of a deployment, where there are several."""
         self._workers, self._seat, self._news = 1, 0, 0.0
-
-    def change(self, limits: Mapping[str, Limits], tenants: Mapping[str, str]) -> None:
-        """What was had stays had."""
-        self._limits = limits
-        self._tenants = tenants
 
     def admit(self, request: InferenceRequest) -> Stay:
         identity = request.state.read(IDENTITY)
@@ -76,7 +72,7 @@ class LimitsGate(Gate):
 
     def meters(self, identity: Identity) -> Sequence[Meter]:
         """The key's, then its tenant's; those that there are."""
-        limits, tenants, found = self._limits, self._tenants, []
+        limits, tenants, found = self.limits, self.tenants, []
         if identity.limits in limits:
             found.append(self._meter("key", identity.name, identity.limits))
         of = tenants.get(identity.tenant) or tenants.get(ANY_OTHER, "")
@@ -124,7 +120,7 @@ class LimitsGate(Gate):
 
     def spent_elsewhere(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
         """`running` are the requests that the peer has at the moment."""
-        if who[2] in self._limits:
+        if who[2] in self.limits:
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
             meter.let_in_at = now = self.clock.now()
@@ -132,7 +128,7 @@ class LimitsGate(Gate):
 
     def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
         """As a peer knows it; told to who may not have heard all."""
-        if who[2] in self._limits:
+        if who[2] in self.limits:
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
             meter.at_least(used)
@@ -156,7 +152,7 @@ class LimitsGate(Gate):
         )
 
     def _meter(self, kind: str, name: str, of: str) -> Meter:
-        meters, limits = self._meters, self._limits[of]
+        meters, limits = self._meters, self.limits[of]
         meter = meters.get((kind, name))
         if meter is None:
             self._make_room()
@@ -164,7 +160,7 @@ class LimitsGate(Gate):
             return meter
         meters.move_to_end((kind, name))
         if meter.limits is not limits:
-            meter.change(of, limits)
+            meter.limit_by(of, limits)
         return meter
 
     def _make_room(self) -> None:

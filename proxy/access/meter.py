@@ -52,8 +52,8 @@ class Meter:
         self._output = FIRST_OUTPUT
         self._set(limits)
 
-    def change(self, of: str, limits: Limits) -> None:
-        """Other limits from here on; what was had stays had."""
+    def limit_by(self, of: str, limits: Limits) -> None:
+        """Apply other limits from here on. What was used so far still counts."""
         had = self.used()
         self.of = of
         self._set(limits)

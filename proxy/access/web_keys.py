@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jwt
@@ -16,6 +17,7 @@ from proxy import outbound
 from proxy.access.door import Fetch
 from proxy.core.frozen import frozen
 from proxy.core.ports import Clock
+from proxy.core.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +37,17 @@ class WebKey:
 
 
 class WebKeys:
-    """Those that are known stay while the issuer cannot be asked."""
+    """`async with`: inside of it the keys are read. Known keys stay while the issuer cannot be asked."""
 
-    def __init__(self, source: str, interval: float, fetch: Fetch, clock: Clock, renewed: Callable[[], None]) -> None:
-        """`source` is a URL or a file. `renewed` is called when keys have changed."""
+    def __init__(self, source: str, interval: float, fetch: Fetch, clock: Clock) -> None:
+        """`source` is a URL or a file; `interval` is in seconds."""
         self._source = source
-        self._interval = interval
+        self.interval = interval
         self._fetch = fetch
         self._clock = clock
-        self._renewed = renewed
+        self._tasks = Tasks()
+        self.version = 0
+        """Changes with the keys."""
         self._keys: Mapping[str, WebKey] = {}
         self._text = b""
         self._failing = False
@@ -53,9 +57,14 @@ class WebKeys:
         self._done = asyncio.Event()
         self._asked_at = -math.inf
 
-    def replace(self, before: WebKeys) -> None:
-        """Start with the keys that `before` has of the same issuer, so that a reload needs no answer of the issuer."""
-        self._keys, self._text, self._failing = before._keys, before._text, before._failing
+    async def __aenter__(self) -> WebKeys:
+        self._tasks.keep(self._run, "keys-of-the-issuer")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.stop()
 
     def find(self, kid: str | None) -> WebKey | None:
         """The key of this id; without an id, the only one."""
@@ -86,8 +95,7 @@ class WebKeys:
         except TimeoutError:
             pass
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
+    async def _run(self) -> None:
         while True:
             self._looking = True
             self._done.clear()
@@ -96,7 +104,7 @@ class WebKeys:
             self._looking = False
             self._done.set()
             try:
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(self.interval):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
@@ -114,7 +122,7 @@ class WebKeys:
         self._text = text
         if keys is not self._keys:
             self._keys = keys
-            self._renewed()
+            self.version += 1
             log.info("%d keys of %s", len(keys), self._source)
 
     async def _text_of_the_source(self) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any
 
 import jwt
 
-from proxy.access.door import Fetch, Tokens
 from proxy.access.settings import Jwt, Scope
 from proxy.access.web_keys import WebKeys
 from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerAway, Unauthorized
@@ -41,21 +40,20 @@ class Seen:
 class WebTokens:
     """Implements `door.Tokens`."""
 
-    def __init__(self, settings: Jwt, limits: str, fetch: Fetch, clock: Clock, before: Tokens | None = None) -> None:
-        """`limits` is the name of those that each subject has; `before` was in use until now."""
+    def __init__(self, settings: Jwt, limits: str, keys: WebKeys, clock: Clock) -> None:
+        """`limits` is the name of those that each subject has."""
         self._settings = settings
         self._limits = limits
         self._clock = clock
-        self._keys = WebKeys(settings.jwks, settings.refresh, fetch, clock, self._forget)
+        self._keys = keys
         self._seen: OrderedDict[bytes, Seen] = OrderedDict()
-        if isinstance(before, WebTokens) and before._issuer == self._issuer:
-            self._keys.replace(before._keys)
-
-    @property
-    def _issuer(self) -> tuple[str, str]:
-        return self._settings.issuer, self._settings.jwks
+        self._version = keys.version
+        """Of the keys that the tokens in `_seen` were checked with."""
 
     def find(self, token: str, scope: Scope) -> Identity | None:
+        if self._keys.version != self._version:  # tokens may be signed by keys that the issuer has withdrawn
+            self._version = self._keys.version
+            self._seen.clear()
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         seen = self._seen.get(digest)
         if seen is None:
@@ -71,9 +69,6 @@ class WebTokens:
 
     async def ask(self) -> None:
         await self._keys.ask()
-
-    async def run(self) -> None:
-        await self._keys.run()
 
     def _checked(self, token: str) -> Seen | None:
         """None if its key is not known, and may be in a while."""
@@ -151,10 +146,6 @@ class WebTokens:
         self._seen[digest] = seen
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
-
-    def _forget(self) -> None:
-        """Tokens may be signed by keys that the issuer has withdrawn."""
-        self._seen.clear()
 
 
 def _claim(claims: Any, name: str) -> Any:

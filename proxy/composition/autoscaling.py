@@ -12,6 +12,7 @@ from proxy.autoscale.decision import Decision
 from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
 from proxy.autoscale.recommender import Recommendation
+from proxy.autoscale.settings import AutoscaleSettings
 from proxy.composition.lead import Lead
 from proxy.composition.scaled_pool import Blocks, ScaledPool, ask_nobody
 from proxy.composition.senses import Senses
@@ -57,8 +58,13 @@ class Autoscaling:
         self._tasks = await stack.enter_async_context(Tasks())
         self._follow()
 
-    def change(self, settings: Settings) -> None:
-        self._settings = settings.autoscale
+    @property
+    def settings(self) -> AutoscaleSettings:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: AutoscaleSettings) -> None:
+        self._settings = settings
         if self._tasks is not None:
             self._follow()
 

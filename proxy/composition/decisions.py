@@ -15,6 +15,7 @@ from proxy.core.ports import Clock, KvEvents, Random, Timer, Tokenizers
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.wiring import Ports
+from proxy.explain.kept import Kept
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.pool_pods import PoolPods
 from proxy.kvevents.subscriptions import KvSubscriptions
@@ -40,14 +41,12 @@ class Decisions:
 
     def __init__(
         self,
-        settings: Settings,
         registry: Registry | None,
         clock: Clock,
         rng: Random,
         observation: Observation,
         explaining: Explaining,
     ) -> None:
-        """Raises ConfigError."""
         self.explaining = explaining
         self._registry = registry or Registry.discover()
         self._observation = observation
@@ -59,11 +58,11 @@ class Decisions:
         self._following: dict[str, AsyncExitStack] = {}
         self._tokens = TokenSource(clock.wall)
         self._watch = Watch(Timing(observation.catalogue, time.perf_counter).wrap, EVERY)
-        self.schedulings = self.build(settings, {})
-        explaining.follow(settings.telemetry.decisions)
+        self.schedulings: Mapping[str, Scheduling] = {}
 
-    def build(self, settings: Settings, predecessors: Mapping[str, Scheduling]) -> dict[str, Scheduling]:
+    def build(self, settings: Settings, kept: Kept | None) -> dict[str, Scheduling]:
         """By pool. When all of them are made, predecessors hand over what their plugins know. Raises ConfigError."""
+        predecessors = self.schedulings
         made = {
             name: build(
                 pool.scheduling,
@@ -78,7 +77,7 @@ class Decisions:
         }
         for name in made.keys() & predecessors.keys():
             made[name].succeed(predecessors[name])
-        return {name: self._as_kept(one, name, len(made) == 1, settings) for name, one in made.items()}
+        return {name: self._as_kept(one, name, len(made) == 1, kept) for name, one in made.items()}
 
     def imagined(self, pool: str, document: Document) -> Scheduling:
         """That of a document in the place of the pool's own, with its plugins where they have the same parameters; what
@@ -104,9 +103,8 @@ class Decisions:
                 watch = PoolPods(self._fleet, name).watch
                 await stack.enter_async_context(self._kv_events[name].following(watch))
 
-    def _as_kept(self, scheduling: Scheduling, pool: str, alone: bool, settings: Settings) -> Scheduling:
+    def _as_kept(self, scheduling: Scheduling, pool: str, alone: bool, kept: Kept | None) -> Scheduling:
         """As it is, where decisions are not kept. `alone`: there is no other pool."""
-        kept = settings.telemetry.decisions
         if kept is None:
             return scheduling
         notes = self.explaining.notes(scheduling, pool, alone)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from proxy.composition.decisions import Decisions
 from proxy.composition.explaining import Explaining
+from proxy.composition.serving import Process, narrowing
 from proxy.core.cycle_state import CycleState
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
@@ -17,26 +17,21 @@ from proxy.core.errors import BadRequest, ConfigError, RequestError
 from proxy.core.identity import Identity
 from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, PreRequest
-from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest, changed
 from proxy.explain.entry import Entry
 from proxy.explain.imagined import Imagined, reweighed
 from proxy.explain.table import imagined, short
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.handover import steer
-from proxy.models.resolver import Resolver
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing.reader import request_of
-from proxy.pool import Pool, Pools
+from proxy.pool import Pool
 from proxy.production import Production
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.dependencies import declares
-from proxy.scheduling.document import Document, read
+from proxy.scheduling.document import read
 from proxy.scheduling.recorder import Recorder
 
 ID = "dry-run"
-
-Narrow = Callable[[InferenceRequest, Sequence[Endpoint]], Sequence[Endpoint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +51,9 @@ class NoCall:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """`narrow` leaves the pods that have room; `names` are what stands behind the names of models."""
+    """Decides with the graph that is in use at the moment."""
 
-    fleet: Fleet
-    clock: Clock
-    decisions: Decisions
-    explaining: Explaining
-    pools: Callable[[], Pools]
-    narrow: Narrow
-    names: Callable[[], Resolver | None]
-    documents: Callable[[], Mapping[str, Document]]
-    """Of the pools."""
+    process: Process
 
     async def of(self, asked: Imagined) -> dict[str, Any]:
         """Nobody is told of it, nothing is reserved, and no hook runs. Raises RequestError where the request would have
@@ -84,16 +71,16 @@ class DryRun:
         return told
 
     def _request(self, asked: Imagined) -> InferenceRequest:
-        call = NoCall(asked.path, asked.headers, asked.body, self.clock.now())
+        call = NoCall(asked.path, asked.headers, asked.body, self.process.clock.now())
         parsed: Parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
         if parsed.previous_response_id:
             raise BadRequest("What follows a stored response goes to the pod that has it; nothing is decided.")
-        model = self.fleet.only_model() if parsed.model is None else parsed.model
-        request, names = request_of(call, parsed, model, math.inf), self.names()
+        model = self.process.fleet.only_model() if parsed.model is None else parsed.model
+        request, names = request_of(call, parsed, model, math.inf), self.process.serving.resolver
         return request if names is None else names.unheard().resolve(request, None)
 
     def _pool(self, asked: Imagined, request: InferenceRequest) -> Pool:
-        pools = self.pools()
+        pools = self.process.serving.gateway.pools
         if not asked.pool:
             return pools.first_for(request)
         if asked.pool not in pools.names:
@@ -104,15 +91,17 @@ class DryRun:
         """The scheduling that is in use, or the one that is asked for."""
         if asked.scheduling is None and not asked.weights:
             return pool.scheduling
-        document = self.documents()[pool.name] if asked.scheduling is None else read(asked.scheduling, "scheduling")
+        document = self.process.serving.settings.all_pools[pool.name].scheduling
+        if asked.scheduling is not None:
+            document = read(asked.scheduling, "scheduling")
         try:
-            tried = self.decisions.imagined(pool.name, document)
+            tried = self.process.decisions.imagined(pool.name, document)
             if asked.weights:
-                tried = self.decisions.imagined(pool.name, reweighed(document, tried, asked.weights))
+                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, asked.weights))
         except ConfigError as error:
             raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
         finally:
-            await self.decisions.keep_what_is_used()
+            await self.process.decisions.keep_what_is_used()
         return tried
 
     async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:
@@ -121,7 +110,7 @@ class DryRun:
         await Production(producers, repeat(producers), scheduling.raised).run(request, pool.pods.serving(request.model))
         candidates = pool.pods.serving(request.model)
         if candidates:
-            candidates = self.narrow(request, candidates)
+            candidates = narrowing(self.process.serving.flow_controls)(request, candidates)
         recorder = Recorder()
         try:
             outcome: Decision | RequestError = self._scheduled(request, candidates, scheduling, recorder, profile)
@@ -129,7 +118,7 @@ class DryRun:
             raise
         except RequestError as error:
             outcome = error.with_traceback(None)
-        notes = self.explaining.notes(scheduling, pool.name, len(self.fleet.pools) <= 1)
+        notes = self.process.explaining.notes(scheduling, pool.name, len(self.process.fleet.pools) <= 1)
         return notes.entry(ID, request, candidates, recorder.taken(), outcome)
 
     def _scheduled(
@@ -144,7 +133,7 @@ class DryRun:
         if profile:
             return scheduler.alone(profile, request, candidates)
         decision = scheduler.schedule(request, candidates)
-        return steer(request, decision, self.fleet.draining) if self.fleet.draining else decision
+        return steer(request, decision, self.process.fleet.draining) if self.process.fleet.draining else decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,19 +40,11 @@ class Explaining:
         self,
         scheduling: Scheduling,
         notes: Notes,
-        settings: DecisionSettings,
+        kept: Kept,
         on_shadow: OnShadow,
     ) -> Scheduling:
         """The same, but that it keeps how it came to its decisions."""
-        kept = self._kept(settings)
         return explained(scheduling, notes, kept, Chosen(self._random, kept, self._may_ask), on_shadow)
-
-    def follow(self, settings: DecisionSettings | None) -> None:
-        """What is in use was built with these."""
-        if settings is None:
-            self.kept = None
-        else:
-            self._kept(settings).change(settings)
 
     def notes(self, scheduling: Scheduling, pool: str, alone: bool) -> Notes:
         """`alone`: there is no other pool."""
@@ -84,10 +76,8 @@ class Explaining:
             raise NotFound(f"No decision '{name}' is kept: it has gone, was not sampled, or never came to be.")
         return whole(entry)
 
-    def _kept(self, settings: DecisionSettings) -> Kept:
-        if self.kept is None:
-            self.kept = Kept(settings, self._clock, self._prefix)
-        return self.kept
+    def make_kept(self, settings: DecisionSettings) -> Kept:
+        return Kept(settings, self._clock, self._prefix)
 
     def _pods(self, pool: str, alone: bool) -> Callable[[], Sequence[Endpoint]]:
         if alone:

@@ -9,8 +9,6 @@ from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import Clock
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.settings import ExtProcSettings
-from proxy.gateway import Gateway
-from proxy.http.entrance import Door
 from proxy.http.server import DataServer
 from proxy.settings import Settings
 
@@ -27,23 +25,13 @@ def check(settings: ExtProcSettings) -> None:
         raise ConfigError([Problem("extproc.port", "needs the extra: pip install 'kvlane[extproc]'")]) from None
 
 
-def picker_of(
-    settings: Settings,
-    server: DataServer,
-    gateway: Gateway,
-    door: Door | None,
-    addresses: Addresses,
-    clock: Clock,
-) -> Picker | None:
+def picker_of(settings: Settings, server: DataServer, addresses: Addresses, clock: Clock) -> Picker | None:
     """None where no port is configured. What both ports have in common is the server's: the budget of bodies, who is
     told of first bytes and ends, the connections to pods."""
     if not settings.extproc.is_on:
         return None
     from proxy.extproc.bodies import StreamedBodies
-    from proxy.extproc.call import EnvoyCall
     from proxy.extproc.server import Picker
-    from proxy.http.service import Service
 
     bodies = StreamedBodies(settings.listen, server.budget)
-    service: Service[EnvoyCall] = Service(gateway, settings.security, door, bodies, server.service.listeners)
-    return Picker(settings.extproc, service, addresses, lambda: server.rim, clock)
+    return Picker(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.rim, clock)

@@ -9,14 +9,14 @@ from proxy.autoscale.measures import Known
 from proxy.autoscale.quantile import Buckets
 from proxy.autoscale.recent import Recent
 from proxy.autoscale.roles import pods_of_role, role_of
-from proxy.composition.gates import Gates
+from proxy.autoscale.settings import PoolSettings
 from proxy.composition.indexes import predictors
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.fleet.datastore import Fleet
+from proxy.flowcontrol.controller import FlowControl
 from proxy.scheduling.build import Scheduling
-from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Histogram
 
@@ -31,34 +31,35 @@ class Senses(Protocol):
 
 
 class OwnSenses(Listener):
-    """Of one process: counted only where `autoscale` names the pool."""
+    """Signals of one process. Attempts are counted only where `autoscale` names the pool."""
 
     def __init__(
         self,
-        settings: Settings,
         fleet: Fleet,
         catalogue: Catalogue,
         clock: Clock,
-        gates: Gates,
+        flow_controls: Callable[[], Mapping[str, FlowControl]],
         schedulings: Callable[[], Mapping[str, Scheduling]],
     ) -> None:
         self._fleet = fleet
         self._catalogue = catalogue
         self._clock = clock
-        self._gates = gates
+        self._flow_controls = flow_controls
         self._schedulings = schedulings
         self._recent: dict[tuple[str, str], Recent] = {}
-        self.change(settings)
+        self._pools: Mapping[str, PoolSettings] = {}
 
-    def change(self, settings: Settings) -> None:
-        self._pools = settings.autoscale.pools
+    @property
+    def pools(self) -> Mapping[str, PoolSettings]:
+        """The pools that are scaled."""
+        return self._pools
+
+    @pools.setter
+    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
+        self._pools = pools
         roles = {(name, role.name) for name, pool in self._pools.items() for role in pool.roles}
         for gone in self._recent.keys() - roles:
             del self._recent[gone]
-
-    def __bool__(self) -> bool:
-        """Return whether any pool is scaled."""
-        return bool(self._pools)
 
     def first_byte(self, attempt: Attempt) -> None:
         if attempt.first_byte_at is not None and attempt.stage is Stage.WHOLE:
@@ -72,7 +73,7 @@ class OwnSenses(Listener):
         """It is all there."""
 
     def known(self, pool: str, role: str, now: float) -> Known:
-        flow_control = self._gates.flow_controls.get(pool)
+        flow_control = self._flow_controls().get(pool)
         waiting = 0 if flow_control is None else flow_control.queue.waiting
         recent = self._recent.setdefault((pool, role), Recent())
         ttft = recent.look(now, buckets_of(self._catalogue.leg_ttft.cell(pool, role)))

@@ -18,24 +18,20 @@ from proxy.telemetry.settings import DecisionSettings
 class Ring:
     """Of entries, the latest, as many as have room."""
 
-    def __init__(self, keep: int, most_bytes: float) -> None:
+    def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
         self.bytes = 0
         self._members: set[Entry] = set()
-        self.change(keep, most_bytes)
 
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._members
 
-    def change(self, keep: int, most_bytes: float) -> None:
-        self._keep, self._most_bytes = keep, most_bytes
-
-    def add(self, entry: Entry) -> Iterator[Entry]:
-        """Gives those that go for it."""
+    def add(self, entry: Entry, keep: int, most_bytes: float) -> Iterator[Entry]:
+        """Yield the entries that are removed for it."""
         self.entries.append(entry)
         self._members.add(entry)
         self.bytes += entry.bytes
-        while len(self.entries) > self._keep or self.bytes > self._most_bytes:
+        while len(self.entries) > keep or self.bytes > most_bytes:
             gone = self.entries.popleft()
             self._members.remove(gone)
             self.bytes -= gone.bytes
@@ -54,13 +50,8 @@ class Kept(Listener):
         """By request, those that have not ended: what is refused has no leg that would lead to its entry."""
         self.seen = 0
         self.settings = settings
-        self._recent, self._striking = (Ring(settings.keep, settings.max_bytes / 2) for _ in range(2))
-
-    def change(self, settings: DecisionSettings) -> None:
-        """What is too much goes with the next one."""
-        self.settings = settings
-        for ring in (self._recent, self._striking):
-            ring.change(settings.keep, settings.max_bytes / 2)
+        """Where they change, what is too much goes with the next decision."""
+        self._recent, self._striking = Ring(), Ring()
 
     @property
     def bytes(self) -> int:
@@ -86,7 +77,7 @@ class Kept(Listener):
     def add(self, entry: Entry) -> None:
         self.seen += 1
         self._open[entry.request] = entry
-        for gone in list(self._recent.add(entry)):
+        for gone in list(self._recent.add(entry, self.settings.keep, self.settings.max_bytes / 2)):
             if self._is_striking(gone):
                 self._remember(gone)
 
@@ -119,7 +110,7 @@ class Kept(Listener):
             self._remember(entry)
 
     def _remember(self, entry: Entry) -> None:
-        for _ in self._striking.add(entry):
+        for _ in self._striking.add(entry, self.settings.keep, self.settings.max_bytes / 2):
             pass
 
     def _is_striking(self, entry: Entry) -> bool:

@@ -46,13 +46,14 @@ class Picker:
     def __init__(
         self,
         settings: ExtProcSettings,
-        service: Service[EnvoyCall],
+        make_service: Callable[[], Service[EnvoyCall]],
         addresses: Addresses,
         rim: Callable[[], Rim],
         clock: Clock,
     ) -> None:
-        """`rim` is asked for with each request."""
-        self.service = service
+        """`make_service` is called again by `renew`, and `rim` with each request."""
+        self._make_service = make_service
+        self.service = make_service()
         self._settings = settings
         self._addresses = addresses
         self._rim = rim
@@ -79,6 +80,11 @@ class Picker:
             self._directory.cleanup()
             raise
         self._server = server
+
+    def renew(self) -> None:
+        """Serve new requests under the configuration that is in use now."""
+        is_stopping, self.service = self.service.stopping, self._make_service()
+        self.service.stopping = is_stopping
 
     @property
     def port(self) -> int:

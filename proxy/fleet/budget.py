@@ -39,10 +39,6 @@ class Budget:
         self.last = 0.0
         """CPU seconds of the latest round of any pod."""
 
-    def change(self, interval: float, max_core: float) -> None:
-        self.shortest = interval
-        self.max_core = max_core
-
 
 class PodBudget:
     """One pod's part of the budget: with n pods, c CPU seconds per round of this pod and a share m of a core, the pod

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, update
@@ -31,6 +32,18 @@ Hook = Callable[[Endpoint], None]
 
 def _nothing(endpoint: Endpoint) -> None:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """`static`: by source and pool, the names of the pods that it may have; others leave before a source adds any, so
+    that a pod can move from one pool to another. `slow_start` is in seconds."""
+
+    pools: Sequence[str] = (DEFAULT_POOL,)
+    static: Mapping[tuple[str, str], Collection[str]] = field(default_factory=dict)
+    panic_percent: float = 50.0
+    slow_start: float = 0.0
+    wakes: bool = False
 
 
 class Fleet:
@@ -67,6 +80,7 @@ class Fleet:
         grace: float = 120.0,
         panic_percent: float = 50.0,
     ) -> None:
+        self._settings = FleetSettings(panic_percent=panic_percent)
         self._clock = clock
         self._on_ready = on_ready
         self._on_restarted = on_restarted
@@ -91,12 +105,23 @@ class Fleet:
         self.pools: Sequence[str] = (DEFAULT_POOL,)
         """That there are; see `form`."""
 
-    def change(self, panic_percent: float, slow_start: float) -> None:
-        """`slow_start` is in seconds."""
+    @property
+    def settings(self) -> FleetSettings:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: FleetSettings) -> None:
+        self._settings = settings
+        self.wakes = settings.wakes
+        self.form(settings.pools)
+        for (source, pool), names in settings.static.items():
+            known = [one for one in self._members.values() if (one.source, one.endpoint.pool) == (source, pool)]
+            self.reconcile(source, [one.pod for one in known if one.pod.name in names], pool)
         if self._slow_start is not None:
-            self._slow_start.change(slow_start)
+            self._slow_start.seconds = settings.slow_start
             self._serving = None
-        self._doubts.change(panic_percent)
+        self._doubts.panic_percent = settings.panic_percent
+        self._doubts.reconsider()
 
     # What the data path asks.
 

@@ -20,13 +20,9 @@ class Doubts:
     def __init__(self, members: Mapping[str, Member], settle: Callable[[Member], None], panic_percent: float) -> None:
         self._members = members
         self._settle = settle
-        self._panic_percent = panic_percent
+        self.panic_percent = panic_percent
         self.panics: frozenset[str] = frozenset()
         """Pools in which doubts are ignored."""
-
-    def change(self, panic_percent: float) -> None:
-        self._panic_percent = panic_percent
-        self.reconsider()
 
     def begin(self, member: Member, why: str, who: int) -> None:
         if member.doubt(why, who):
@@ -72,7 +68,7 @@ class Doubts:
 
     def _review_pool(self, pool: str, members: Sequence[Member]) -> None:
         doubted = sum(1 for member in members if member.doubts)
-        panics = doubted * 100 > self._panic_percent * len(members)
+        panics = doubted * 100 > self.panic_percent * len(members)
         if panics is not (pool in self.panics):
             self.panics ^= {pool}
             log.warning(

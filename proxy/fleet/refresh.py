@@ -70,8 +70,9 @@ class Refresher:
         self._endpoint = endpoint
         self._sink = sink
         self._fetcher = fetcher
-        self._settings = settings
-        self._engines = engines
+        self.settings = settings
+        self.engines = engines
+        """Both may change, from the next round on."""
         self._budget = PodBudget(budget)
         self._clock = clock
         self._rng = rng
@@ -90,11 +91,6 @@ class Refresher:
         self._gpus = Gpus(endpoint, fetcher, clock)
         self.tried = asyncio.Event()
         """Set after the first round, whatever came of it."""
-
-    def change(self, settings: RefreshSettings, engines: Engines) -> None:
-        """From the next round on."""
-        self._settings = settings
-        self._engines = engines
 
     def read_models(self) -> asyncio.Future[None]:
         """Scrape the pod and read its models now, but no more often than every ROUND_EVERY seconds or, in a large
@@ -164,24 +160,24 @@ class Refresher:
         except _Refused:
             self._on_refusal()
             return
-        if answered and self._settings.dcgm is not None:
-            await self._gpus.ask(self._settings.dcgm)
+        if answered and self.settings.dcgm is not None:
+            await self._gpus.ask(self.settings.dcgm)
 
     async def _scrape(self) -> bool:
         """True if the pod answered 200, even if it made no sense."""
         in_flight, sent_at = self._endpoint.load.requests, self._clock.now()
         try:
-            status, body = await self._get(self._settings.metrics_url(self._endpoint.url))
+            status, body = await self._get(self.settings.metrics_url(self._endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
-            metrics = await parse_in_steps(body, self._engines.of(self._endpoint), sent_at)
+            metrics = await parse_in_steps(body, self.engines.of(self._endpoint), sent_at)
         except _Silent as silent:
             self._on_miss(str(silent))
             return False
         except ScrapeError as error:
             self._on_miss(str(error))
             return status == 200
-        if self._settings.dcgm is not None:
+        if self.settings.dcgm is not None:
             metrics = replace(metrics, attributes={**metrics.attributes, **self._gpus.attributes})
         self._on_metrics(metrics, in_flight)
         return True

@@ -31,6 +31,15 @@ FIRST_GAP = 0.0005
 """Seconds between the first requests to pods that join together: at once, 500 of them hold up the loop for 0.1 s."""
 
 
+STATIC = "static"
+"""The source of the pods that the configuration lists."""
+
+
+def named(source: str, pool: str) -> str:
+    """Return the name under which the pods of a source of a pool are known to the fleet."""
+    return source if pool == DEFAULT_POOL else f"{source} of {pool}"
+
+
 class FleetRunner:
     """`async with FleetRunner(…)`: inside of it pods of a pool come, are asked, and go."""
 
@@ -51,7 +60,8 @@ class FleetRunner:
         self._fetcher = fetcher
         self._clock = clock
         self._rng = rng
-        self._engines = (engines or Engines()).with_attributes(refresh.attributes)
+        self._dialects = engines or Engines()
+        self._engines = self._dialects.with_attributes(refresh.attributes)
         self._polled: dict[str, asyncio.Event] = {}
         self._searches: list[asyncio.Task[None]] = []
         self._loops: dict[Endpoint, tuple[Refresher, asyncio.Task[None]]] = {}
@@ -60,7 +70,7 @@ class FleetRunner:
         self.budget = Budget(refresh.interval, refresh.max_core)
 
     async def __aenter__(self) -> FleetRunner:
-        self._reconcile("static", self._settings.static)
+        self._reconcile(STATIC, self._settings.static)
         self._unwatch = PoolPods(self._fleet, self._pool).watch(self._added, self._removed)
         self._discover_by(self._sources(self._settings))
         self._tasks.keep(self._sweep, "sweep-of-removed-pods")
@@ -72,27 +82,29 @@ class FleetRunner:
         self._unwatch()
         await self._tasks.stop()
 
-    def let_go(self, settings: PodSources) -> None:
-        """Static pods that these have not leave: what comes next may want them in another pool."""
-        known = (self._fleet.get(pod.name) for pod in settings.static)
-        names = {endpoint.name for endpoint in known if endpoint is not None and endpoint.pool == self._pool}
-        self._reconcile("static", [pod for pod in settings.static if pod.name in names])
+    @property
+    def settings(self) -> tuple[PodSources, Engines]:
+        """Where they change, pods that both have stay as they are; those of a source that is gone leave."""
+        return self._settings, self._dialects
 
-    def change(self, settings: PodSources, engines: Engines | None = None) -> None:
-        """Pods that both have stay as they are; those of a source that is gone leave."""
-        before, self._settings, refresh = self._settings, settings, settings.refresh
-        self._engines = (engines or Engines()).with_attributes(refresh.attributes)
-        self.budget.change(refresh.interval, refresh.max_core)
+    @settings.setter
+    def settings(self, wanted: tuple[PodSources, Engines]) -> None:
+        if wanted == self.settings:
+            return
+        before, (settings, self._dialects) = self._settings, wanted
+        self._settings, refresh = settings, settings.refresh
+        self._engines = self._dialects.with_attributes(refresh.attributes)
+        self.budget.shortest, self.budget.max_core = refresh.interval, refresh.max_core
         for refresher, _ in self._loops.values():
-            refresher.change(refresh, self._engines)
+            refresher.settings, refresher.engines = refresh, self._engines
         if any(getattr(before, key) != getattr(settings, key) for key in ("file", "dns", "kubernetes")):
             self._discover_by(self._sources(settings))
-        self._reconcile("static", settings.static)
+        self._reconcile(STATIC, settings.static)
 
     @property
     def sources(self) -> Set[str]:
         """The names under which this runner adds and removes pods."""
-        return {"static", *self._polled}
+        return {STATIC, *self._polled}
 
     def interval_of(self, endpoint: Endpoint) -> float:
         """Return the seconds between two scrapes of the endpoint, 0 if this runner does not scrape it."""
@@ -160,8 +172,7 @@ class FleetRunner:
                 await asyncio.sleep(source.interval if self._loops else min(source.interval, FIRST_POD_INTERVAL))
 
     def _reconcile(self, source: str, pods: Sequence[PodSettings]) -> None:
-        named = source if self._pool == DEFAULT_POOL else f"{source} of {self._pool}"
-        self._fleet.reconcile(named, pods, self._pool)
+        self._fleet.reconcile(named(source, self._pool), pods, self._pool)
 
     def _sources(self, settings: PodSources) -> list[Source]:
         sources: list[Source] = []

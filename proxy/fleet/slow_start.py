@@ -23,7 +23,12 @@ class SlowStart:
         self._rng = rng
         self._since: dict[Endpoint, float] = {}
 
-    def change(self, seconds: float) -> None:
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
         self._seconds = seconds
         if seconds <= 0:
             self._since.clear()

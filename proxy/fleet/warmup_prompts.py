@@ -39,7 +39,8 @@ class SharedPrompts:
     """Of a head that too few requests share, nothing is kept but digests."""
 
     def __init__(self, settings: WarmupSettings, clock: Clock, read: Callable[..., Head | None] = head) -> None:
-        self._settings = settings
+        self.settings = settings
+        """Where they change, what is kept beyond the new bounds goes with the next request."""
         self._now = clock.now
         self._read = read
         self._unseen = 0
@@ -47,14 +48,10 @@ class SharedPrompts:
         self.bytes = 0
         """Of the texts that are kept."""
 
-    def change(self, settings: WarmupSettings) -> None:
-        """What is kept beyond its bounds goes with the next that is seen."""
-        self._settings = settings
-
     def see(self, request: InferenceRequest) -> None:
         """A request that was answered well; one in `sample` is looked at."""
         self._unseen += 1
-        if self._unseen < self._settings.sample or not 0 < len(request.body) <= LARGEST_BODY:
+        if self._unseen < self.settings.sample or not 0 < len(request.body) <= LARGEST_BODY:
             return
         self._unseen = 0
         found = self._read(request.path, request.model, request.body)
@@ -70,7 +67,7 @@ class SharedPrompts:
             if prompt is None or (models is not None and prompt.model not in models):
                 continue
             number[prompt.model] = number.get(prompt.model, 0) + 1
-            if number[prompt.model] <= self._settings.prompts:
+            if number[prompt.model] <= self.settings.prompts:
                 chosen.append(prompt)
         return chosen
 
@@ -81,13 +78,13 @@ class SharedPrompts:
         counted.heat, counted.at = _heat(counted, now) + 1.0, now
         if counted.head is None:
             counted.requests.add(xxh3_128_digest(body))
-            if len(counted.requests) >= self._settings.shared_by:
+            if len(counted.requests) >= self.settings.shared_by:
                 counted.requests.clear()
                 counted.head = found
                 self.bytes += len(found.body)
         while len(self._heads) > MOST_COUNTED:
             self._drop(next(iter(self._heads)))
-        while self.bytes > self._settings.max_bytes:
+        while self.bytes > self.settings.max_bytes:
             self._drop(min((key for key, one in self._heads.items() if one.head), key=lambda key: self._heat(key, now)))
 
     def _kept(self) -> list[_Counted]:

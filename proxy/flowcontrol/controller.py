@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Protocol
 
 from proxy.core.attempt import Attempt
@@ -34,6 +35,9 @@ class Watcher(Protocol):
     def refused(self, band: str, reason: Reason) -> None:
         """Or ended, where the reason says so."""
 
+    def end(self) -> None:
+        """Nothing waits here any more."""
+
 
 class FlowControl(Gate):
     """Nothing is polled: whoever wants to go on looks for room when it comes, when another leaves, and whenever `look`
@@ -60,13 +64,25 @@ class FlowControl(Gate):
         self.siblings: Siblings | None = None
         """Where there are several workers."""
 
-    def change(self, settings: FlowControlSettings, fleet: Fleet) -> None:
-        """Whoever waits keeps waiting, for as long as it was to, unless there is room."""
-        self._settings, self._fleet = settings, fleet
-        self.queue.change(settings)
-        self.room.change(settings, fleet)
-        self._eviction.change(settings, fleet)
+    @property
+    def settings(self) -> FlowControlSettings:
+        """Where they change, waiting requests keep waiting, for as long as before, unless there is room now."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: FlowControlSettings) -> None:
+        self._settings = self.queue.settings = self.room.settings = self._eviction.settings = settings
         self.look()
+
+    async def __aenter__(self) -> FlowControl:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let all waiting requests go on: their pool is gone, or the process ends."""
+        self.settings = FlowControlSettings()
+        self._watcher.end()
 
     def admit(self, request: InferenceRequest) -> Passage:
         """A context manager around all that is done for the request. Entering it raises QueueFull."""

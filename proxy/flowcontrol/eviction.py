@@ -18,19 +18,16 @@ class Eviction:
     """`inside` are the requests that have gone on, in that order."""
 
     def __init__(self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, inside: dict[Passage, None]) -> None:
-        self._settings = settings
+        self.settings = settings
         self._fleet = fleet
         self._clock = clock
         self._inside = inside
         self._begins_at = -math.inf
 
-    def change(self, settings: FlowControlSettings, fleet: Fleet) -> None:
-        self._settings, self._fleet = settings, fleet
-
     def make_room_for(self, waiting: Waiting, anywhere: bool) -> None:
         """Ends the least urgent request that may be ended for it, of these the one that went on last. Another follows
         when it has left and that was not enough."""
-        if not self._settings.evict_sheddable or self._clock.now() < self._begins_at:
+        if not self.settings.evict_sheddable or self._clock.now() < self._begins_at:
             return
         if any(passage.is_evicted for passage in self._inside):
             return
@@ -41,6 +38,6 @@ class Eviction:
             if one.request.priority < min(0, waiting.band.priority) and (anywhere or one.endpoint in pods)
         ]
         if sheddable:
-            if self._settings.saturation.detector == "utilization":
+            if self.settings.saturation.detector == "utilization":
                 self._begins_at = self._clock.now() + EVICTION_PAUSE
             min(sheddable, key=lambda passage: passage.request.priority).evict()

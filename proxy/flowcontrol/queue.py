@@ -20,10 +20,15 @@ class Queue:
         self.attained = Attained(settings.least_service)
         self._set(settings)
 
-    def change(self, settings: FlowControlSettings) -> None:
-        """Whoever waits keeps waiting, in the order that is wanted now."""
+    @property
+    def settings(self) -> FlowControlSettings:
+        """Where they change, waiting requests keep waiting, in the new order."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: FlowControlSettings) -> None:
         before = self.bands
-        self.attained.change(settings.least_service)
+        self.attained.settings = settings.least_service
         self._set(settings)
         for band in before:
             self.band(band.priority).succeed(band)

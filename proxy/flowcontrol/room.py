@@ -34,23 +34,20 @@ class Room:
     def __init__(
         self, settings: FlowControlSettings, fleet: Fleet, inside: Collection[object], unsent: Collection[Waiting]
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._fleet = fleet
         self._inside = inside
         self._unsent = unsent
         self._reflection = Reflection()
 
-    def change(self, settings: FlowControlSettings, fleet: Fleet) -> None:
-        self._settings, self._fleet = settings, fleet
-
     def turn(self) -> None:
         """Somebody else is looked for who may go on."""
-        if self._settings.ceilings == "reflective":
+        if self.settings.ceilings == "reflective":
             self._reflection.turn(self.saturation())
 
     def in_all(self, waiting: Waiting) -> bool:
         """Whether all pods together have it."""
-        settings, ready = self._settings, self._fleet.ready
+        settings, ready = self.settings, self._fleet.ready
         if not self._fleet.serving(waiting.request.model):
             return True
         most, tokens = settings.max_concurrent, settings.max_tokens
@@ -64,7 +61,7 @@ class Room:
 
     def on_a_pod(self, waiting: Waiting) -> bool:
         """Whether one of the pods that serve its model has it. Each request that is not sent yet may take it."""
-        endpoints, settings = self._fleet.serving(waiting.request.model), self._settings
+        endpoints, settings = self._fleet.serving(waiting.request.model), self.settings
         if not endpoints:
             return True
         others = sum(1 for other in self._unsent if other.request.model == waiting.request.model)
@@ -77,7 +74,7 @@ class Room:
 
     def in_part(self, waiting: Waiting, part: Part) -> bool:
         """Whether there is room in what of the caps is this worker's."""
-        settings, endpoints = self._settings, self._fleet.serving(waiting.request.model)
+        settings, endpoints = self.settings, self._fleet.serving(waiting.request.model)
         if not endpoints:
             return True
         most, tokens, per_pod = settings.max_concurrent, settings.max_tokens, settings.max_concurrent_per_pod
@@ -98,7 +95,7 @@ class Room:
 
     def short(self, part: Part) -> Iterator[str]:
         """Caps of the whole pool of which this worker may need more."""
-        settings = self._settings
+        settings = self.settings
         if settings.max_concurrent is not None and len(self._inside) >= part(REQUESTS, settings.max_concurrent):
             yield REQUESTS
         if settings.max_tokens is not None:
@@ -106,7 +103,7 @@ class Room:
 
     def idle(self, part: Part, wanted: Collection[str]) -> Iterator[tuple[str, int, str]]:
         """What of this worker's is not in use, of what is wanted: the cap, how much, and what it is wanted as."""
-        settings, unsent = self._settings, len(self._unsent)
+        settings, unsent = self.settings, len(self._unsent)
         if settings.max_concurrent is not None and REQUESTS in wanted:
             yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self._inside), REQUESTS
         if settings.max_tokens is not None and TOKENS in wanted:
@@ -123,7 +120,7 @@ class Room:
 
     def _is_below_ceiling(self, band: Band) -> bool:
         saturation = self.saturation()
-        if self._settings.ceilings == "reflective":
+        if self.settings.ceilings == "reflective":
             return self._reflection.is_open(saturation, band.depth)
         return saturation < band.ceiling
 
@@ -131,7 +128,7 @@ class Room:
         return sum(map(_own_tokens, self._fleet.ready)) + sum(other.cost for other in self._unsent)
 
     def _with_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> list[Endpoint]:
-        most, tokens = self._settings.max_concurrent_per_pod, self._settings.max_tokens_per_pod
+        most, tokens = self.settings.max_concurrent_per_pod, self.settings.max_tokens_per_pod
         return [
             pod
             for pod in endpoints
@@ -145,7 +142,7 @@ class Room:
 
     def saturation(self) -> float:
         """Mean over the ready pods; 1.0 and above is full."""
-        detector, endpoints = self._settings.saturation, self._fleet.ready
+        detector, endpoints = self.settings.saturation, self._fleet.ready
         if detector.detector == "none":
             return 0.0
         if not endpoints:
@@ -158,7 +155,7 @@ class Room:
 
     def fits(self, endpoint: Endpoint, cost: int) -> bool:
         """A prompt that is larger than the cap has a pod for itself."""
-        most, tokens, load = self._settings.max_concurrent_per_pod, self._settings.max_tokens_per_pod, endpoint.load
+        most, tokens, load = self.settings.max_concurrent_per_pod, self.settings.max_tokens_per_pod, endpoint.load
         if most is not None and load.requests >= most:
             return False
         return tokens is None or load.tokens == 0 or load.tokens + cost <= tokens

@@ -19,25 +19,22 @@ class Attained:
     """Of all bands together, as long as there is a gate. Times are monotonic seconds."""
 
     def __init__(self, settings: LeastService) -> None:
-        self._settings = settings
+        self.settings = settings
         self._had: dict[str, tuple[float, float]] = {}
         """Tokens, and when they were counted; whose were counted last comes last."""
         self._latest = -inf
-
-    def change(self, settings: LeastService) -> None:
-        self._settings = settings
 
     def add(self, tenant: str, tokens: float, now: float) -> None:
         self._latest = now
         had = self.had(tenant)
         self._had.pop(tenant, None)
         self._had[tenant] = (had + tokens, now)
-        self._forget(now - (self._settings.forget_after or inf))
+        self._forget(now - (self.settings.forget_after or inf))
 
     def had(self, tenant: str) -> float:
         """As it was when any tenant got something last: at any other time all had the same share of that."""
         tokens, at = self._had.get(tenant, (0.0, 0.0))
-        half_life = self._settings.half_life
+        half_life = self.settings.half_life
         return tokens * exp2((at - self._latest) / half_life) if tokens and half_life else tokens
 
     def _forget(self, before: float) -> None:

@@ -17,8 +17,6 @@ Counted = Callable[[str], Tally]
 
 
 class Shared:
-    """`change` may be called between any two requests."""
-
     def __init__(
         self,
         settings: DisaggregationSettings,
@@ -37,9 +35,6 @@ class Shared:
         self.random = random
         self.tasks = tasks
         self.counted = counted
-        self.change(settings, expose_endpoint)
-
-    def change(self, settings: DisaggregationSettings, expose_endpoint: bool) -> None:
         self.expose_endpoint = expose_endpoint
         self.connector: Connector = connector_named(settings.connector)()
         self.prefill_timeout = settings.prefill_timeout

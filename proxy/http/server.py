@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending
+from proxy.core.errors import RequestError
 from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
@@ -23,16 +25,32 @@ from proxy.http.hung_up import HungUp, Tell, untold
 from proxy.http.listening import listeners, port_of
 from proxy.http.race import Race
 from proxy.http.relay import ClientRelay
-from proxy.http.service import Gateway, Service
+from proxy.http.service import Bodies, C, Gateway, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.sweep import Sweep
 from proxy.http.tls import server_context
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
 
 TURNS = 3
 """Of the loop, in which what it has accepted becomes a connection, to be served as others are when the port closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How requests are served under one configuration.
+
+    `takes`, `given_up` and `continued`: see `Rim`. Without a door no credentials are asked for.
+    """
+
+    gateway: Gateway
+    security: Security
+    timeouts: Timeouts
+    listeners: Listeners
+    takes: Callable[[Attempt, int], bool]
+    given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
+    door: Door | None = None
+    continued: Sequence[str] = ()
 
 
 class DataServer:
@@ -41,32 +59,21 @@ class DataServer:
     def __init__(
         self,
         settings: Listen,
-        security: Security,
-        timeouts: Timeouts,
-        gateway: Gateway,
+        served: Served,
         clock: Clock,
-        listeners: Listeners,
-        takes: Callable[[Attempt, int], bool],
-        given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: "",
-        door: Door | None = None,
-        trust: Trust | None = None,
-        continued: Sequence[str] = (),
+        pool: UpstreamPool,
         hung_up: Tell = untold,
     ) -> None:
-        """`takes`, `given_up`, `continued`: see `Rim`. Without a door nobody is asked who he is. `trust` is what pods
-        are spoken to with over TLS."""
+        """`pool` has the connections to pods; it is closed with the server."""
         self._settings = settings
         self._clock = clock
-        self._cors = security.cors
-        self._sweep = Sweep(clock, self._shortest(timeouts))
-        self.pool = UpstreamPool(timeouts.connect, clock, trust=trust)
+        self._served = served
+        self._cors = served.security.cors
+        self._sweep = Sweep(clock, self._shortest(served.timeouts))
+        self.pool = pool
         self._bodies = BodyReader(settings, self._sweep)
-        self.service: Service[HttpCall] = Service(gateway, security, door, self._bodies, listeners, hung_up)
-        self._timeouts = timeouts
-        self._takes = takes
-        self._given_up = given_up
-        self._continued = continued
         self._hung_up = hung_up
+        self.service: Service[HttpCall] = self.service_of(self._bodies, hung_up)
         self._rim: Rim
         self._tasks = Tasks()
         self._clients: Clients
@@ -78,9 +85,7 @@ class DataServer:
         settings = self._settings
         serve = Cors(self._cors.origins, self._serve, self._permitted).serve if self._cors.origins else self._serve
         buffers = self._bodies.buffers
-        self._clients = Clients(
-            serve, self._collects, self.service.unserved, settings, self._clock, buffers, self._hung_up
-        )
+        self._clients = Clients(serve, self._collects, self._unserved, settings, self._clock, buffers, self._hung_up)
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.Protocol] = self._clients
         self._make_rim()
@@ -113,20 +118,24 @@ class DataServer:
         `listen.retainedBodies`."""
         return self._bodies.budget.used + self._bodies.buffers.used
 
-    def change(
-        self,
-        security: Security,
-        timeouts: Timeouts,
-        door: Door | None,
-        continued: Sequence[str] = (),
-    ) -> None:
-        """For requests that come from here on; of `security` the origins of CORS stay as they are."""
-        self.service.change(security, door)
-        self._timeouts = timeouts
-        self._continued = continued
-        self._sweep.change(self._shortest(timeouts))
-        self.pool.connect_timeout = timeouts.connect
+    @property
+    def served(self) -> Served:
+        """Replaced as a whole: new requests follow, running ones go on as they began. CORS stays as it was."""
+        return self._served
+
+    @served.setter
+    def served(self, served: Served) -> None:
+        self._served = served
+        is_stopping, self.service = self.service.stopping, self.service_of(self._bodies, self._hung_up)
+        self.service.stopping = is_stopping
+        self._sweep.shortest = self._shortest(served.timeouts)
+        self.pool.connect_timeout = served.timeouts.connect
         self._make_rim()
+
+    def service_of(self, bodies: Bodies[C], hung_up: Tell = untold) -> Service[C]:
+        """Return what serves the requests of a port whose bodies these are."""
+        served = self._served
+        return Service(served.gateway, served.security, served.door, bodies, served.listeners, hung_up)
 
     def settle(self) -> None:
         """What comes is served, and told not to come again: connections close after their answers."""
@@ -156,8 +165,9 @@ class DataServer:
         return min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
 
     def _make_rim(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._rim = Rim(self.pool, self._timeouts, self._clock, loop, self._takes, self._given_up, self._continued)
+        loop, served = asyncio.get_running_loop(), self._served
+        told = (served.takes, served.given_up, served.continued)
+        self._rim = Rim(self.pool, served.timeouts, self._clock, loop, *told)
 
     def _collects(self, call: HttpCall, size: int) -> bool:
         """What is refused on its head, or answered here, does not wait for its body."""
@@ -165,6 +175,9 @@ class DataServer:
 
     def _serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
         return self.service.serve(call, ClientRelay(call, self._rim))
+
+    def _unserved(self, call: HttpCall, why: RequestError | Ending) -> None:
+        self.service.unserved(call, why)
 
     def _permitted(self, call: HttpCall) -> None:
         """What was answered in the place of `_serve`."""

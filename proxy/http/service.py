@@ -97,7 +97,9 @@ class Journey(Relay, Protocol):
 
 
 class Service(Generic[C]):
-    """`stopping`: whoever asks how we are is told that new requests are not wanted."""
+    """Serves requests under one configuration.
+
+    `stopping`: whoever asks how we are is told that new requests are not wanted."""
 
     def __init__(
         self,
@@ -114,10 +116,6 @@ class Service(Generic[C]):
         self._gateway = gateway
         self._bodies = bodies
         self._hung_up = hung_up
-        self.change(security, door)
-
-    def change(self, security: Security, door: Door | None) -> None:
-        """For requests that come from here on."""
         self._paths = Paths(security.relay_paths)
         self._relayed = self._paths.relayed
         self._entrance = None if door is None else Entrance(door)

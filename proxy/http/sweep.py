@@ -25,10 +25,12 @@ class Sweep:
         second."""
         self.watched: set[Watched] = set()
         self._clock = clock
-        self.change(shortest)
+        self.shortest = shortest
 
-    def change(self, shortest: float) -> None:
-        self.interval = min(1.0, max(0.02, shortest / 4))
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+        return min(1.0, max(0.02, self.shortest / 4))
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 from proxy.core.ports import Clock, Random
+from proxy.core.tasks import Tasks
 from proxy.kubernetes.api import Api, Object, Resource
 from proxy.kubernetes.collection import Collection
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
@@ -25,20 +27,31 @@ class _Rules:
 
 
 class ClusterNames:
-    """`run` follows them until it is cancelled, and calls `changed` whenever they are others."""
+    """`async with`: inside of it the objects are watched, and `changed` is called whenever they change."""
 
-    def __init__(self, settings: ClusterObjects, changed: Callable[[], None], clock: Clock, rng: Random) -> None:
+    def __init__(self, settings: ClusterObjects, clock: Clock, rng: Random) -> None:
         self.settings = settings
+        self.changed: Callable[[], None] = lambda: None
+        self._tasks = Tasks()
         api = Api(settings)
 
         def collection(name: str, read: Callable[[Object], Any]) -> Collection[Any]:
             resource = Resource(settings.group, VERSION, name)
-            return Collection(api, resource, {}, read, changed, settings.retry, clock, rng)
+            return Collection(api, resource, {}, read, lambda: self.changed(), settings.retry, clock, rng)
 
         self._objectives: Collection[tuple[str, Objective]] = collection("inferenceobjectives", _objective)
         self._rewrites: Collection[_Rules] = collection("inferencemodelrewrites", _rules)
 
-    async def run(self) -> None:
+    async def __aenter__(self) -> ClusterNames:
+        self._tasks.keep(self._run, "objectives-and-rewrites-of-the-cluster")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.stop()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._objectives.run())
             group.create_task(self._rewrites.run())

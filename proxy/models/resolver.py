@@ -80,10 +80,15 @@ class Resolver:
         self._random = random
         self._watcher = watcher
         self._waker = waker
-        self.change(settings)
+        self.settings = settings
 
-    def change(self, settings: ModelSettings) -> None:
-        """For requests that come from here on."""
+    @property
+    def settings(self) -> ModelSettings:
+        """Where they change, new requests follow."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: ModelSettings) -> None:
         self._settings = settings
         self._rules = sorted(settings.rewrites, key=lambda rule: not rule.model)
 

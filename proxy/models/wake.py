@@ -44,7 +44,7 @@ class Waker:
         self._poster = poster
         self._clock = clock
         self._tasks = tasks
-        self._timeout = timeout
+        self.timeout = timeout
         self._waking: set[Endpoint] = set()
         self._left_alone: dict[Endpoint, float] = {}
         """Those that were told in vain, and until when they are not told again."""
@@ -65,7 +65,7 @@ class Waker:
 
     async def awake(self, model: str, deadline: float) -> bool:
         """Waits until somebody serves it; False if that takes too long, or if whoever was woken cannot."""
-        end = min(deadline, self._clock.now() + self._timeout)
+        end = min(deadline, self._clock.now() + self.timeout)
         while not self._fleet.serving(model):
             if self._clock.now() >= end or not self.wake(model):
                 return bool(self._fleet.serving(model))
@@ -74,7 +74,7 @@ class Waker:
 
     async def _wake(self, endpoint: Endpoint) -> None:
         log.info("pod %s is woken up: a request wants what it serves", endpoint.name)
-        end = self._clock.now() + self._timeout
+        end = self._clock.now() + self.timeout
         try:
             status, _ = await self._poster.post(endpoint.url + WAKE_UP, b"", endpoint.api_key)
             if status >= 300:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -31,6 +32,10 @@ SHUTTING_DOWN = "after shutdown"
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function so many seconds from now, on the event loop."""
+
+
+def call_later(seconds: float, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Company(Protocol):
@@ -91,7 +96,7 @@ class Breakers(Listener):
     def __init__(
         self, settings: BreakerSettings, clock: Clock, fleet: Doubts, later: Later, company: Company = NOBODY
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._fleet = fleet
         self._later = later
@@ -99,10 +104,6 @@ class Breakers(Listener):
         self._circuits: dict[Endpoint, Circuit] = {}
         self._out: dict[tuple[Endpoint, str], float] = {}
         """Until when a pod is to be left alone, by the reason."""
-
-    def change(self, settings: BreakerSettings) -> None:
-        """Of what happens from here on; what is open stays so for the time it was to be."""
-        self._settings = settings
 
     def state(self, endpoint: Endpoint) -> str:
         """closed, open or half-open."""
@@ -118,7 +119,7 @@ class Breakers(Listener):
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)
-            if len(circuit.probes) >= self._settings.probes:
+            if len(circuit.probes) >= self.settings.probes:
                 self._fleet.doubt(attempt.endpoint, PROBED)
                 self._company.breaker_tried(attempt.endpoint)
 
@@ -188,7 +189,7 @@ class Breakers(Listener):
             return
         self._forget_old(circuit)
         circuit.failures.append(self._clock.now())
-        if len(circuit.failures) >= self._settings.failures and len(circuit.failures) >= circuit.successes:
+        if len(circuit.failures) >= self.settings.failures and len(circuit.failures) >= circuit.successes:
             self._trip(endpoint, circuit)
 
     def _succeeded(self, endpoint: Endpoint, circuit: Circuit) -> None:
@@ -202,7 +203,7 @@ class Breakers(Listener):
             self._close(endpoint)
 
     def _forget_old(self, circuit: Circuit) -> None:
-        oldest = self._clock.now() - self._settings.window
+        oldest = self._clock.now() - self.settings.window
         while circuit.failures and circuit.failures[0] <= oldest:
             circuit.failures.popleft()
         if not circuit.failures:
@@ -227,7 +228,7 @@ class Breakers(Listener):
         circuit.is_open, circuit.tries = True, False
         self._fleet.doubt(endpoint, OPEN)
         circuit.times = times = circuit.times + 1
-        seconds = self._settings.open + self._company.pause(endpoint)
+        seconds = self.settings.open + self._company.pause(endpoint)
         self._later(seconds, lambda: self._try(endpoint, circuit, times))
 
     def _try(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:

@@ -25,17 +25,22 @@ class RetryBudget:
     ) -> None:
         self._per_second = per_second
         self._most = most
-        self._share = percent / 100
+        self._percent = percent
         self._clock = clock
         self._legs = legs
         self._seen = legs()
         self._seen_at = clock.now()
         self._left = most
 
-    def change(self, percent: float) -> None:
-        """What was saved up stays."""
+    @property
+    def percent(self) -> float:
+        """Percent of the attempts that may be retries. What has been saved up stays when it changes."""
+        return self._percent
+
+    @percent.setter
+    def percent(self, percent: float) -> None:
         self._earn()
-        self._share = percent / 100
+        self._percent = percent
 
     @property
     def has_one(self) -> bool:
@@ -51,6 +56,6 @@ class RetryBudget:
 
     def _earn(self) -> None:
         legs, now = self._legs(), self._clock.now()
-        earned = self._share * (legs - self._seen) + self._per_second * (now - self._seen_at)
+        earned = self._percent / 100 * (legs - self._seen) + self._per_second * (now - self._seen_at)
         self._left = min(self._most, self._left + earned)
         self._seen, self._seen_at = legs, now

@@ -91,8 +91,9 @@ class Failover:
         narrow: Narrow = _any,
         others: Others = _nobody,
         continued: Callable[[], object] = _uncounted,
+        poison: Poison | None = None,
     ) -> None:
-        """`continued` is told of legs that go on with an answer."""
+        """`continued` is told of attempts that continue a response; `poison` is what is known of earlier requests."""
         self._clock = clock
         self._random = random
         self._budget = budget
@@ -101,13 +102,9 @@ class Failover:
         self._narrow = narrow
         self._others = others
         self._continued = continued
-        self.poison = Poison(clock)
-        self._set(settings)
-
-    def change(self, settings: Retries) -> None:
-        """Journeys that were begun go on by them."""
-        self._budget.change(settings.budget_percent)
-        self._set(settings)
+        self.poison = poison or Poison(clock)
+        self._settings = settings
+        self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
 
     def takes(self, attempt: Attempt, status: int) -> bool:
         """Whether an answer of this status is not for the client, because there is another pod, or model, to ask."""
@@ -171,10 +168,6 @@ class Failover:
         if error.then is None:
             raise _gave_up(attempt, error)
         return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self._clock.now())
-
-    def _set(self, settings: Retries) -> None:
-        self._settings = settings
-        self._statuses = frozenset(int(cause) for cause in settings.on if cause.isdigit())
 
     async def _note_deaths(self, attempt: Attempt, error: UpstreamFailed) -> None:
         """Raise SuspectedPoison if it is proven that pods die of the request."""

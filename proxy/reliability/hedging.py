@@ -47,22 +47,17 @@ class Hedging:
         settings: HedgingSettings,
         failover: Failover,
         clock: Clock,
-        legs: Callable[[], int],
+        lateness: Lateness,
+        budget: RetryBudget,
         counted: Callable[[str], Tally],
     ) -> None:
-        """`legs` says how many were sent so far; `counted` is given what came of those that were late."""
+        """`counted` returns the counter of an outcome of late requests."""
         self.failover = failover
         self.clock = clock
         self.counted = counted
-        self.lateness = Lateness(settings)
-        self.budget = RetryBudget(settings.budget_percent, clock, legs, per_second=0.0, most=SAVED_UP)
+        self.lateness = lateness
+        self.budget = budget
         self._settings = settings
-
-    def change(self, settings: HedgingSettings) -> None:
-        """Requests that are on their way go on as they were to."""
-        self._settings = settings
-        self.lateness.change(settings)
-        self.budget.change(settings.budget_percent)
 
     def around(self, place: Place, legs: Legs) -> Place:
         """Places requests so that some may have two legs."""

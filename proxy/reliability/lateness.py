@@ -46,26 +46,22 @@ class Lateness:
 
     def __init__(self, settings: HedgingSettings) -> None:
         self._kinds: dict[Hashable, Times] = {}
-        self.change(settings)
-
-    def change(self, settings: HedgingSettings) -> None:
-        self._after = settings.after
-        self._share = settings.percentile / 100
+        self.settings = settings
 
     def of(self, request: InferenceRequest) -> float | None:
         """Seconds from when it is sent; None if nobody knows."""
-        if self._after is not None:
-            return self._after
+        if self.settings.after is not None:
+            return self.settings.after
         times = self._kinds.get((request.model, request.stream))
         return None if times is None else times.late
 
     def saw(self, request: InferenceRequest, seconds: float) -> None:
         """The first byte came, or was not waited for any longer."""
-        if self._after is not None:
+        if self.settings.after is not None:
             return
         kind = (request.model, request.stream)
         times = self._kinds.get(kind)
         if times is None and len(self._kinds) < KINDS:
             times = self._kinds[kind] = Times()
         if times is not None:
-            times.add(seconds, self._share)
+            times.add(seconds, self.settings.percentile / 100)

@@ -14,6 +14,7 @@ from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
+from proxy.reliability.settings import HealthSettings
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +65,14 @@ class Liveness:
 
     def __init__(
         self,
-        stall: float,
+        settings: HealthSettings,
         clock: Clock,
         pods: Pods,
         works: Callable[[Endpoint], Awaitable[bool | None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`works`: whether the engine answers a question that it must work for."""
-        self._stall = stall
+        self.settings = settings
         self._clock = clock
         self._pods = pods
         self._works = works
@@ -87,9 +88,6 @@ class Liveness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._tasks.stop()
-
-    def change(self, stall: float) -> None:
-        self._stall = stall
 
     def given_up(self, attempt: Attempt, heard_at: float) -> str:
         """Why an answer of which nothing has come since then is not to be waited for; empty if it is."""
@@ -121,7 +119,7 @@ class Liveness:
             self._stands[endpoint] = Stand(sight, metrics.scraped_at, now)
             return
         stand.asked_at = now
-        if metrics.scraped_at - stand.scraped_at >= self._stall:
+        if metrics.scraped_at - stand.scraped_at >= self.settings.stall:
             del self._stands[endpoint]
             self._pods.doubt(endpoint, STALLED)
             self._stalled[endpoint] = self._tasks.start(self._until_it_moves(endpoint, sight), f"{endpoint.name} moves")

@@ -25,7 +25,7 @@ from proxy.plugins.session_affinity import ID_HEADER
 from proxy.prefix.hashing import Chain, chains
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 from proxy.prefix.match import ChainMatch
-from proxy.replay.salt import Installation, Salt
+from proxy.replay.salt import Salt, installation
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.labels import is_label, path_label
 from proxy.telemetry.line_writer import LineWriter
@@ -60,21 +60,22 @@ class Recorder(Listener):
     def __init__(
         self,
         settings: RecordSettings,
-        installed: Installation,
         clock: Clock,
         lost: Counter,
         adapters: Callable[[], frozenset[str]],
     ) -> None:
-        self._salt = Salt(installed.secret)
-        self._epoch = clock.wall() - clock.now() - installed.started
-        self._started = installed.started
+        self._key = key_path(Path(settings.file))
+        self._wall = clock.wall
         self._now = clock.now
+        self._salt: Salt
+        self._started: float
+        self._epoch: float
         self._lost = lost
         self._adapters = adapters
         self._entries: list[Entry] = []
         self._pods: dict[str, tuple[int, int]] = {}
         path = Path(settings.file)
-        file = RotatingFile(path, key_path(path), settings.max_size, settings.keep, self._head)
+        file = RotatingFile(path, self._key, settings.max_size, settings.keep, self._head)
         self._writer = LineWriter("the record", file.write, lost.add)
         self._stack = AsyncExitStack()
 
@@ -100,6 +101,9 @@ class Recorder(Listener):
             self._write_batch()
 
     async def __aenter__(self) -> Recorder:
+        installed = installation(self._key, self._wall())
+        self._salt, self._started = Salt(installed.secret), installed.started
+        self._epoch = self._wall() - self._now() - installed.started
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._writer)
             stack.callback(self.flush)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from proxy.autoscale.measures import Known
 from proxy.autoscale.quantile import Buckets
 from proxy.autoscale.recent import Recent
-from proxy.settings import Settings
+from proxy.autoscale.settings import PoolSettings
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.prometheus_text import Sample, SampleReader, sums_by
 
@@ -46,15 +46,22 @@ class Shown:
 class WorkersSenses:
     """Senses of the autoscaler. `ask` gives what every worker shows."""
 
-    def __init__(self, settings: Settings, catalogue: Catalogue, ask: Callable[[], Awaitable[Iterable[bytes]]]) -> None:
+    def __init__(self, catalogue: Catalogue, ask: Callable[[], Awaitable[Iterable[bytes]]]) -> None:
         self._catalogue = catalogue
         self._ask = ask
         self._shown = Shown()
         self._recent: dict[Role, Recent] = {}
-        self.change(settings)
+        self._pools: Mapping[str, PoolSettings] = {}
+        self._roles: set[Role] = set()
 
-    def change(self, settings: Settings) -> None:
-        pools = settings.autoscale.pools
+    @property
+    def pools(self) -> Mapping[str, PoolSettings]:
+        """The pools that are scaled."""
+        return self._pools
+
+    @pools.setter
+    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
+        self._pools = pools
         self._roles = {(name, role.name) for name, pool in pools.items() for role in pool.roles}
         for gone in self._recent.keys() - self._roles:
             del self._recent[gone]

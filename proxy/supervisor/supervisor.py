@@ -16,16 +16,17 @@ from types import TracebackType
 import orjson
 
 from proxy import __version__, outbound
+from proxy.access.door import Door
 from proxy.app import App
-from proxy.composition.asking import Asking
 from proxy.composition.autoscaling import Autoscaling
 from proxy.composition.dashboard import Dashboard, of_workers
-from proxy.composition.doors import Doors
-from proxy.composition.reliability import call_later
+from proxy.composition.polling import Polling, fleet_settings
+from proxy.composition.serving import build_door
 from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.differences import OF_THE_HOST, servable
 from proxy.fleet.ledger import Ledger
@@ -35,7 +36,7 @@ from proxy.http.admin_server import AdminServer
 from proxy.http.listening import BACKLOG
 from proxy.http.tls import server_context
 from proxy.http.upstream.trust import Trust
-from proxy.reliability.breaker import Breakers
+from proxy.reliability.breaker import Breakers, call_later
 from proxy.replicas import bodies
 from proxy.replicas.hub import Hub
 from proxy.replicas.loads import PeerLoads
@@ -85,7 +86,6 @@ class Supervisor:
         self._catalogue = Catalogue(__version__)
         reader = reader or Reader(environ=os.environ)
         self.configurations = Configurations(settings, self, reader, self._clock, self._catalogue)
-        breaker = settings.reliability.breaker
         self.fleet = Origin(
             self._clock,
             self._tell,
@@ -95,11 +95,8 @@ class Supervisor:
             on_removed=self._restarted,
             on_doubts=self._doubting,
             on_drained=self._drained,
-            panic_percent=breaker.panic_percent,
         )
-        self.fleet.wakes = settings.models.wake.enabled
-        self.fleet.form(tuple(settings.all_pools))
-        self._breakers = Breakers(breaker, self._clock, self.fleet, call_later)
+        self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, call_later)
         self._ledger = Ledger(self._clock)
         roster = Roster()
         self.fleet.watch(roster.added, roster.removed)
@@ -125,7 +122,7 @@ class Supervisor:
             lambda: self.serving,
             self._readers,
         )
-        self._senses = WorkersSenses(settings, self._catalogue, self._exposition.of_workers)
+        self._senses = WorkersSenses(self._catalogue, self._exposition.of_workers)
         self.autoscaling = Autoscaling(settings, self.fleet, self._senses, self._catalogue, self._clock, self._random)
         self._readers.extend((self._senses.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
@@ -146,14 +143,16 @@ class Supervisor:
         self.picker_port: int | None = None
         """Where gateways ask; None if they may not."""
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
-        self._asking = Asking(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
+        self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         self._model_rounds = RoundsForWorkers(
-            self._asking,
+            self._polling,
             lambda numbers: self._hub.tell(Kind.MODELS_READ, orjson.dumps(list(numbers.items()))),
         )
-        self._doors = Doors(settings.security, self._clock)
+        self._door: Door | None = None
         """Of the admin port; each worker has its own for the data port."""
+        self._state = State()
         self._stack = AsyncExitStack()
+        self._build(settings).commit()
 
     async def __aenter__(self) -> Supervisor:
         settings = self._settings
@@ -170,7 +169,9 @@ class Supervisor:
             tasks = await stack.enter_async_context(Tasks())
             tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             self._session = await stack.enter_async_context(outbound.session(None, decompress=False))
-            await self._asking.begin(stack, settings)
+            await stack.enter_async_context(self._polling.tasks)
+            stack.push_async_callback(self._state.close)
+            await self._state.settle()
             if self._others is not None:
                 await stack.enter_async_context(self._others.deployment)
             await self._open_admin(stack)
@@ -181,7 +182,7 @@ class Supervisor:
             stack.callback(self._hub.close)
             stack.push_async_callback(self._crew.stop)
             await self._crew.start(settings.source, settings.reliability.drain.grace)
-            await self._asking.first_contact()
+            await self._polling.first_contact()
             await self.autoscaling.begin(stack)
             self._stack = stack.pop_all()
         return self
@@ -231,22 +232,25 @@ class Supervisor:
         the other. Gives the paths of what can only be had by a restart, and stays as it was. Raises ConfigError, and
         nothing has changed then."""
         before, (settings, left) = self._settings, servable(self._settings, wanted, OF_THE_HOST)
-        single = App(settings)
-        door = self._doors.door if settings.security == before.security else self._doors.make(settings.security)
+        draft = self._build(settings)
         await self._change_workers(before, settings)
-        self._settings, self._single = settings, single
-        self.fleet.change(settings.reliability.breaker.panic_percent, 0.0)
-        self.fleet.wakes = settings.models.wake.enabled
-        self._breakers.change(settings.reliability.breaker)
-        self.fleet.form(tuple(settings.all_pools))
-        self._trust.change(settings.pods.tls, settings.pools_tls)
-        await self._asking.change(before, settings)
-        self._senses.change(settings)
-        self.autoscaling.change(settings)
-        self._doors.door = door
-        await self._doors.follow()
+        draft.commit()
+        await self._state.settle()
         log.info("reloaded: %d workers serve with the new configuration", self.serving)
         return left
+
+    def _build(self, settings: Settings) -> Draft:
+        """Raises ConfigError for what no worker could serve with either."""
+        draft, single = self._state.draft(), App(settings)
+        draft.assign(self, _settings=settings, _single=single)
+        draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
+        draft.assign(self._trust, default=settings.pods.tls, pools=settings.pools_tls)
+        draft.assign(self._breakers, settings=settings.reliability.breaker)
+        draft.assign(self, _door=build_door(settings.security, self._clock, draft))
+        self._polling.build(settings, draft)
+        draft.assign(self._senses, pools=settings.autoscale.pools)
+        draft.assign(self.autoscaling, settings=settings.autoscale)
+        return draft
 
     def check(self, wanted: Settings) -> Sequence[str]:
         """What `reload` would give. Raises ConfigError."""
@@ -267,7 +271,6 @@ class Supervisor:
             raise ConfigError([Problem("", "a worker cannot serve with it; the log says why")])
 
     async def _open_admin(self, stack: AsyncExitStack) -> None:
-        await self._doors.begin(stack)
         application = admin_application(
             fleet=self.fleet,
             exposition=self._exposition,
@@ -276,7 +279,7 @@ class Supervisor:
             trust=self._trust,
             stopping=lambda: self._stopping or not self.serving,
             workers=lambda: {"serving": self.serving, "total": self._workers},
-            keys=lambda: (self._settings.admin.api_key, self._doors.door),
+            keys=lambda: (self._settings.admin.api_key, self._door),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
             breaker=self._breakers.state,
@@ -341,7 +344,7 @@ class Supervisor:
         elif kind is Kind.READ_ROUND:
             self._model_rounds.ask(worker, bodies.number(body))
         elif kind is Kind.READ_POD and (endpoint := self.fleet.get(bodies.pod(body))):
-            self._asking.read_soon(endpoint)
+            self._polling.read_soon(endpoint)
         elif kind is Kind.ALIVE and child is not None:
             child.alive_at = self._clock.now()
         elif kind is Kind.READY and child is not None:

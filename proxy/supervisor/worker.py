@@ -19,10 +19,13 @@ import uvloop
 from aiohttp import web
 
 from proxy.collector import Collector, resident
+from proxy.composition.observation import Observation
+from proxy.composition.polling import Polling
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.http.admin import LARGEST_BODY, in_json
 from proxy.http.admin_decisions import DecisionRoutes
+from proxy.http.upstream.trust import Trust
 from proxy.replicas import bodies
 from proxy.replicas.wire import Kind
 from proxy.settings import Settings, from_mapping
@@ -55,7 +58,6 @@ class Worker(SharingApp):
         self._reloading = asyncio.Lock()
         self._reloads = Tasks()
         super().__init__(settings)
-        self._share()
 
     async def __aenter__(self) -> Worker:
         await super().__aenter__()
@@ -77,13 +79,15 @@ class Worker(SharingApp):
             on_removed=self._removed,
             on_changed=self._roomier,
             on_doubts=lambda endpoint: self._replica.doubting(),
-            panic_percent=self._settings.reliability.breaker.panic_percent,
             slow_start=self._make_slow_start(),
         )
         fleet.watch(self._replica.added, self._replica.removed)
         return fleet
 
-    def _make_model_reads(self) -> WorkerModelReads:
+    def _make_polling(self, trust: Trust, observation: Observation) -> None:
+        """The supervisor polls the pods."""
+
+    def _make_model_reads(self, polling: Polling | None) -> WorkerModelReads:
         self._model_reads = WorkerModelReads(
             lambda number: self._replica.read_round(number), lambda name: self._replica.read_pod(name)
         )
@@ -146,7 +150,7 @@ class Worker(SharingApp):
         elif kind is Kind.MODELS_READ:
             self._model_reads.over(bodies.numbers(record).get(self._setup.worker, 0))
         elif kind is Kind.STOPPING:
-            self._path.turn_away()
+            self._turn_away()
         elif kind is Kind.LEVELS:
             self._levels.take(record)
         elif kind is Kind.SETTINGS:
@@ -166,9 +170,6 @@ class Worker(SharingApp):
             self._replica.reloaded(number, False)
         else:
             self._replica.reloaded(number, True)
-
-    async def _know_differently(self, before: Settings) -> None:
-        """The supervisor asks the pods."""
 
     def _lost(self) -> None:
         """Whoever waits for the fleet must not wait for ever."""

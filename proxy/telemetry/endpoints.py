@@ -78,23 +78,16 @@ class EndpointSeries:
         """`breaker`: the state of a pod's."""
         self._catalogue = catalogue
         self._fleet = fleet
-        self._indexes = indexes
+        self.indexes = indexes
         self._clock = clock
         self._limit = limit
-        self._predictors = predictors
-        self._estimates = estimates
+        self.predictors = predictors
+        self.estimates = estimates
+        """Of the configuration in use."""
         self._doubts = doubts
         self._breaker = breaker
         self._counts: dict[Endpoint, EndpointCounts] = {}
         self._present: frozenset[Endpoint] = frozenset()
-
-    def change(
-        self, indexes: Sequence[IndexView], predictors: Sequence[Predictor], estimates: Sequence[EstimateView]
-    ) -> None:
-        """These are in use from here on."""
-        self._indexes = indexes
-        self._predictors = predictors
-        self._estimates = estimates
 
     def of(self, endpoint: Endpoint) -> EndpointCounts:
         return self._counts.get(endpoint) or self._begin(endpoint)
@@ -124,10 +117,10 @@ class EndpointSeries:
             self._read_metrics(label, endpoint, now)
             self._read_counts(label, self._counts.get(endpoint) or EndpointCounts())
         self._read_pools([endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY])
-        if self._predictors:
-            self._catalogue.prediction_error.cell().value = max(one.error for one in self._predictors)
-        self._catalogue.index_pairs.cell().value = sum(index.pairs for index in self._indexes)
-        self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self._indexes)
+        if self.predictors:
+            self._catalogue.prediction_error.cell().value = max(one.error for one in self.predictors)
+        self._catalogue.index_pairs.cell().value = sum(index.pairs for index in self.indexes)
+        self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self.indexes)
 
     def _begin(self, endpoint: Endpoint) -> EndpointCounts:
         """Pods that are gone leave when one comes. A leg that outlives its pod is shown nowhere."""
@@ -158,7 +151,7 @@ class EndpointSeries:
 
     def _read_estimates(self, label: str, endpoint: Endpoint) -> None:
         """The worst of them, where there are several."""
-        for estimate in self._estimates:
+        for estimate in self.estimates:
             cell = self._catalogue.index_error.cell(label)
             cell.value = max(cell.value, estimate.prediction_error(endpoint))
 

@@ -44,7 +44,7 @@ class Observer(Listener):
         self._catalogue = catalogue
         self._endpoints = endpoints
         self._now = clock.now
-        self._access_log = access_log
+        self.access_log = access_log
         self._series = RequestSeries(catalogue, endpoints, model_limit)
         self._decided: list[Record] = []
         self._begun: list[Record] = []
@@ -142,5 +142,5 @@ class Observer(Listener):
 
     def _request_batch(self, records: list[Record]) -> None:
         self._series.requests_ended(records)
-        if self._access_log is not None:
-            self._access_log.write(records)
+        if self.access_log is not None:
+            self.access_log.write(records)

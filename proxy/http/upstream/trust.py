@@ -25,28 +25,24 @@ class Trust:
         pools: Mapping[str, PodTls] = MappingProxyType({}),
     ) -> None:
         """`default` is for pods that say nothing of their own, in pools that are not among `pools`."""
-        self._default = default or PodTls()
-        self._pools = pools
+        self.default = default or PodTls()
+        self.pools = pools
+        """Where these change, new connections follow."""
         self._endpoints = endpoints
         self._made: dict[PodTls, Followed] = {}
-
-    def change(self, default: PodTls, pools: Mapping[str, PodTls]) -> None:
-        """For connections that are made from here on."""
-        self._default = default
-        self._pools = pools
 
     def at(self, host: str, port: int) -> tuple[ssl.SSLContext, str]:
         """The context to speak to a pod with, and the name that its certificate must have. A port where no pod serves
         is that of the metrics of the pod at this host. Raises OSError or ValueError for files that cannot be used."""
-        settings = self._settings(host, port)
+        settings = self._tls_at(host, port)
         return self._context(settings), settings.server_name or host
 
     def of(self, endpoint: Endpoint) -> tuple[ssl.SSLContext, str | None]:
         """As `at`; without a name it is that of the URL."""
-        settings = self._own(endpoint) or self._default
+        settings = self._own(endpoint) or self.default
         return self._context(settings), settings.server_name
 
-    def _settings(self, host: str, port: int) -> PodTls:
+    def _tls_at(self, host: str, port: int) -> PodTls:
         beside = None
         for endpoint in self._endpoints():
             if (own := self._own(endpoint)) is not None:
@@ -55,10 +51,10 @@ class Trust:
                     return own
                 if its_host == host:
                     beside = own
-        return beside or self._default
+        return beside or self.default
 
     def _own(self, endpoint: Endpoint) -> PodTls | None:
-        return endpoint.tls or self._pools.get(endpoint.pool)
+        return endpoint.tls or self.pools.get(endpoint.pool)
 
     def _context(self, settings: PodTls) -> ssl.SSLContext:
         followed = self._made.get(settings)

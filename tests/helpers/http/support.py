@@ -26,8 +26,9 @@ from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
 from proxy.http.client import ClientConnection
 from proxy.http.hung_up import HungUp
-from proxy.http.server import DataServer
+from proxy.http.server import DataServer, Served
 from proxy.http.settings import Listen, Security
+from proxy.http.upstream.pool import UpstreamPool
 from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
 from tests.helpers.waiting import PATIENCE, until
@@ -322,13 +323,9 @@ async def rig(
     hung_up: Counter[HungUp] = Counter()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
-        security or Security(),
-        timeouts,
-        gateway,
+        Served(gateway, security or Security(), timeouts, listeners, gateway.takes),
         clock or SystemClock(),
-        listeners,
-        gateway.takes,
-        trust=trust,
+        UpstreamPool(timeouts.connect, clock or SystemClock(), trust=trust),
         hung_up=lambda why, number: hung_up.update({why: number}),
     )
     await server.start()

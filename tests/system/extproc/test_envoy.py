@@ -81,7 +81,7 @@ async def events(s: Stack, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse
 async def over(s: Stack) -> None:
     """Until all that was asked has been counted: the client may have its answer before the gateway has said so."""
     await s.idle()
-    await until(lambda: not s.app._path.picker.busy)  # type: ignore[union-attr]
+    await until(lambda: not s.app._picker.busy)  # type: ignore[union-attr]
     s.app.observer.flush()
 
 
@@ -223,7 +223,7 @@ async def test_overload_is_refused_with_a_reason_and_a_time(tmp_path: Path) -> N
 async def test_a_client_that_leaves_frees_the_pod_and_one_that_waits_its_place(tmp_path: Path) -> None:
     flow = {"maxConcurrentPerPod": 1}
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": flow}) as s:
-        queue = s.app._gates.flow_controls["default"].queue
+        queue = s.app.serving.flow_controls["default"].queue
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
@@ -327,12 +327,12 @@ def test_a_kvlane_that_stops_is_noticed_in_the_first_minute_of_envoy_too() -> No
 
 async def test_what_runs_when_kvlane_stops_is_cut_or_told_to_come_again(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, 1, SLOW, {"flowControl": {"maxConcurrentPerPod": 1}}) as s:
-        queue = s.app._gates.flow_controls["default"].queue
+        queue = s.app.serving.flow_controls["default"].queue
         async with s.http.post(s.url + CHAT, json=asking("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
             await until(lambda: queue.waiting == 1)
-            await s.app._path.stop(0.05)
+            await s.app._stop_serving(0.05)
             response, _ = await waits
             assert (response.status, response.headers["x-kvlane-reason"]) == (503, "rejected-shutting-down")
             with pytest.raises(aiohttp.ClientError):

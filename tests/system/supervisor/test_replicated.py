@@ -171,8 +171,8 @@ KEYS = {
 
 def counts(proxy: Replicated, requests: float) -> bool:
     """It has heard of more than so many of the key."""
-    assert proxy._gates.limits is not None
-    return sum(used[0] for _, _, used in proxy._gates.limits.known()) > requests
+    assert proxy.serving.limits is not None
+    return sum(used[0] for _, _, used in proxy.serving.limits.known()) > requests
 
 
 @needs_redis
@@ -220,8 +220,8 @@ async def test_limits_that_come_with_a_reload_are_of_the_deployment(site: Site) 
     one, two = await site.proxy(), await site.proxy()
     await met(site, one, two)
     await one.reload(site.settings(security=KEYS))
-    assert one._gates.limits is not None
-    assert isinstance(one._gates.limits.turns, Parts)
+    assert one.serving.limits is not None
+    assert isinstance(one.serving.limits.turns, Parts)
 
 
 @needs_redis
@@ -353,7 +353,7 @@ def test_a_proxy_by_itself_shares_nothing() -> None:
 
 
 def parts(proxy: Replicated, cap: str, most: int) -> int:
-    siblings = proxy._gates.flow_controls["default"].siblings
+    siblings = proxy.serving.flow_controls["default"].siblings
     assert siblings is not None
     return siblings.part(cap, most)
 

@@ -17,6 +17,7 @@ from proxy.access.settings import Access, ApiKey, Limits, Tenant
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, Unauthorized
 from proxy.core.params import load
+from proxy.core.state import State
 from tests.helpers.waiting import until
 
 
@@ -30,7 +31,7 @@ async def nowhere(url: str) -> tuple[int, bytes]:
 
 
 def door(environ: dict[str, str] | None = None, **access: Any) -> Door:
-    made = door_of(load(Access, access), ManualClock(), environ or {}, nowhere)
+    made = door_of(load(Access, access), ManualClock(), environ or {}, nowhere, State().draft())
     assert made is not None
     return made
 
@@ -50,7 +51,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_without_keys_there_is_no_door() -> None:
-    assert door_of(Access(), ManualClock(), {}, nowhere) is None
+    assert door_of(Access(), ManualClock(), {}, nowhere, State().draft()) is None
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer a.b.c"}])

@@ -276,11 +276,12 @@ async def test_limits_that_change_forget_nothing() -> None:
 async def test_other_limits_for_all_forget_nothing_either() -> None:
     world = World(requests_per_minute=2)
     await world.ask()
-    world.gate.change({"own": Limits(requests_per_minute=9), "all": Limits(requests_per_minute=1)}, {"acme": "all"})
+    world.gate.limits = {"own": Limits(requests_per_minute=9), "all": Limits(requests_per_minute=1)}
+    world.gate.tenants = {"acme": "all"}
     await world.ask()
     with pytest.raises(RateLimited, match="'acme'"):
         await world.ask()
-    world.gate.change({"own": Limits(requests_per_minute=2)}, {})
+    world.gate.limits, world.gate.tenants = {"own": Limits(requests_per_minute=2)}, {}
     with pytest.raises(RateLimited, match="'a'"):
         await world.ask()
 

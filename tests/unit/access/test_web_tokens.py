@@ -21,6 +21,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Unauthorized
 from proxy.core.identity import Identity
 from proxy.core.params import load
+from proxy.core.state import State
 
 jwt = pytest.importorskip("jwt", reason="needs the extra: pip install 'kvlane[jwt]'")
 
@@ -38,13 +39,27 @@ def issuer() -> Issuer:
 
 
 class World:
-    def __init__(self, issuer: Issuer, before: Door | None = None, **more: Any) -> None:
+    """A door, and the state that it was built around."""
+
+    door: Door
+
+    def __init__(self, issuer: Issuer, **more: Any) -> None:
         self.issuer = issuer
         self.clock = ManualClock(wall=issuer.time)
+        self.state = State()
+        self._load(**more)
+
+    async def reload(self, **more: Any) -> None:
+        self._load(**more)
+        await self.state.settle()
+
+    def _load(self, **more: Any) -> None:
         settings = {"jwt": {**SETTINGS, **more}, "apiKeys": [{"name": "static", "key": "k"}]}
-        made = door_of(load(Access, settings), self.clock, {}, issuer.fetch, before)
+        draft = self.state.draft()
+        made = door_of(load(Access, settings), self.clock, {}, self.issuer.fetch, draft)
         assert made is not None
-        self.door: Door = made
+        self.door = made
+        draft.commit()
 
     async def ask(self, token: str, scope: Any = "inference") -> Identity:
         return await self.door.authenticate({"authorization": f"Bearer {token}"}, scope)
@@ -53,8 +68,11 @@ class World:
 @asynccontextmanager
 async def world(issuer: Issuer, **more: Any) -> AsyncIterator[World]:
     made = World(issuer, **more)
-    async with made.door:
+    await made.state.settle()
+    try:
         yield made
+    finally:
+        await made.state.close()
 
 
 async def test_a_good_token_opens_beside_keys(issuer: Issuer) -> None:
@@ -209,14 +227,14 @@ async def test_keys_that_are_known_stay_while_the_issuer_is_down(caplog: pytest.
 async def test_keys_that_are_known_survive_a_reload_while_the_issuer_is_down() -> None:
     issuer = Issuer()
     issuer.rotate("one")
-    async with world(issuer) as before:
-        await before.ask(issuer.token("one"))
+    async with world(issuer) as w:
+        await w.ask(issuer.token("one"))
         issuer.status = 503
-        async with world(issuer, before=before.door, leeway="5s") as after:
-            assert (await after.ask(issuer.token("one"))).name == "jwt:alice"
-        async with world(issuer, before=before.door, jwks="https://other.example/keys") as other:
-            with pytest.raises(IssuerAway):
-                await other.ask(issuer.token("one"))
+        await w.reload(leeway="5s")
+        assert (await w.ask(issuer.token("one"))).name == "jwt:alice"
+        await w.reload(jwks="https://other.example/keys")
+        with pytest.raises(IssuerAway):
+            await w.ask(issuer.token("one"))
 
 
 async def test_nobody_waits_long_for_an_issuer_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,9 +106,9 @@ async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:
     async with AsyncExitStack() as stack:
         await shown.autoscaling.begin(stack)
         await shown.decided()
-        shown.autoscaling.change(Settings())
+        shown.autoscaling.settings = AutoscaleSettings()
         assert shown.samples() == {}
-        shown.autoscaling.change(Settings(autoscale=policies(actuator=None)))
+        shown.autoscaling.settings = policies(actuator=None)
         await shown.decided()
         assert shown.samples()["desired_replicas", "default", "decode"] == 1
 
@@ -120,7 +120,7 @@ async def test_other_settings_keep_the_loop() -> None:
         await shown.autoscaling.begin(stack)
         await shown.decided()
         loop = shown.autoscaling.pools["default"].loop
-        shown.autoscaling.change(Settings(autoscale=dataclasses.replace(policies(), interval=30.0)))  # type: ignore[arg-type]
+        shown.autoscaling.settings = dataclasses.replace(policies(), interval=30.0)  # type: ignore[arg-type]
         assert shown.autoscaling.pools["default"].loop is loop
 
 

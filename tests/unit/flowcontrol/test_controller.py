@@ -25,12 +25,16 @@ class Watcher:
     def __init__(self) -> None:
         self.gone_on: list[str] = []
         self.not_served: list[tuple[str, str]] = []
+        self.has_ended = False
 
     def went_on(self, band: str, waited: float) -> None:
         self.gone_on.append(band)
 
     def refused(self, band: str, reason: Reason) -> None:
         self.not_served.append((band, reason.value))
+
+    def end(self) -> None:
+        self.has_ended = True
 
 
 class World:
@@ -532,7 +536,7 @@ async def test_other_settings_keep_those_who_wait_in_the_order_that_is_wanted_th
         await it.come("0")
         for name, left in (("a", 50.0), ("b", 30.0), ("c", 40.0)):
             await it.come(name, deadline=it.clock.now() + left)
-        it.control.change(FlowControlSettings(max_concurrent=1, ordering="edf"), it)
+        it.control.settings = FlowControlSettings(max_concurrent=1, ordering="edf")
         assert (it.control.queue.waiting, it.control.queue.bytes) == (3, 12)
         await it.leave("0", "b", "c", "a")
         assert it.names == "0bca"
@@ -541,10 +545,10 @@ async def test_other_settings_keep_those_who_wait_in_the_order_that_is_wanted_th
 async def test_more_room_lets_those_go_on_who_wait_and_less_ends_nobody() -> None:
     async with world(max_concurrent=3) as it:
         await it.come(*"abcde")
-        it.control.change(FlowControlSettings(max_concurrent=1), it)
+        it.control.settings = FlowControlSettings(max_concurrent=1)
         await it.leave("a", "b")
         assert it.names == "abc"
-        it.control.change(FlowControlSettings(), it)
+        it.control.settings = FlowControlSettings()
         await it.settle()
         assert it.names == "abcde"
 
@@ -554,7 +558,7 @@ async def test_who_waits_in_a_band_that_is_not_listed_any_more_waits_in_one_of_i
         await it.come("0")
         await it.come("a")
         await it.come("b", priority=5)
-        it.control.change(FlowControlSettings(max_concurrent=1, bands=(BandSettings(name="all"),)), it)
+        it.control.settings = FlowControlSettings(max_concurrent=1, bands=(BandSettings(name="all"),))
         assert [(band.name, band.waiting) for band in it.control.queue.bands] == [("5", 1), ("all", 1)]
         await it.cancel("a")
         assert it.control.queue.waiting == 1
@@ -568,7 +572,7 @@ async def test_what_a_tenant_has_had_counts_after_a_change_too() -> None:
         await it.come("a", "b", "c", tenant="x")
         await it.leave("0", "a")
         await it.come("p", "q", tenant="y")
-        it.control.change(FlowControlSettings(max_concurrent=1, queue_timeout=Duration(90.0)), it)
+        it.control.settings = FlowControlSettings(max_concurrent=1, queue_timeout=Duration(90.0))
         await it.leave("b", "p", "c", "q")
         assert it.names == "0abpcq"
 
@@ -594,3 +598,13 @@ async def test_any_number_of_clients_that_hang_up_together_cost_one_look_for_roo
         await it.settle()
         assert it.control.queue.waiting == 0
         assert it.asked - asked < 5
+
+
+async def test_all_who_wait_go_on_when_the_pool_is_not_configured_any_more() -> None:
+    async with world(max_concurrent=1) as it:
+        async with it.control:
+            await it.come(*"abc")
+            assert it.names == "a"
+        await it.settle()
+        assert it.names == "abc"
+        assert it.watcher.has_ended

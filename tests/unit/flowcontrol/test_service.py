@@ -47,7 +47,7 @@ def test_whoever_was_not_answered_for_long_is_forgotten() -> None:
     attained.add("a", 1, now=9.0)
     attained.add("c", 1, now=16.0)
     assert [attained.had(tenant) for tenant in "abc"] == [101, 0, 1]
-    attained.change(LeastService(half_life=Duration(0.0), forget_after=Duration(0.0)))
+    attained.settings = LeastService(half_life=Duration(0.0), forget_after=Duration(0.0))
     attained.add("c", 1, now=1e6)
     assert attained.had("a") == 101
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -118,10 +119,14 @@ class Door(Gate):
         return False
 
 
+def admit_by(it: World, gate: Gate) -> None:
+    it.gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, [gate])])
+
+
 @pytest.mark.parametrize("closed", [["m"], []])
 async def test_each_model_is_let_in_by_itself(closed: list[str]) -> None:
     it = world()
-    it.gateway.follow([Pool(it.fleet, it.scheduling, [door := Door(*closed)])])
+    admit_by(it, door := Door(*closed))
     await it.serve(refused_but_by_z, call=asking("gpt"))
     assert door.seen == ["m", "n"]
     assert door.inside == 0
@@ -130,7 +135,7 @@ async def test_each_model_is_let_in_by_itself(closed: list[str]) -> None:
 
 async def test_who_finds_all_doors_closed_is_told_so() -> None:
     it = world()
-    it.gateway.follow([Pool(it.fleet, it.scheduling, [door := Door("m", "n")])])
+    admit_by(it, door := Door("m", "n"))
     with pytest.raises(QueueFull):
         await it.serve(good, call=asking("gpt"))
     assert door.seen == ["m", "n"]

@@ -12,7 +12,9 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.request import InferenceRequest
+from proxy.core.units import Duration
 from proxy.reliability.liveness import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
+from proxy.reliability.settings import HealthSettings
 
 STALL = 30.0
 
@@ -28,7 +30,7 @@ class World:
         self.works: bool | None = False
         self.questions = 0
         self.woken = asyncio.Event()
-        self.liveness = Liveness(STALL, self.clock, self, self._works, self._sleep)
+        self.liveness = Liveness(HealthSettings(stall=Duration(STALL)), self.clock, self, self._works, self._sleep)
         self.attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         self.scrape()
 

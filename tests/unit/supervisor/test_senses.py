@@ -37,7 +37,8 @@ async def test_a_percentile_is_of_what_came_since_the_last_looks() -> None:
     async def ask() -> Iterable[bytes]:
         return said
 
-    senses = WorkersSenses(settings, Catalogue("test"), ask)
+    senses = WorkersSenses(Catalogue("test"), ask)
+    senses.pools = settings.autoscale.pools
     await senses.look()
     assert senses.known("default", "prefill", 0.0).ttft is None
     said[0] = exposition(100, 10)

@@ -169,7 +169,7 @@ async def test_a_request_that_a_gateway_sends_before_it_has_heard_is_served() ->
             await first.say(request_body={"body": BODY, "end_of_stream": True})
             assert "x-request-id" in set_by((await first.hear()).request_headers.response.header_mutation)
             late.may.clear()
-            picker = s.app._path.picker
+            picker = s.app._picker
             assert picker is not None
             stopping = asyncio.ensure_future(picker.stop(20.0))
             await asyncio.sleep(0.3)

@@ -154,7 +154,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_has_come() -> None:
         await one.head()
         await one.say(request_body={"body": b"x" * 2000})
         assert (await one.hear()).immediate_response.status.code == 413
-        await until(lambda: s.app._path.server.retained == 0)
+        await until(lambda: s.app._server.retained == 0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ async def test_a_body_that_is_too_large_for_the_gateway_is_refused_as_too_large(
         assert (await one.hear()).WhichOneof("kind") == "request_headers"
         await one.say(**shown)
         assert (await one.hear()).immediate_response.status.code == 413
-        await until(lambda: s.app._path.server.retained == 0)
+        await until(lambda: s.app._server.retained == 0)
 
 
 async def test_an_upgrade_is_refused() -> None:
@@ -217,7 +217,7 @@ async def test_health_is_that_of_the_process_and_of_its_readiness() -> None:
             assert await health(channel, service) == messages.SERVING, service
         with pytest.raises(grpc.aio.AioRpcError):
             await health(channel, "another")
-        s.app._path.turn_away()
+        s.app._turn_away()
         assert await health(channel, "liveness") == messages.SERVING
         assert await health(channel, messages.SERVICE) == messages.NOT_SERVING
 

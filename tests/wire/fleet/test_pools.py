@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.datastore import Fleet, FleetSettings
+from proxy.fleet.dialects import Engines
 from proxy.fleet.pool_pods import PoolPods, pods_of
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import PodSettings, PodSources
@@ -136,7 +137,7 @@ async def test_each_pool_is_asked_by_a_runner_that_leaves_the_others_alone() -> 
             assert await second.first_contact(5)
             assert {endpoint.name: endpoint.pool for endpoint in fleet.ready} == {"a": "default", "b": "large"}
             nobody = PodSources(refresh=FAST)
-            first.change(nobody)
+            first.settings = nobody, Engines()
             assert [endpoint.name for endpoint in fleet.endpoints] == ["b"]
-            second.let_go(nobody)
+            fleet.settings = FleetSettings(("default", "large"), {("static of large", "large"): ()})
             assert fleet.endpoints == []

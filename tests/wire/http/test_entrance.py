@@ -14,8 +14,9 @@ from proxy.core.endpoint import update
 from proxy.core.errors import Forbidden, Reason, Unauthorized
 from proxy.core.identity import Identity
 from proxy.core.listener import Listeners
-from proxy.http.server import DataServer
+from proxy.http.server import DataServer, Served
 from proxy.http.settings import Listen, Security
+from proxy.http.upstream.pool import UpstreamPool
 from tests.helpers.http.support import CHAT, PATIENT, FakeGateway, Noted, Pod, Rig, answering, plain, post
 from tests.helpers.waiting import until
 
@@ -57,13 +58,9 @@ async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     door = Door()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
-        Security(),
-        PATIENT,
-        gateway,
+        Served(gateway, Security(), PATIENT, Listeners([noted]), gateway.takes, door=door),
         SystemClock(),
-        Listeners([noted]),
-        gateway.takes,
-        door=door,
+        UpstreamPool(PATIENT.connect, SystemClock()),
     )
     await server.start()
     rig = Guarded(server, gateway, noted.first_bytes, noted.ended)

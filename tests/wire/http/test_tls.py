@@ -297,7 +297,7 @@ def test_a_pool_can_say_how_its_pods_are_trusted(authority: Authority) -> None:
     trust = Trust(PodTls(server_name="all"), lambda: pods, {"large": PodTls(server_name="large")})
     assert [trust.of(pod)[1] for pod in pods] == ["all", "large", "mine"]
     assert [trust.at(name, 443)[1] for name in "abc"] == ["all", "large", "mine"]
-    trust.change(PodTls(), {})
+    trust.default, trust.pools = PodTls(), {}
     assert trust.of(pods[1])[1] is None
 
 

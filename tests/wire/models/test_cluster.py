@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -49,13 +48,8 @@ class Followed:
 @asynccontextmanager
 async def following(server: FakeApiServer, file: ModelSettings | None = None, **keys: Any) -> AsyncIterator[Followed]:
     wanted = ClusterObjects(server=server.url, namespace="ns", retry=Duration(0.01), **keys)
-    names = ClusterNames(wanted, lambda: None, SystemClock(), random.Random(1))
-    running = asyncio.get_running_loop().create_task(names.run())
-    try:
+    async with ClusterNames(wanted, SystemClock(), random.Random(1)) as names:
         yield Followed(names, file or ModelSettings())
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 async def test_an_objective_has_its_priority_and_0_where_it_has_none() -> None:

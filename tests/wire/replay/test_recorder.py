@@ -189,7 +189,7 @@ async def test_a_record_of_the_wrong_kind_does_not_hurt_requests(
 
 async def test_unless_configured_there_is_no_recorder() -> None:
     async with stack(1) as s:
-        assert s.app._path.server.service.listeners.request_ended == (s.app.observer.request_ended,)
+        assert s.app._server.service.listeners.request_ended == (s.app.observer.request_ended,)
 
 
 def test_an_empty_path_is_refused() -> None:

@@ -117,7 +117,7 @@ async def test_off_is_as_if_there_were_no_such_thing() -> None:
         assert "telemetry" in answer["hint"]
         scheduling = s.app.schedulings["default"]
         assert type(scheduling.scheduler) is Scheduler
-        listeners = s.app._path.server.service.listeners
+        listeners = s.app._server.service.listeners
         assert not any(isinstance(listener, Kept) for listener in listeners.all)
 
 
@@ -251,7 +251,7 @@ async def everything(s: Stack) -> Any:
         series = (await response.text()).splitlines()
     moving = re.compile(r"process_|python_|kvlane_(loop|scrape|pod_scrape|endpoint_scrape|plugin)|.*(age|_seconds)")
     counted = [line for line in series if line.startswith("kvlane_") and not moving.match(line)]
-    kept = s.app.explaining.kept
+    kept = s.app._process.explaining.kept
     assert kept is not None
     return indexes, turns, sessions, loads, counted, kept.seen
 

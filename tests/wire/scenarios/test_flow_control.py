@@ -33,7 +33,7 @@ class ByHeaders(Resolver):
 
 
 def waiting(s: Stack) -> int:
-    return s.app._gates.flow_controls["default"].queue.waiting
+    return s.app.serving.flow_controls["default"].queue.waiting
 
 
 def at_once(s: Stack) -> int:
@@ -149,7 +149,7 @@ async def test_who_waits_when_the_grace_ends_is_told_to_come_again_and_no_pod_he
             await begun.content.readany()
             asked = [asyncio.ensure_future(ask(s)) for _ in range(3)]
             await until(lambda: waiting(s) == 3)
-            await s.app._path.server.stop(0.05)
+            await s.app._server.stop(0.05)
             for response, body in [await one for one in asked]:
                 assert (response.status, body["error"]["code"]) == (503, "shutting_down")
                 assert response.headers["x-kvlane-reason"] == "rejected-shutting-down"
@@ -190,7 +190,7 @@ class TestWithObjectives:
     @asynccontextmanager
     async def stack(self, **section: Any) -> AsyncIterator[Stack]:
         async with stack(1, SLOW, {"flowControl": section}) as s:
-            s.app._path.gateway.resolver = ByHeaders()
+            s.app.serving.gateway.resolver = ByHeaders()
             yield s
 
     async def test_an_urgent_request_ends_a_sheddable_one_that_has_not_begun(self) -> None:

@@ -138,8 +138,8 @@ async def test_the_leg_that_answers_is_the_one_that_limits_hear_of() -> None:
         assert response.headers["x-kvlane-endpoint"] == "pod-1"
         assert response.headers["x-ratelimit-limit-requests"] == "1000"
         await s.idle()
-        assert s.app._gates.limits is not None
-        (meter,) = s.app._gates.limits._meters.values()
+        assert s.app.serving.limits is not None
+        (meter,) = s.app.serving.limits._meters.values()
         await until(lambda: meter.running == 0)
 
 
@@ -148,7 +148,7 @@ async def test_when_the_grace_ends_both_legs_do_and_the_client_is_told() -> None
         late(s, 0, 1)
         asking = asyncio.ensure_future(s.chat())
         await until(lambda: sum(endpoint.load.requests for endpoint in s.app.fleet.endpoints) == 2)
-        await s.app._path.server.stop(0.05)
+        await s.app._server.stop(0.05)
         response, body = await asking
         assert (response.status, body["error"]["code"]) == (503, "shutting_down")
         await s.idle()

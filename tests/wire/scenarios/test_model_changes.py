@@ -37,7 +37,7 @@ async def test_a_404_of_a_pod_that_changed_its_model_is_asked_elsewhere(stream: 
                 assert response.headers["x-kvlane-endpoint"] == "pod-1"
                 await response.read()
         assert questions(s, 0).count(404) >= 1
-        assert s.app.reliability.breakers.state(s.app.fleet.endpoints[0]) == "closed"
+        assert s.app.breakers.state(s.app.fleet.endpoints[0]) == "closed"
 
 
 async def test_a_404_without_another_pod_that_lists_the_model_passes() -> None:
@@ -76,7 +76,8 @@ async def test_a_404_about_something_else_passes_without_another_attempt() -> No
 
 def reads(s: Stack) -> int:
     """Rounds of questions to pods: with RARELY each of them reads the models, and one for each pod is at the start."""
-    return s.app._asking._asked[DEFAULT_POOL].runner.budget.rounds
+    assert s.app._process.polling is not None
+    return s.app._process.polling.runners[DEFAULT_POOL].budget.rounds
 
 
 async def test_an_adapter_that_is_loaded_at_run_time_is_found_when_a_client_asks_for_it() -> None:

@@ -81,7 +81,7 @@ class Pooled(Stack):
         return {response.headers[NAMED] for response, _ in answers}
 
     def waiting(self, pool: str) -> int:
-        return self.app._gates.flow_controls[pool].queue.waiting
+        return self.app.serving.flow_controls[pool].queue.waiting
 
     async def reload(self, **sections: Any) -> None:
         await self.app.reload(self.plan.settings(**sections))
@@ -128,7 +128,7 @@ async def test_each_pool_hands_prompts_over_by_its_own_connector() -> None:
         for model in ("small", "large"):
             assert (await s.ask(model, PROMPT))[0].status == 200
         assert [sum(pod.engine.stats.transfers for pod in pods) for pods in (s.pods[:2], s.pods[2:])] == [1, 1]
-        timeouts = [pool.handoffs.prefill_timeout for pool in s.app._path.gateway.all_pools if pool.handoffs]
+        timeouts = [pool.handoffs.prefill_timeout for pool in s.app.serving.gateway.all_pools if pool.handoffs]
         assert timeouts == [7.0, 7.0]
 
 

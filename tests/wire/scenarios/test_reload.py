@@ -231,9 +231,9 @@ async def test_pods_of_a_file_leave_with_the_file(tmp_path: Path) -> None:
 async def test_an_open_breaker_stays_open() -> None:
     async with stack(2) as s:
         (pod, _) = s.app.fleet.endpoints
-        s.app.reliability.breakers.hear(pod, True)
+        s.app.breakers.hear(pod, True)
         await s.app.reload(other(s, reliability={"breaker": {"failures": 50}}))
-        assert s.app.reliability.breakers.state(pod) == "open"
+        assert s.app.breakers.state(pod) == "open"
         assert [endpoint.name for endpoint in s.app.fleet.ready] == ["pod-1"]
 
 

@@ -71,7 +71,7 @@ def shadowed(app: App, forecast: Forecast | None, shadow: str) -> None:
     if forecast is not None:
         request.state.write(LATENCY, forecast)
     pods = {endpoint.name: endpoint for endpoint in app.fleet.endpoints}
-    app._decisions.shadow(
+    app._process.decisions.shadow(
         request, Decision(pods["pod-0"]), ProfileResult("other", (ScoredEndpoint(pods[shadow], 1.0),))
     )
 

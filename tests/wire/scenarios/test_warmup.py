@@ -69,7 +69,7 @@ async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_be
         index = s.app._indexes()[1]
         await until(lambda: (pod := s.app.fleet.get("late")) is not None and index.blocks(pod) > 10)
         await s.app.reload(from_mapping({**given, "pools": {"other": {"pods": own}}}))
-        assert not s.app._warming._pools
+        assert not s.app.serving.warmups
         await s.idle()
 
 

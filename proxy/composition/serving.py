@@ -1,0 +1,420 @@
+"""The graph of one configuration: everything that requests pass through, built around what survives a reload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy import outbound
+from proxy.access.admission import Admission
+from proxy.access.door import Door, door_of
+from proxy.access.gate import LimitsGate
+from proxy.access.series import LimitSeries
+from proxy.composition import picking
+from proxy.composition.decisions import Decisions
+from proxy.composition.explaining import Explaining
+from proxy.composition.indexes import session_headers
+from proxy.composition.observation import Observation
+from proxy.composition.polling import Polling, fleet_settings
+from proxy.composition.senses import OwnSenses
+from proxy.core.attempt import Attempt
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import RequestError
+from proxy.core.listener import Listener, Listeners
+from proxy.core.ports import Clock, Gate, Names, Random
+from proxy.core.request import InferenceRequest
+from proxy.core.state import Draft
+from proxy.core.tasks import Tasks
+from proxy.explain.kept import Kept
+from proxy.extproc.addresses import Addresses
+from proxy.extproc.subset import SubsetGate
+from proxy.fleet.bindings import Bindings
+from proxy.fleet.datastore import Fleet
+from proxy.fleet.ledger import Ledger
+from proxy.fleet.model_reads import ModelReads, ReadsAfterNotFound
+from proxy.fleet.pool_pods import PoolPods, pods_of
+from proxy.fleet.settings import WarmupSettings
+from proxy.fleet.warmup import Warmup
+from proxy.fleet.warmup_prompts import SharedPrompts
+from proxy.flowcontrol.controller import FlowControl
+from proxy.flowcontrol.series import FlowSeries
+from proxy.flowcontrol.settings import FlowControlSettings
+from proxy.flowcontrol.shedding import SheddingGate
+from proxy.gateway import Gateway
+from proxy.handoff.hand_off import HandOffs
+from proxy.http.server import Served
+from proxy.http.settings import Security
+from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.pool import UpstreamPool
+from proxy.http.upstream.trust import Trust
+from proxy.models.cluster import ClusterNames
+from proxy.models.resolver import Resolver
+from proxy.models.series import ModelSeries
+from proxy.models.settings import ModelSettings, Wake
+from proxy.models.wake import Waker
+from proxy.parsing.reader import BodyParser
+from proxy.pool import Pool
+from proxy.reliability.breaker import Breakers
+from proxy.reliability.budget import RetryBudget
+from proxy.reliability.failover import Failover, Narrow
+from proxy.reliability.hedging import SAVED_UP, Hedging
+from proxy.reliability.lateness import Lateness
+from proxy.reliability.liveness import Liveness
+from proxy.reliability.poison import Poison
+from proxy.scheduling.build import Scheduling
+from proxy.settings import Settings
+from proxy.warming import WarmingSender
+
+ISSUER_TIMEOUT = 5.0
+"""Seconds for the keys of an issuer of tokens."""
+
+LARGEST_KEYS = 4 << 20
+"""Bytes of the keys of an issuer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Mappings are by pool. `limits` is None where nothing is limited, `resolver` where models are what clients call
+    them."""
+
+    settings: Settings
+    door: Door | None
+    limits: LimitsGate | None
+    flow_controls: Mapping[str, FlowControl]
+    warmups: Mapping[str, Warmup]
+    schedulings: Mapping[str, Scheduling]
+    resolver: Resolver | None
+    gateway: Gateway
+    served: Served
+
+
+@dataclass(slots=True)
+class Process:
+    """What a process has once, under any configuration. `serving` is the graph in use: a reload replaces it."""
+
+    clock: Clock
+    random: Random
+    fleet: Fleet
+    ledger: Ledger
+    bindings: Bindings
+    trust: Trust
+    connections: UpstreamPool
+    breakers: Breakers
+    liveness: Liveness
+    observation: Observation
+    explaining: Explaining
+    decisions: Decisions
+    senses: OwnSenses
+    model_reads: ModelReads
+    polling: Polling | None
+    """None where another process polls the pods."""
+    workers: int = 1
+    """That serve together."""
+    parser: BodyParser = field(default_factory=BodyParser)
+    tasks: Tasks = field(default_factory=Tasks)
+    addresses: Addresses = field(init=False)
+    """Of pods, as gateways know them."""
+    serving: Serving = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.addresses = Addresses(self.clock)
+
+
+def build_serving(settings: Settings, process: Process, draft: Draft) -> Serving:
+    """Return the graph of a configuration; nothing that is in use changes before the draft is committed. Raises
+    ConfigError."""
+    return _Build(settings, process, draft).serving()
+
+
+def build_door(security: Security, clock: Clock, draft: Draft) -> Door | None:
+    """None where no credentials are asked for. Raises ConfigError."""
+    return door_of(security, clock, os.environ, _fetch_keys, draft)
+
+
+async def _fetch_keys(url: str) -> tuple[int, bytes]:
+    response = await outbound.fetch("GET", url, ISSUER_TIMEOUT, limit=LARGEST_KEYS, allow_redirects=False)
+    return response.status, response.body
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    settings: Settings
+    process: Process
+    draft: Draft
+
+    def serving(self) -> Serving:
+        settings, process, draft = self.settings, self.process, self.draft
+        names = settings.all_pools
+        picking.check(settings.extproc)
+        draft.assign(process.fleet, settings=fleet_settings(settings, process.polling is not None))
+        draft.assign(process.trust, default=settings.pods.tls, pools=settings.pools_tls)
+        draft.assign(process.breakers, settings=settings.reliability.breaker)
+        draft.assign(process.liveness, settings=settings.reliability.health)
+        draft.assign(process.senses, pools=settings.autoscale.pools)
+        kept = self._kept()
+        door = build_door(settings.security, process.clock, draft)
+        limits = self._limits(door)
+        flow_controls = {name: control for name in names if (control := self._flow_control(name)) is not None}
+        gates = {name: self._gates(name, limits, flow_controls.get(name)) for name in names}
+        prompts, warmups = self._warmups()
+        if process.polling is not None:
+            process.polling.build(settings, draft)
+        schedulings = process.decisions.build(settings, kept)  # last of what can fail: plugins hand over what they know
+        draft.assign(process.decisions, schedulings=schedulings)
+        resolver = self._resolver(schedulings, has_gates=any(gates.values()))
+        failover = self._failover(schedulings, flow_controls)
+        listeners = self._listeners(kept, failover.poison, prompts)
+        pools = self._pools(schedulings, gates, failover, listeners)
+        gateway = self._gateway(door, limits, resolver, failover, pools)
+        served = self._served(gateway, door, listeners)
+        return Serving(settings, door, limits, flow_controls, warmups, schedulings, resolver, gateway, served)
+
+    # Admission.
+
+    def _limits(self, door: Door | None) -> LimitsGate | None:
+        if door is None or not door.limits_some:
+            return None
+        clock, series = self.process.clock, LimitSeries(self.process.observation.catalogue)
+        limits = self.draft.get("limits", lambda: LimitsGate(door.limits, door.tenants, clock, series))
+        self.draft.assign(limits, limits=door.limits, tenants=door.tenants)
+        return limits
+
+    def _flow_control(self, pool: str) -> FlowControl | None:
+        """None where no request ever waits."""
+        process, wanted = self.process, self.settings.all_pools[pool].flow_control
+        settings = wanted.part(process.workers)
+        if not wanted.limits:
+            return None
+        pods, series = PoolPods(process.fleet, pool), FlowSeries(process.observation.catalogue, pool)
+        control = self.draft.get(("flow-control", pool), lambda: FlowControl(settings, pods, process.clock, series))
+        self.draft.assign(control, settings=settings)
+        return control
+
+    def _gates(self, pool: str, limits: LimitsGate | None, flow_control: FlowControl | None) -> Sequence[Gate]:
+        process, settings = self.process, self.settings.all_pools[pool].flow_control
+        subset = SubsetGate(process.addresses) if self.settings.extproc.is_on else None
+        gates = (limits, subset, self._shedding(pool, settings), flow_control)
+        return [gate for gate in gates if gate is not None]
+
+    def _shedding(self, pool: str, settings: FlowControlSettings) -> SheddingGate | None:
+        process = self.process
+        series = FlowSeries(process.observation.catalogue, pool)
+        return SheddingGate(settings.shedding, process.random, series) if settings.sheds else None
+
+    def _kept(self) -> Kept | None:
+        """None where decisions are not kept."""
+        process, draft, wanted = self.process, self.draft, self.settings.telemetry.decisions
+        kept = None if wanted is None else draft.get("kept-decisions", lambda: process.explaining.make_kept(wanted))
+        if kept is not None:
+            draft.assign(kept, settings=wanted)
+        draft.assign(process.explaining, kept=kept)
+        return kept
+
+    # Models.
+
+    def _resolver(self, schedulings: Mapping[str, Scheduling], has_gates: bool) -> Resolver | None:
+        process, draft, settings = self.process, self.draft, self.settings.models
+        cluster = self._cluster_names(settings)
+        if settings == ModelSettings() and not has_gates:
+            return None
+        waker = self._waker(settings.wake) if settings.wake.enabled else None
+        pools = tuple(self.settings.all_pools)
+        resolver = Resolver(
+            settings if cluster is None else cluster.added_to(settings),
+            process.random,
+            ModelSeries(process.observation.catalogue),
+            waker,
+            pools if len(pools) > 1 else (),
+            session_headers(schedulings.values()),
+        )
+        if cluster is not None:
+            draft.assign(cluster, changed=lambda: setattr(resolver, "settings", cluster.added_to(settings)))
+        return resolver
+
+    def _cluster_names(self, settings: ModelSettings) -> ClusterNames | None:
+        wanted, process = settings.kubernetes, self.process
+        if wanted is None:
+            return None
+        return self.draft.get("cluster-names", lambda: ClusterNames(wanted, process.clock, process.random), wanted)
+
+    def _waker(self, settings: Wake) -> Waker:
+        process, draft, timeout = self.process, self.draft, settings.timeout
+        poster = draft.get("wake-connections", lambda: PooledFetcher(timeout, process.clock, process.trust))
+        tasks = draft.get("wake-tasks", Tasks)
+        waker = draft.get("waker", lambda: Waker(process.fleet, poster, process.clock, tasks, timeout))
+        draft.assign(poster, timeout=timeout)
+        draft.assign(waker, timeout=timeout)
+        return waker
+
+    # Prompts that warm pods up.
+
+    def _warmups(self) -> tuple[Mapping[str, SharedPrompts], Mapping[str, Warmup]]:
+        prompts, warmups = {}, {}
+        for name, pool in self.settings.all_pools.items():
+            if pool.pods.warmup.prompts:
+                prompts[name] = self._shared_prompts(name, pool.pods.warmup)
+                warmups[name] = self._warmup(name, pool.pods.warmup, prompts[name])
+        return prompts, warmups
+
+    def _shared_prompts(self, pool: str, settings: WarmupSettings) -> SharedPrompts:
+        prompts = self.draft.get(("shared-prompts", pool), lambda: SharedPrompts(settings, self.process.clock))
+        self.draft.assign(prompts, settings=settings)
+        return prompts
+
+    def _warmup(self, pool: str, settings: WarmupSettings, prompts: SharedPrompts) -> Warmup:
+        process, draft, timeout = self.process, self.draft, settings.timeout
+        poster = draft.get(("warmup-connections", pool), lambda: PooledFetcher(timeout, process.clock, process.trust))
+        draft.assign(poster, timeout=timeout)
+        sender = WarmingSender(lambda: process.serving.gateway, poster, process.clock)
+        return draft.get(
+            ("warmup", pool), lambda: Warmup(settings, prompts, sender, process.clock, process.random), settings
+        )
+
+    # The path of requests.
+
+    def _pools(
+        self,
+        schedulings: Mapping[str, Scheduling],
+        gates: Mapping[str, Sequence[Gate]],
+        failover: Failover,
+        listeners: Listeners,
+    ) -> Sequence[Pool]:
+        fleet, number = self.process.fleet, len(schedulings)
+        return [
+            Pool(pods_of(fleet, name, number), one, gates[name], name, self._handoffs(name, failover), listeners)
+            for name, one in schedulings.items()
+        ]
+
+    def _handoffs(self, pool: str, failover: Failover) -> HandOffs:
+        process = self.process
+        return HandOffs(
+            self.settings.all_pools[pool].disaggregation,
+            failover,
+            process.ledger,
+            process.clock,
+            process.random,
+            process.tasks,
+            process.observation.catalogue.handed_over.cell,
+            self.settings.security.expose_endpoint,
+        )
+
+    def _failover(self, schedulings: Mapping[str, Scheduling], flow_controls: Mapping[str, FlowControl]) -> Failover:
+        process, draft, retries = self.process, self.draft, self.settings.reliability.retries
+        fleet, clock, percent = process.fleet, process.clock, retries.budget_percent
+        budget = draft.get("retry-budget", lambda: RetryBudget(percent, clock, lambda: process.ledger.entered))
+        draft.assign(budget, percent=percent)
+        first = next(iter(schedulings.values()))
+
+        def others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
+            """Pods that the scheduler was not asked about, because they were not ready, or start slowly."""
+            request, pool = attempt.request, attempt.endpoint.pool
+            pods = [
+                pod
+                for pod in fleet.ready
+                if pod.pool == pool and pod not in tried and (not pod.models or request.model in pod.models)
+            ]
+            try:
+                return schedulings.get(pool, first).scheduler.schedule(request, pods).candidates() if pods else ()
+            except RequestError:
+                return ()
+
+        return Failover(
+            retries,
+            clock,
+            process.random,
+            budget,
+            process.connections.takes_connections,
+            narrow=narrowing(flow_controls),
+            others=others,
+            continued=process.observation.catalogue.continuations.cell().add,
+            poison=draft.get("poison", lambda: Poison(clock)),
+        )
+
+    def _hedging(self, failover: Failover) -> Hedging | None:
+        """None where no request gets a second attempt."""
+        process, draft, wanted = self.process, self.draft, self.settings.reliability.hedging
+        if wanted is None:
+            return None
+        clock, percent = process.clock, wanted.budget_percent
+        lateness = draft.get("lateness", lambda: Lateness(wanted))
+        draft.assign(lateness, settings=wanted)
+        budget = draft.get(
+            "hedging-budget",
+            lambda: RetryBudget(percent, clock, lambda: process.ledger.entered, per_second=0.0, most=SAVED_UP),
+        )
+        draft.assign(budget, percent=percent)
+        return Hedging(wanted, failover, clock, lateness, budget, process.observation.catalogue.hedges.cell)
+
+    def _gateway(
+        self,
+        door: Door | None,
+        limits: LimitsGate | None,
+        resolver: Resolver | None,
+        failover: Failover,
+        pools: Sequence[Pool],
+    ) -> Gateway:
+        process, settings = self.process, self.settings
+        admission: Admission | Names | None = resolver
+        if door is not None:
+            admission = Admission(resolver, None if limits is None else limits.counts_tokens)
+        return Gateway(
+            process.fleet,
+            pools,
+            process.bindings,
+            process.clock,
+            failover,
+            hedging=self._hedging(failover),
+            request_timeout=settings.reliability.timeouts.request,
+            expose_endpoint=settings.security.expose_endpoint,
+            ask_for_usage=settings.telemetry.ask_for_usage,
+            resolver=admission,
+            names=resolver,
+            model_reads=process.model_reads,
+            parser=process.parser,
+        )
+
+    def _served(self, gateway: Gateway, door: Door | None, listeners: Listeners) -> Served:
+        process, settings = self.process, self.settings
+        return Served(
+            gateway,
+            settings.security,
+            settings.reliability.timeouts,
+            listeners,
+            takes=gateway.failover.takes,
+            given_up=process.liveness.given_up,
+            door=door,
+            continued=settings.reliability.continuation.models,
+        )
+
+    def _listeners(self, kept: Kept | None, poison: Poison, prompts: Mapping[str, SharedPrompts]) -> Listeners:
+        """Those of all pools. The ledger is first: gates and hooks read what an attempt costs."""
+        process = self.process
+        reliability: list[Listener] = [process.breakers, poison, ReadsAfterNotFound(process.model_reads)]
+        explained: list[Listener] = [] if kept is None else [kept]
+        scaled: list[Listener] = [process.senses] if self.settings.autoscale.pools else []
+        warming: list[Listener] = [_Prompts(prompts)] if prompts else []
+        observers = process.observation.listeners
+        return Listeners([process.ledger, *reliability, process.bindings, *explained, *observers, *scaled, *warming])
+
+
+class _Prompts(Listener):
+    """Collects the prompts of good responses."""
+
+    def __init__(self, pools: Mapping[str, SharedPrompts]) -> None:
+        self._pools = pools
+
+    def first_byte(self, attempt: Attempt) -> None:
+        shared = self._pools.get(attempt.endpoint.pool)
+        if shared is not None and attempt.status is not None and attempt.status < 300:
+            shared.see(attempt.request)
+
+
+def narrowing(flow_controls: Mapping[str, FlowControl]) -> Narrow:
+    """Return what keeps the pods that have room, of pods of one pool."""
+
+    def narrow(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        flow_control = flow_controls.get(endpoints[0].pool)
+        return endpoints if flow_control is None else flow_control.narrow(request, endpoints)
+
+    return narrow

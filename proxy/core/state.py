@@ -1,0 +1,113 @@
+"""What survives a reload, and how one configuration replaces another as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class State:
+    """Objects that outlive the configuration they were made under, by key.
+
+    A draft names the objects of one configuration. Building a draft changes nothing. Its `commit` is one synchronous
+    step: objects that are named again stay and get their new settings, the others are dropped. `settle` then closes
+    the dropped objects and enters the new ones, where they are context managers.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, _Entry] = {}
+        self._dropped: list[_Entry] = []
+
+    def draft(self) -> Draft:
+        return Draft(self)
+
+    async def settle(self) -> None:
+        """Close what the last commits dropped, the newest first, then enter what they added, the oldest first."""
+        while self._dropped:
+            await self._dropped.pop().close()
+        for entry in list(self._entries.values()):
+            await entry.enter()
+
+    async def close(self) -> None:
+        """Close all objects, the newest first."""
+        self.draft().commit()
+        await self.settle()
+
+
+class Draft:
+    """The objects that one configuration names, and the settings that they get when it is put in use."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._named: dict[Hashable, _Entry] = {}
+        self._assigned: list[tuple[object, str, Any]] = []
+        self._making: list[_Entry] = []
+
+    def get(self, key: Hashable, make: Callable[[], T], of: object = None) -> T:
+        """Return the object of this key that is in use, if it was made of something equal; else make one.
+
+        What `make` itself gets from this draft is owned by the new object, and stays as long as that is named."""
+        entry = self._named.get(key)
+        if entry is None:
+            entry = self._state._entries.get(key)
+            if entry is not None and entry.of == of:
+                self._name_again(key, entry)
+            else:
+                entry = self._make(key, make, of)
+        if self._making:
+            self._making[-1].owned.append(key)
+        value: T = entry.value
+        return value
+
+    def assign(self, owner: object, **attributes: Any) -> None:
+        """Assign these attributes when the draft is committed. Raises AttributeError for one that does not exist."""
+        for name, value in attributes.items():
+            getattr(owner, name)
+            self._assigned.append((owner, name, value))
+
+    def commit(self) -> None:
+        """Put the draft in use: what was assigned takes effect, in that order."""
+        state, named = self._state, self._named
+        state._dropped += [entry for key, entry in state._entries.items() if named.get(key) is not entry]
+        state._entries = named
+        for owner, attribute, value in self._assigned:
+            setattr(owner, attribute, value)
+
+    def _name_again(self, key: Hashable, entry: _Entry) -> None:
+        for owned in entry.owned:
+            if owned not in self._named:
+                self._name_again(owned, self._state._entries[owned])
+        self._named[key] = entry
+
+    def _make(self, key: Hashable, make: Callable[[], T], of: object) -> _Entry:
+        entry = _Entry(of)
+        self._making.append(entry)
+        try:
+            entry.value = make()
+        finally:
+            self._making.pop()
+        self._named[key] = entry
+        return entry
+
+
+class _Entry:
+    __slots__ = ("is_entered", "of", "owned", "value")
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+        self.owned: list[Hashable] = []
+        self.value: Any = None
+        self.is_entered = False
+
+    async def enter(self) -> None:
+        if not self.is_entered and isinstance(self.value, AbstractAsyncContextManager):
+            self.is_entered = True
+            await self.value.__aenter__()
+
+    async def close(self) -> None:
+        if self.is_entered:
+            self.is_entered = False
+            await self.value.__aexit__(None, None, None)
