@@ -35,8 +35,7 @@ from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import InstanceName
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
-from proxy.http.admin import admin_application
-from proxy.http.admin_server import AdminServer
+from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import Admin
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.telemetry.catalogue import Catalogue

@@ -43,14 +43,13 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.model_reads import ModelReads
 from proxy.fleet.slow_start import SlowStart
 from proxy.flowcontrol.series import FlowSeries
-from proxy.http.admin import admin_application
-from proxy.http.admin_decisions import Explained
-from proxy.http.admin_server import AdminServer
-from proxy.http.hung_up import HungUp
+from proxy.http.admin import AdminServer, admin_application
+from proxy.http.admin_config import Explained
+from proxy.http.guards import HungUp
 from proxy.http.server import DataServer
+from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.http.upstream.trust import Trust
 from proxy.pool_settings import PoolSettings
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import NOBODY, Breakers, Company, call_later

@@ -11,7 +11,7 @@ from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
 from proxy.core.registry import Registry
 from proxy.disagg import cautions as disagg
 from proxy.flowcontrol import cautions as flowcontrol
-from proxy.http.upstream.dial import is_address
+from proxy.http.upstream.pool import is_address
 from proxy.reliability import cautions as reliability
 from proxy.scheduling import cautions as scheduling
 from proxy.settings import Settings

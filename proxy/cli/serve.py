@@ -27,7 +27,7 @@ from proxy.core import open_files
 from proxy.core.errors import ConfigError
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
-from proxy.http.upstream.dial import is_address
+from proxy.http.upstream.pool import is_address
 from proxy.replicated import app_of
 from proxy.settings import Settings
 from proxy.supervisor.crew import StartFailed

@@ -12,8 +12,8 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.datastore import Fleet, FleetSettings
 from proxy.fleet.model_reads import ModelRounds
 from proxy.fleet.runner import STATIC, FleetRunner, named
+from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
-from proxy.http.upstream.trust import Trust
 from proxy.pool_settings import PoolSettings
 from proxy.reliability.health import HealthChecks
 from proxy.reliability.settings import HealthSettings

@@ -45,9 +45,9 @@ from proxy.gateway import Gateway
 from proxy.handoff.hand_off import HandOffs
 from proxy.http.server import Served
 from proxy.http.settings import Security
+from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.http.upstream.trust import Trust
 from proxy.models.cluster import ClusterNames
 from proxy.models.resolver import Resolver
 from proxy.models.series import ModelSeries

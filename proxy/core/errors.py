@@ -370,6 +370,20 @@ class UpstreamFailed(KvlaneError):
     """The pod had the request, and closed its connection without an answer."""
 
 
+class Garbled(UpstreamFailed):
+    """What the pod sent is not HTTP."""
+
+
+class Disconnected(UpstreamFailed):
+    """The pod closed the connection before its answer was whole. `silent`: before a byte of it."""
+
+    broke_off = True
+
+    def __init__(self, message: str, silent: bool) -> None:
+        super().__init__(message)
+        self.silent = silent
+
+
 class ConnectFailed(UpstreamFailed):
     """No connection to the pod came about: nothing of the request was sent."""
 

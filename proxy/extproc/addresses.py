@@ -7,9 +7,7 @@ from functools import lru_cache
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.http.upstream.dial import Resolve, is_address, look_up
-from proxy.http.upstream.errors import not_connected
-from proxy.http.upstream.pool import Address
+from proxy.http.upstream.pool import Address, Resolve, is_address, look_up, not_connected
 
 KEPT = 30.0
 """Seconds that a name is not looked up again."""

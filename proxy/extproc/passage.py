@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from proxy.core.attempt import Attempt
 from proxy.http.framing import Framing
-from proxy.http.meter import Meter
 from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
+from proxy.http.upstream.connection import Meter
 
 UNSETTLED = 64
 """Pieces after which the meter is settled."""

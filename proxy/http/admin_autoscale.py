@@ -14,8 +14,7 @@ from proxy.core.errors import BadRequest, Forbidden, NotFound
 from proxy.core.params import suggestion
 from proxy.core.units import parse_duration
 from proxy.fleet.datastore import Fleet
-from proxy.http.admin_answers import json_answer, json_body
-from proxy.http.admin_keys import UNKNOWN, WHO, audit
+from proxy.http.admin_keys import UNKNOWN, WHO, audit, json_answer, json_body
 from proxy.http.admin_pods import LOOK_INTERVAL, describe, named, seconds_of
 
 LONGEST_ORDER = 86400.0

@@ -1,4 +1,4 @@
-"""/admin/config: see the configuration in effect, change it, and go back to the one before."""
+"""Admin API of the configuration, the log level and the decisions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import yaml
 from aiohttp import web
 
 from proxy.core.errors import BadRequest, ConfigError
-from proxy.http.admin_answers import json_answer
-from proxy.http.admin_keys import Keys
+from proxy.http.admin_keys import Keys, json_answer, json_body
+from proxy.telemetry.log_levels import LogLevels
 from proxy.yaml_source import WITHHELD
 
 _SECRET = re.compile(
@@ -104,3 +104,60 @@ def redacted(value: Any, secret: bool = False) -> Any:
 def _of_a_key(entry: Mapping[str, Any]) -> dict[str, Any]:
     """One of `apiKeys`: who has it, and what it may."""
     return {name: redacted(item, name not in _SHOWN_OF_A_KEY) for name, item in entry.items()}
+
+
+class LoggingRoutes:
+    def __init__(self, levels: LogLevels) -> None:
+        self._levels = levels
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/admin/logging", self.show)
+        router.add_post("/admin/logging", self.change)
+
+    async def show(self, request: web.Request) -> web.Response:
+        return json_answer(self._levels.shown())
+
+    async def change(self, request: web.Request) -> web.Response:
+        """Answers as GET does then."""
+        self._levels.change(await json_body(request))
+        return json_answer(self._levels.shown())
+
+
+class Explained(Protocol):
+    """What is known of decisions, ready for JSON; `composition.dry_run.OwnDecisions` is one."""
+
+    async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises BadRequest."""
+
+    async def shown(self, name: str) -> Mapping[str, Any]:
+        """By the id of a decision or of a request. Raises NotFound."""
+
+    async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises RequestError."""
+
+
+class DecisionRoutes:
+    def __init__(self, explained: Explained) -> None:
+        self._explained = explained
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/debug/decisions", self.list)
+        router.add_get("/debug/decisions/{name}", self.show)
+        router.add_post("/debug/explain", self.imagine)
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Those that are kept, the newest first; `?request=`, `pod`, `tenant`, `model`, `pool`, `outcome`, `slow`,
+        `asked` and `limit` say which."""
+        return _uncached(json_answer(await self._explained.listed(request.query)))
+
+    async def show(self, request: web.Request) -> web.Response:
+        return _uncached(json_answer(await self._explained.shown(request.match_info["name"])))
+
+    async def imagine(self, request: web.Request) -> web.Response:
+        """Of a request that is sent here it is said where it would go; it goes nowhere."""
+        return _uncached(json_answer(await self._explained.imagined(await json_body(request), request.query)))
+
+
+def _uncached(answer: web.Response) -> web.Response:
+    answer.headers["cache-control"] = "no-store"
+    return answer

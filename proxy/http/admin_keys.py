@@ -1,4 +1,4 @@
-"""Authentication, host check and audit log of the admin port."""
+"""What the routes of the admin port share: authentication, host check, audit log, JSON bodies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
+import orjson
 from aiohttp import web
 
 from proxy.access.settings import Scope
-from proxy.core.errors import Forbidden, MisdirectedRequest, Unauthorized
+from proxy.core.errors import Forbidden, InvalidJson, MisdirectedRequest, Unauthorized
 from proxy.core.identity import Identity
 from proxy.http.settings import host_name
 from proxy.telemetry.logs import AUDIT
@@ -151,3 +152,19 @@ def _is_of_another_site(request: web.Request) -> bool:
     """Browsers name the site of the page that sends; without a key, any page its user opens could send to loopback."""
     origin = request.headers.get("origin")
     return origin is not None and origin.rpartition("//")[2] != request.host
+
+
+def json_answer(value: Any, status: int = 200) -> web.Response:
+    """Indented, for people with curl."""
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+async def json_body(request: web.Request) -> Any:
+    """Raises InvalidJson."""
+    body = await request.read()
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        what = f"is not valid JSON: {error}" if body else "is empty"
+        raise InvalidJson(f"The request body {what}.") from None

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
-from proxy.core.errors import Declined, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import Declined, Garbled, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
 from proxy.core.ports import Clock
 from proxy.http.call import HttpCall
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
-from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line
-from proxy.http.meter import TAIL
+from proxy.http.guards import reset
+from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line, is_open, refusal
 from proxy.http.pipeline import (
     Continuation,
     Pipeline,
@@ -25,11 +25,8 @@ from proxy.http.pipeline import (
     event_stages,
     is_changed,
 )
-from proxy.http.refusal import is_open, refusal
-from proxy.http.send_progress import reset
 from proxy.http.tunnel import Tunnel
-from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.errors import Garbled
+from proxy.http.upstream.connection import TAIL, Connection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.first_event import ABORTED, ENDING, aborted
 from proxy.openai.observe import DONE, ends_whole, is_cut, usage_from
@@ -38,7 +35,7 @@ from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection
-    from proxy.http.race import Lane
+    from proxy.http.relay import Lane
 
 ASK_AFTER = 1.0
 """Seconds of silence after which it is asked whether there is anything to wait for."""

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from proxy.core.errors import BodyTimeout, BodyTooLarge, NoHttp, Saturated
+from proxy.http.guards import Sweep
 from proxy.http.seam import Body, BodyBroke
 from proxy.http.settings import Listen
-from proxy.http.sweep import Sweep
 from proxy.openai import multipart
 
 if TYPE_CHECKING:

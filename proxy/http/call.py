@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from proxy.core.identity import Identity
+from proxy.http.guards import reset
 from proxy.http.head import Pairs, local_answer
 from proxy.http.request_head import RequestHead
 from proxy.http.seam import Body
-from proxy.http.send_progress import reset
 
 if TYPE_CHECKING:
     from proxy.http.body import Upload

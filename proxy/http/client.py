@@ -14,15 +14,12 @@ from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
 from proxy.http.call import HttpCall
 from proxy.http.counted import CountedReader
-from proxy.http.guarded import guarded
-from proxy.http.hung_up import HungUp
-from proxy.http.linger import Lingering
+from proxy.http.guards import HungUp, Lingering, SendProgress, guarded, reset
 from proxy.http.reader import NoReader, Reader
-from proxy.http.send_progress import SendProgress, reset
 from proxy.http.whole import WholeReader
 
 if TYPE_CHECKING:
-    from proxy.http.clients import Clients
+    from proxy.http.server import Clients
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.errors import KvlaneError, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import Garbled, KvlaneError, UpstreamFailed, UpstreamTimedOut
 from proxy.http.answer import ASK_AFTER, Rim
-from proxy.http.head import AnswerHead
-from proxy.http.refusal import declined_with
+from proxy.http.head import AnswerHead, declined_with
 from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.errors import Garbled
 
 LARGEST = 4 * 1024 * 1024
 """Bytes of an answer: a token, and where its cache is."""

@@ -13,7 +13,7 @@ from proxy.http.seam import Body, body_stream
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection
-    from proxy.http.clients import Clients
+    from proxy.http.server import Clients
 
 
 class CountedReader:

@@ -1,15 +1,25 @@
-"""The way to one client: sends legs to pods and waits for their answers to have passed."""
+"""The way to one client: sends attempts to pods and waits for their responses to have passed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.casualties import casualties_of
-from proxy.core.errors import BadGateway, ConnectFailed, KvlaneError, OutOfFiles, RequestError, UpstreamFailed
+from proxy.core.errors import (
+    BadGateway,
+    ConnectFailed,
+    Disconnected,
+    KvlaneError,
+    OutOfFiles,
+    RequestError,
+    UpstreamFailed,
+)
 from proxy.core.tasks import Tasks
 from proxy.http.answer import LOST, Answer, Rim
 from proxy.http.body import Upload
@@ -18,16 +28,15 @@ from proxy.http.collected import Collected
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import Pairs, RawHeaders, encode_pairs, first_lines, header_line, passing
 from proxy.http.pipeline import continuation_of
-from proxy.http.race import Lane, Race
 from proxy.http.request_head import RequestHead
 from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.errors import Disconnected
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
 from proxy.openai.render import stream_error
 from proxy.reliability.deadline import HEADER
 
 if TYPE_CHECKING:
-    from proxy.http.client import ClientConnection
+    from proxy.http.client import ClientConnection, Sink
+
 
 CLOSE_RACE = 0.01
 """Seconds from sending on an idle connection within which a close without a byte means that the pod closed it before
@@ -273,3 +282,107 @@ async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked:
         answer.failed(error)
     except Exception as error:  # noqa: BLE001  # raised by the task of the request
         answer.broke(error)
+
+
+class Race:
+    """Implements `core.ports.Race`. Stands for all legs before the client's connection.
+
+    An answer says so before it writes the first byte to the client: in that moment the others are ended, so that none
+    of them writes any.
+    """
+
+    def __init__(self, relay: ClientRelay, call: HttpCall, rim: Rim, begins: Callable[[Attempt], None]) -> None:
+        self.call = call
+        self.winner: Attempt | None = None
+        self._relay = relay
+        self._rim = replace(rim, takes=self._takes)
+        self._takes_alone = rim.takes
+        self._begins = begins
+        self._lanes: list[Lane] = []
+
+    def __enter__(self) -> None:
+        self.call.connection.sink = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.call.connection.sink is self:
+            self.call.connection.sink = None
+
+    async def relay(self, attempt: Attempt) -> None:
+        """See the port."""
+        self._relay.attempt = self._relay.attempt or attempt
+        lane = Lane(self, attempt)
+        self._lanes.append(lane)
+        try:
+            await self._relay.send(attempt, self._rim, lane)
+        finally:
+            self._lanes.remove(lane)
+
+    def begins(self, lane: Lane) -> None:
+        self.winner = self._relay.attempt = lane.attempt
+        self._begins(lane.attempt)
+        for other in tuple(self._lanes):
+            if other is not lane:
+                other.give_up()
+
+    # what the client's connection calls
+
+    def pause(self) -> None:
+        for sink in self._sinks():
+            sink.pause()
+
+    def resume(self) -> None:
+        for sink in self._sinks():
+            sink.resume()
+
+    def gone(self) -> None:
+        for sink in self._sinks():
+            sink.gone()
+
+    def check(self, now: float) -> None:
+        for sink in self._sinks():
+            sink.check(now)
+
+    # what the server calls
+
+    def evict(self) -> None:
+        for sink in self._sinks():
+            if isinstance(sink, Answer):
+                sink.evict()
+
+    def _sinks(self) -> list[Sink]:
+        return [lane.sink for lane in self._lanes if lane.sink is not None]
+
+    def _takes(self, attempt: Attempt, status: int) -> bool:
+        """While another leg may answer, a refusal is not for the client."""
+        return len(self._lanes) > 1 or self._takes_alone(attempt, status)
+
+
+class Lane:
+    """The client's connection as one of several attempts has it."""
+
+    __slots__ = ("_connection", "_race", "_task", "attempt", "sink")
+
+    def __init__(self, race: Race, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.sink: Sink | None = None
+        self._race = race
+        self._connection = race.call.connection
+        self._task = asyncio.current_task()
+
+    @property
+    def writing_paused(self) -> bool:
+        return self._connection.writing_paused
+
+    def begins(self) -> None:
+        """This attempt answers, and no other."""
+        self._race.begins(self)
+
+    def give_up(self) -> None:
+        """Another attempt answers."""
+        if isinstance(self.sink, Answer):
+            self.sink.abandon()
+        elif self._task is not None:
+            self.attempt.ending = Ending.EVICTED
+            self._task.cancel()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from asyncio import CancelledError
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -12,14 +14,118 @@ import orjson
 import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
+from proxy.core.identity import Identity
 from proxy.core.listener import Listeners
+from proxy.core.patterns import allows
 from proxy.core.ports import Call, Relay
-from proxy.http.entrance import Door, Entrance, Visitor, shown
-from proxy.http.head import Pairs
-from proxy.http.hung_up import Tell, after, untold
+from proxy.http.call import HttpCall
+from proxy.http.guards import Tell, after, untold
+from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import Kind, Paths
 from proxy.http.settings import Security
 from proxy.openai.render import render
+
+OPEN_PATHS = ("/health", "/ping")
+"""What load balancers ask, without a key."""
+
+CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
+"""Fields that end here: what opens this door is not for a pod."""
+
+
+class Door(Protocol):
+    """`access.door.Door` is one."""
+
+    def find(self, headers: Mapping[str, str]) -> Identity | None:
+        """At once; None if that takes waiting. Raises Unauthorized or Forbidden."""
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Identity:
+        """After waiting."""
+
+
+class Visitor(Protocol):
+    """Who brings a request; `raw_headers` are those that go on to a pod."""
+
+    path: str
+    headers: Mapping[str, str]
+    raw_headers: tuple[tuple[bytes, bytes], ...]
+    identity: Identity | None
+
+
+class Entrance:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def is_let_in(self, call: Visitor) -> bool:
+        """At once. If not, `let_in` says why, or waits."""
+        try:
+            identity = self._door.find(call.headers)
+        except RequestError:
+            return False
+        if identity is not None:
+            _welcome(call, identity)
+        return identity is not None
+
+    async def let_in(self, call: Visitor) -> None:
+        """Raises Unauthorized or Forbidden."""
+        if call.path not in OPEN_PATHS:
+            _welcome(call, await self._door.authenticate(call.headers))
+
+
+def shown(cards: list[dict[str, Any]], identity: Identity | None) -> list[dict[str, Any]]:
+    """Of the cards of models, those that it may ask for."""
+    if identity is None or identity.models is None:
+        return cards
+    return [card for card in cards if allows(identity.models, card["id"])]
+
+
+def _welcome(call: Visitor, identity: Identity) -> None:
+    call.identity = identity
+    call.raw_headers = tuple(header for header in call.raw_headers if header[0].lower() not in CREDENTIALS)
+
+
+ANY = "*"
+MAX_AGE = "600"
+"""Seconds that a browser need not ask again."""
+
+EXPOSED = "x-request-id, x-kvlane-endpoint, x-kvlane-reason, retry-after"
+"""Fields of answers that a page may read beside the usual ones."""
+
+Serve = Callable[[HttpCall], Coroutine[Any, Any, None]]
+
+_NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:[ \t]*,[ \t]*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
+
+
+class Cors:
+    """Stands before `serve`, where origins are configured. Browsers ask without a key, so a question is answered before
+    one is looked for. No cookie is ever allowed: keys come in headers."""
+
+    def __init__(self, origins: Sequence[str], serve: Serve, done: Callable[[HttpCall], None]) -> None:
+        """`done` ends a call that was answered here."""
+        self._any = ANY in origins
+        self._origins = frozenset(origins)
+        self._serve = serve
+        self._done = done
+
+    def serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
+        origin = call.headers.get("origin")
+        if origin is None or not (self._any or origin in self._origins):
+            return self._serve(call)
+        allowed = [("access-control-allow-origin", ANY)] if self._any else [("access-control-allow-origin", origin)]
+        if not self._any:
+            allowed.append(("vary", "origin"))
+        call.answer_lines = encode_pairs([*allowed, ("access-control-expose-headers", EXPOSED)])
+        if call.method == "OPTIONS" and "access-control-request-method" in call.headers:
+            return self._permit(call)
+        return self._serve(call)
+
+    async def _permit(self, call: HttpCall) -> None:
+        wanted = call.headers.get("access-control-request-headers", "")
+        fields = [("access-control-allow-methods", "GET, POST, DELETE"), ("access-control-max-age", MAX_AGE)]
+        if _NAMES.fullmatch(wanted):
+            fields.append(("access-control-allow-headers", wanted))
+        call.answer(200, fields, b"")
+        self._done(call)
+
 
 log = logging.getLogger(__name__)
 

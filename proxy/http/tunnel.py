@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from proxy.http.client import ClientConnection
-from proxy.http.guarded import guarded
+from proxy.http.guards import guarded
 
 
 class Tunnel(asyncio.Protocol):

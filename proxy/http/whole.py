@@ -25,7 +25,7 @@ from proxy.http.seam import (
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection
-    from proxy.http.clients import Clients
+    from proxy.http.server import Clients
 
 
 FRAMING_LIMIT = 16 * 1024

@@ -31,11 +31,9 @@ from proxy.core.tasks import Tasks
 from proxy.differences import OF_THE_HOST, servable
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import News, Origin
-from proxy.http.admin import admin_application
-from proxy.http.admin_server import AdminServer
-from proxy.http.listening import BACKLOG
-from proxy.http.tls import server_context
-from proxy.http.upstream.trust import Trust
+from proxy.http.admin import AdminServer, admin_application
+from proxy.http.server import BACKLOG
+from proxy.http.tls import Trust, server_context
 from proxy.reliability.breaker import Breakers, call_later
 from proxy.replicas import bodies
 from proxy.replicas.hub import Hub

@@ -24,8 +24,8 @@ from proxy.composition.polling import Polling
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.http.admin import LARGEST_BODY, in_json
-from proxy.http.admin_decisions import DecisionRoutes
-from proxy.http.upstream.trust import Trust
+from proxy.http.admin_config import DecisionRoutes
+from proxy.http.tls import Trust
 from proxy.replicas import bodies
 from proxy.replicas.wire import Kind
 from proxy.settings import Settings, from_mapping

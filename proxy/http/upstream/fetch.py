@@ -8,14 +8,13 @@ from functools import lru_cache
 from types import TracebackType
 from urllib.parse import quote, urlsplit
 
-from proxy.core.errors import ConnectFailed, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import ConnectFailed, Disconnected, Garbled, UpstreamFailed, UpstreamTimedOut
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.head import BODYLESS, AnswerHead, header_line
+from proxy.http.tls import Trust
 from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
-from proxy.http.upstream.trust import Trust
 
 log = logging.getLogger(__name__)
 

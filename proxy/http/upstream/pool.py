@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 from urllib.parse import urlsplit
 
+import aiohappyeyeballs
+from aiohappyeyeballs import AddrInfoType
+
+from proxy.core import open_files
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConnectFailed, OutOfFiles, UpstreamTimedOut
+from proxy.core.errors import ConnectFailed, ConnectRefused, OutOfFiles, UpstreamTimedOut
 from proxy.core.ports import Clock
+from proxy.http.tls import Trust
 from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.dial import Resolve, dial, look_up
-from proxy.http.upstream.errors import not_connected
-from proxy.http.upstream.trust import Trust
 
 IDLE_LIMIT = 4.0
 """Seconds; below the five after which uvicorn closes, so that requests seldom meet a connection that is just going."""
 
 IDLE_PER_POD = 512
 QUIET_LOOKS = 600
+
+
+NEXT_AFTER = 0.25
+"""Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[AddrInfoType]]]
+"""(host, port) -> addresses as of `socket.getaddrinfo`, best first. Raises OSError."""
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+async def look_up(host: str, port: int) -> Sequence[AddrInfoType]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +211,42 @@ class UpstreamPool:
 def _close(connections: list[Connection]) -> None:
     for connection in connections:
         connection.abort()
+
+
+async def dial(
+    make: Callable[[], P], host: str, port: int, tls: tuple[ssl.SSLContext, str] | None, resolve: Resolve
+) -> P:
+    """`tls` has the name that the certificate must have. uvloop tries addresses only one after the other, so they race
+    here. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    context, name = tls or (None, None)
+    if is_address(host):
+        _, protocol = await loop.create_connection(make, host, port, ssl=context, server_hostname=name)
+        return protocol
+    addresses = await resolve(host, port)
+    sock = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=NEXT_AFTER)
+    try:
+        _, protocol = await loop.create_connection(make, sock=sock, ssl=context, server_hostname=name)
+    except BaseException:
+        sock.close()
+        raise
+    return protocol
+
+
+@lru_cache(maxsize=4096)
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def not_connected(error: OSError | ValueError, now: float) -> ConnectFailed:
+    """Return the failure to raise for an error of connecting to a pod, or of looking up its name. `now` is monotonic
+    seconds."""
+    if open_files.is_shortage(error):
+        open_files.report(open_files.CONNECT, now)
+        return OutOfFiles(f"no connection: out of file descriptors, of which {open_files.limit()} are allowed")
+    failure = ConnectRefused if isinstance(error, ConnectionRefusedError) else ConnectFailed
+    return failure(f"no connection: {error}")

@@ -15,8 +15,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
-from proxy.http.admin import admin_application
-from proxy.http.admin_server import AdminServer
+from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import Admin
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries

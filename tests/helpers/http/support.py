@@ -25,11 +25,11 @@ from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
 from proxy.http.client import ClientConnection
-from proxy.http.hung_up import HungUp
+from proxy.http.guards import HungUp
 from proxy.http.server import DataServer, Served
 from proxy.http.settings import Listen, Security
+from proxy.http.tls import Trust
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.http.upstream.trust import Trust
 from proxy.reliability.settings import Timeouts
 from tests.helpers.waiting import PATIENCE, until
 

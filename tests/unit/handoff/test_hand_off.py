@@ -22,6 +22,7 @@ from proxy.core.errors import (
     AllFailed,
     ConnectFailed,
     Declined,
+    Disconnected,
     GatewayTimeout,
     NoEndpoints,
     UpstreamFailed,
@@ -33,7 +34,6 @@ from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.handoff.hand_off import FAILED, REFUSED, HandOffs
-from proxy.http.upstream.errors import Disconnected
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.reliability.budget import RetryBudget
 from proxy.reliability.failover import Failover

@@ -8,11 +8,10 @@ import weakref
 import pytest
 
 from proxy.core.attempt import Ending, Usage
-from proxy.core.errors import UpstreamFailed
+from proxy.core.errors import Disconnected, Garbled, UpstreamFailed
 from proxy.http.answer import UNSETTLED
 from proxy.http.framing import HELD_LIMIT
 from proxy.http.upstream.connection import HEAD_LIMIT, MOST_INFORMATIONAL
-from proxy.http.upstream.errors import Disconnected, Garbled
 from proxy.reliability.settings import Timeouts
 from tests.helpers.http.support import SSE_HEAD, chunk, event, plain
 from tests.helpers.http.wire import Leg

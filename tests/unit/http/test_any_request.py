@@ -14,8 +14,8 @@ from proxy.core.clock import ManualClock
 from proxy.core.errors import RequestError
 from proxy.http.body import Budget
 from proxy.http.call import HttpCall
-from proxy.http.clients import Clients
 from proxy.http.seam import BodyBroke
+from proxy.http.server import Clients
 from proxy.http.settings import Listen
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
@@ -34,6 +34,9 @@ class Socket(asyncio.Transport):
 
     def setsockopt(self, *_: int) -> None:
         pass
+
+    def fileno(self) -> int:
+        return 3
 
     def is_closing(self) -> bool:
         return self.closed

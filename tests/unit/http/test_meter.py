@@ -11,7 +11,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
 from proxy.http.framing import CLOSED, OPENED
-from proxy.http.meter import TAIL, Meter
+from proxy.http.upstream.connection import TAIL, Meter
 
 USAGE = b'"usage":{"prompt_tokens":4,"completion_tokens":2}}'
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.http.head import read_answer_head
-from proxy.http.refusal import declined_with, refusal
+from proxy.http.head import declined_with, read_answer_head, refusal
 
 DATE = "Date: Sun, 06 Nov 1994 08:49:37 GMT"
 

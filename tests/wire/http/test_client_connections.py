@@ -16,8 +16,8 @@ from proxy.core.errors import Reason
 from proxy.core.listener import Listener, Listeners
 from proxy.core.ports import Call
 from proxy.core.units import Duration, Size
-from proxy.http import linger
-from proxy.http.hung_up import HungUp
+from proxy.http import guards
+from proxy.http.guards import HungUp
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.http.test_tunnel import SWITCHED, UPGRADE, echo
@@ -298,7 +298,7 @@ async def test_an_early_refusal_reaches_a_client_that_sends_all_of_its_body_firs
 async def send_on(port: Rig, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
     """Sends a body that was refused for as long as it is taken."""
     for name, value in limits.items():
-        monkeypatch.setattr(linger, name, value)
+        monkeypatch.setattr(guards, name, value)
     async with port.client() as client:
         client.send(post(body=b"x" * 2_000_000, close=False)[:-1])
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")

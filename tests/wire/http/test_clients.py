@@ -12,7 +12,7 @@ import uvloop
 
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
-from proxy.http.hung_up import HungUp
+from proxy.http.guards import HungUp
 from tests.helpers.http.support import (
     CHAT,
     ROOM,

@@ -13,11 +13,18 @@ from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import BadGateway, ConnectFailed, Declined, UpstreamFailed, UpstreamTimedOut
+from proxy.core.errors import (
+    BadGateway,
+    ConnectFailed,
+    Declined,
+    Disconnected,
+    Garbled,
+    UpstreamFailed,
+    UpstreamTimedOut,
+)
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
 from proxy.http import collected
-from proxy.http.upstream.errors import Disconnected, Garbled
 from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
 from tests.helpers.waiting import PATIENCE
 from tests.wire.http.test_failures import breaking_off, nobody, silent

@@ -12,8 +12,7 @@ import pytest
 import uvloop
 
 from proxy.core.clock import ManualClock
-from proxy.core.errors import ConnectFailed, ConnectRefused, UpstreamFailed, UpstreamTimedOut
-from proxy.http.upstream.errors import Disconnected, Garbled
+from proxy.core.errors import ConnectFailed, ConnectRefused, Disconnected, Garbled, UpstreamFailed, UpstreamTimedOut
 from proxy.http.upstream.fetch import IDLE_LIMIT, LONGEST, PooledFetcher
 from tests.helpers.http.support import Pod, Received, Script, answering, chunk, plain
 from tests.helpers.ports import free_port

@@ -10,8 +10,8 @@ import pytest
 from proxy.core.listener import Listeners, OnFirstByte
 from proxy.http.answer import Answer
 from proxy.http.counted import CountedReader
-from proxy.http.meter import Meter
 from proxy.http.tunnel import Tunnel
+from proxy.http.upstream.connection import Meter
 from tests.helpers.http.support import (
     SSE_HEAD,
     STREAMED,

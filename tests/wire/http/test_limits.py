@@ -16,10 +16,9 @@ import pytest
 from proxy.core.clock import SystemClock
 from proxy.core.units import Duration, Size
 from proxy.http.body import UNCOUNTED, BodyReader
-from proxy.http.hung_up import HungUp
+from proxy.http.guards import HungUp, Sweep
 from proxy.http.seam import HEAD_LIMIT
 from proxy.http.settings import Listen
-from proxy.http.sweep import Sweep
 from tests.helpers.http.support import CHAT, Pod, Received, answering, connection_of, plain, post, rig
 from tests.helpers.waiting import until
 from tests.unit.http.test_any_request import served

@@ -11,10 +11,9 @@ import pytest
 from proxy.core.attempt import Ending
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, update
-from proxy.core.errors import UpstreamFailed
+from proxy.core.errors import Disconnected, UpstreamFailed
 from proxy.http.head import AnswerHead
 from proxy.http.upstream.connection import Connection
-from proxy.http.upstream.errors import Disconnected
 from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool
 from tests.helpers.http.support import Pod, Received, Script, answering, plain, post, rig
 from tests.helpers.waiting import until

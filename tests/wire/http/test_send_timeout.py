@@ -14,8 +14,8 @@ from aiohttp import web
 
 from proxy.core.attempt import Ending
 from proxy.core.units import Duration
-from proxy.http.admin_server import AdminServer
-from proxy.http.hung_up import HungUp
+from proxy.http.admin import AdminServer
+from proxy.http.guards import HungUp
 from proxy.http.settings import Admin, ServerTls
 from tests.helpers.http.authority import Authority, client_context
 from tests.helpers.http.support import (

@@ -17,12 +17,11 @@ from aiohttp import ClientSession, web
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.tls import PodTls
-from proxy.http.admin_server import AdminServer
-from proxy.http.hung_up import HungUp
+from proxy.http.admin import AdminServer
+from proxy.http.guards import HungUp
 from proxy.http.settings import Admin, ServerTls
-from proxy.http.tls import Followed
+from proxy.http.tls import Followed, Trust
 from proxy.http.upstream.fetch import PooledFetcher
-from proxy.http.upstream.trust import Trust
 from tests.helpers.http.authority import Authority, client_context, server_context
 from tests.helpers.http.support import (
     SSE_HEAD,

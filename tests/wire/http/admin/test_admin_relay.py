@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from proxy.http import admin_relay
+from proxy.http import admin_pods
 from tests.helpers.http.admin.fakes import admin_port, engine
 from tests.helpers.ports import free_port
 
@@ -80,7 +80,7 @@ async def test_a_pod_that_is_not_there_is_a_bad_gateway_that_does_not_name_its_u
 
 
 async def test_a_pod_that_never_answers_is_a_gateway_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_relay, "TIMEOUT", aiohttp.ClientTimeout(total=0.05))
+    monkeypatch.setattr(admin_pods, "TIMEOUT", aiohttp.ClientTimeout(total=0.05))
     released = asyncio.Event()
 
     async def silent(request: web.Request) -> web.Response:

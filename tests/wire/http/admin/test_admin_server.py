@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from proxy.http.admin_server import AdminServer
+from proxy.http.admin import AdminServer
 from proxy.http.settings import Admin
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.http.sweep import Sweep, Watched, look_at
+from proxy.http.guards import Sweep, Watched, look_at
 
 
 @dataclass(eq=False)
