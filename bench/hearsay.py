@@ -129,8 +129,6 @@ class Sharing(Kvlane):
         for number, producer in enumerate(prefix_producers(self._scheduling)):
             producer.index = SharedIndex(
                 clock,
-                producer.max_siblings,
-                producer.ttl,
                 producer.max_bytes,
                 tag=number,
                 touch=self._touch_later,

@@ -16,7 +16,7 @@ from proxy.replicas.deployment import Alone, Deployment
 from proxy.replicas.drains import SharedDrains
 from proxy.replicas.redis_line import check
 from proxy.replicas.series import ReplicaSeries
-from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.settings import INTERVAL, ReplicaSettings
 from proxy.replicas.way import Local
 from proxy.replicas.wire import Kind, record
 from proxy.settings import Settings
@@ -76,7 +76,7 @@ class Replicated(SharingApp):
             self._replica,
             gathers=False,
         )
-        self._replica.join(Alone(self._others.deployment), settings.replicas.interval)
+        self._replica.join(Alone(self._others.deployment), INTERVAL)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         """The pods first: what others say of pods that are not known is lost."""

@@ -19,7 +19,7 @@ from proxy.plugins.session_affinity import SessionAffinity
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import OPEN, Company
 from proxy.replicas.limits import SharedLimits
-from proxy.replicas.outbox import news_within
+from proxy.replicas.outbox import NEWS
 from proxy.replicas.prefixes import SharedIndex, index_tag
 from proxy.replicas.queues import SharedQueue, said
 from proxy.replicas.replica import Doubts, Replica
@@ -87,8 +87,6 @@ class SharingApp(App):
         if not isinstance(producer.index, SharedIndex):
             producer.index = SharedIndex(
                 self._clock,
-                producer.max_siblings,
-                producer.ttl,
                 producer.max_bytes,
                 tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
                 touch=self._replica.touch_later,
@@ -118,7 +116,7 @@ class SharingApp(App):
         limits = self.serving.limits
         if limits is not None and limits.on_spent is None:
             self._replica.limits = [SharedLimits(limits, self._replica.tell)]
-            limits.seated(self._workers, self._seat, news_within(self._settings.replicas.interval))
+            limits.seated(self._workers, self._seat, NEWS)
             self._replica.be_limited()
 
     def _share_queues(self) -> None:

@@ -115,13 +115,12 @@ def door_of(access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fet
 
 def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> Tokens:
     try:
-        from proxy.access.web_keys import WebKeys
+        from proxy.access.web_keys import REFRESH, WebKeys
         from proxy.access.web_tokens import WebTokens
     except ImportError:
         raise ConfigError([Problem("security.jwt", "needs the extra: pip install 'kvlane[jwt]'")]) from None
     issuer = (settings.issuer, settings.jwks)
-    keys = draft.get("web-keys", lambda: WebKeys(settings.jwks, settings.refresh, fetch, clock), issuer)
-    draft.assign(keys, interval=settings.refresh)
+    keys = draft.get("web-keys", lambda: WebKeys(settings.jwks, REFRESH, fetch, clock), issuer)
     return WebTokens(settings, _name_of("jwt", settings.limits), keys, clock)
 
 

@@ -88,7 +88,7 @@ class Jwt:
     """Tokens of an issuer, in place of keys or beside them. A claim is found by its name, or by the names on the way to
     it: `realm_access.roles`."""
 
-    jwks: str = param(doc="URL or file of the issuer's public keys, read again and again")
+    jwks: str = param(doc="URL or file of the issuer's public keys, read every 5 minutes")
     issuer: str = param(doc="what `iss` must be")
     audience: tuple[str, ...] = param(doc="of which `aud` must have one")
     algorithms: tuple[Algorithm, ...] = param(("RS256", "ES256"), "by which a token may be signed")
@@ -97,7 +97,6 @@ class Jwt:
     scopes_claim: str | None = param(None, "list that has `inference` or `admin` in it; null: inference for all")
     limits: Limits | str | None = param(None, "of each `sub`: a name among `security.limits`, or limits of their own")
     leeway: Duration = param(Duration(30.0), "that clocks may differ")
-    refresh: Duration = param(Duration(300.0), "between two looks at `jwks`", at_least=1)
 
     def __post_init__(self) -> None:
         if not self.audience:

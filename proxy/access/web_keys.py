@@ -21,6 +21,9 @@ from proxy.core.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+REFRESH = 300.0
+"""Seconds between two reads of the issuer's keys."""
+
 PATIENCE = 2.0
 """Seconds that a request waits for a key that is not known."""
 

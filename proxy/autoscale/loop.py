@@ -19,6 +19,9 @@ from proxy.core.ports import Clock
 log = logging.getLogger(__name__)
 
 
+HISTORY = 1000
+"""Decisions that are kept, each with its inputs: four hours of them at the default interval."""
+
 PATIENCE = 10.0
 """Seconds."""
 
@@ -60,7 +63,7 @@ class Loop:
         self._patience = patience
         self._recommender = Recommender(pool)
         self.controls = Controls(pool, clock)
-        self.history: deque[Decision] = deque(maxlen=pool.history)
+        self.history: deque[Decision] = deque(maxlen=HISTORY)
         self.outcomes: dict[str, Outcome] = {}
         """By role, of the latest decision that asked for another size."""
 
@@ -78,7 +81,7 @@ class Loop:
         self._pool, self._actuators, self._patience = pool, actuators, patience
         self._recommender.change(pool)
         self.controls.change(pool)
-        self.history = deque(self.history, maxlen=pool.history)
+        self.history = deque(self.history, maxlen=HISTORY)
 
     async def run(self, interval: float) -> None:
         while True:

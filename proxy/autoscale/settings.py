@@ -94,7 +94,6 @@ class PoolSettings:
     stale_after: Duration = param(Duration(45.0), "from which on a measured value is missing", more_than=0)
     actuator: ActuatorSettings | None = param(None, "who scales, with mode: active")
     drain: DrainSettings = field(default_factory=DrainSettings)
-    history: int = param(1000, "decisions that are kept, with what they were made of", at_least=1, at_most=100_000)
 
     def affords(self, replicas: Mapping[str, int]) -> bool:
         return self.gpu_budget is None or self.gpus(replicas) <= self.gpu_budget

@@ -35,7 +35,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.model_reads import ModelReads, ReadsAfterNotFound
 from proxy.fleet.pool_pods import PoolPods, pods_of
 from proxy.fleet.settings import WarmupSettings
-from proxy.fleet.warmup import Warmup
+from proxy.fleet.warmup import TIMEOUT, Warmup
 from proxy.fleet.warmup_prompts import SharedPrompts
 from proxy.flowcontrol.controller import FlowControl
 from proxy.flowcontrol.series import FlowSeries
@@ -263,9 +263,8 @@ class _Build:
         return prompts
 
     def _warmup(self, pool: str, settings: WarmupSettings, prompts: SharedPrompts) -> Warmup:
-        process, draft, timeout = self.process, self.draft, settings.timeout
-        poster = draft.get(("warmup-connections", pool), lambda: PooledFetcher(timeout, process.clock, process.trust))
-        draft.assign(poster, timeout=timeout)
+        process, draft = self.process, self.draft
+        poster = draft.get(("warmup-connections", pool), lambda: PooledFetcher(TIMEOUT, process.clock, process.trust))
         sender = WarmingSender(lambda: process.serving.gateway, poster, process.clock)
         return draft.get(
             ("warmup", pool), lambda: Warmup(settings, prompts, sender, process.clock, process.random), settings

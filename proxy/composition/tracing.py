@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
 
+TIMEOUT = 5.0
+"""Seconds for the collector to accept one batch of spans; then the batch is dropped and counted."""
+
 
 def traces_of(settings: TracingSettings | None, clock: Clock, lost: Callable[[], Counter]) -> Traces | None:
     """None where nothing is traced. Raises ConfigError if the extra is missing."""
@@ -36,9 +39,7 @@ def traces_of(settings: TracingSettings | None, clock: Clock, lost: Callable[[],
     except ImportError:
         raise ConfigError([Problem("telemetry.tracing", "needs the extra: pip install 'kvlane[otel]'")]) from None
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # the queue says once what it says again
-    exporter = OTLPSpanExporter(
-        target(settings.endpoint), headers=dict(settings.collector_headers), timeout=settings.timeout
-    )
+    exporter = OTLPSpanExporter(target(settings.endpoint), headers=dict(settings.collector_headers), timeout=TIMEOUT)
     queue = SpanQueue(exporter, lost())
     return Traces(Tracing(settings, __version__, clock, queue), queue)
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.removed import replacement
 from proxy.core.units import Duration, Moment, Size, moment, parse_duration, parse_size
 
 T = TypeVar("T")
@@ -96,14 +97,12 @@ def load(cls: type[T], data: Any, path: str = "") -> T:
 
 
 def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = types.MappingProxyType({})) -> T:
-    """As `load`, but raises Invalid; `injected` are the values of fields that are not for the YAML to set. A class
-    names the keys that it no longer has in `removed: ClassVar[Mapping[str, str]]`, each with what replaced it."""
+    """As `load`, but raises Invalid; `injected` are the values of fields that are not for the YAML to set."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
         raise Invalid(Problem(path, f"must be a mapping, not {_named(cls, data)}{_as_mapping(cls, data)}"))
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in injected}  # type: ignore[arg-type]
-    removed: Mapping[str, str] = getattr(cls, "removed", {})
-    values, problems = dict(injected), _unknown_keys(fields.values(), removed, data, path)
+    values, problems = dict(injected), _unknown_keys(fields.values(), data, path)
     for field in fields.values():
         key = _given_key(field, data)
         if key is None:
@@ -214,15 +213,15 @@ def _choose(choices: dict[str, Any], value: Any, path: str) -> Any:
     return chosen
 
 
-def _unknown_keys(fields: Any, removed: Mapping[str, str], data: Mapping[Any, Any], path: str) -> list[Problem]:
+def _unknown_keys(fields: Any, data: Mapping[Any, Any], path: str) -> list[Problem]:
     known = [key for field in fields for key in (yaml_key(field), *field.metadata.get("aliases", ()))]
-    problems = []
-    for key in map(str, data):
-        if key in removed:
-            problems.append(Problem(join(path, key), f"was removed: {removed[key]}"))
-        elif key not in known:
-            problems.append(Problem(path, f"unknown field '{key}'{suggestion(key, known)}"))
-    return problems
+    return [_unknown(path, str(key), known) for key in data if str(key) not in known]
+
+
+def _unknown(path: str, key: str, known: Sequence[str]) -> Problem:
+    if (instead := replacement(join(path, key))) is not None:
+        return Problem(join(path, key), f"was removed: {instead}")
+    return Problem(path, f"unknown field '{key}'{suggestion(key, known)}")
 
 
 def _as_mapping(cls: type[Any], data: Any) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.core import params
+from proxy.core.errors import Problem
+from proxy.core.params import Invalid
 from proxy.core.plugin import Plugin
 
 Ports = Mapping[Any, Any]
@@ -21,7 +23,11 @@ def parameters_of(cls: type[Plugin], ports: Ports) -> list[dataclasses.Field[Any
 
 def make(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> Plugin:
     """Raises params.Invalid with every fault of the parameters."""
-    return params.build(cls, parameters, path, _injected(cls, ports))
+    try:
+        return params.build(cls, parameters, cls.plugin_type, _injected(cls, ports))
+    except Invalid as invalid:
+        faults = ((problem.path.removeprefix(cls.plugin_type), problem.message) for problem in invalid.problems)
+        raise Invalid(*(Problem(path + below, message) for below, message in faults)) from None
 
 
 def has(instance: Plugin, ports: Ports) -> bool:

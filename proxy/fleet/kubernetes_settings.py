@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxy.core.params import param
-from proxy.core.tls import PodTls
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.kubernetes.access import Access
 
@@ -37,7 +36,6 @@ class KubernetesSettings(Access):
     models: tuple[str, ...] = param((), "of pods without an annotation kvlane/models; they are asked unless given")
     engine: Engine = param(DEFAULT_ENGINE, "of pods without a label llm-d.ai/engine-type")
     api_key: str | None = param(None, "of every pod")
-    tls: PodTls | None = param(None, "of every pod; a pod's URL has an address, so serverName is what names it")
 
     def __post_init__(self) -> None:
         """Raises ValueError for what names no pods, or several sets of them."""

@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Problem
 from proxy.core.params import param
 from proxy.core.tls import PodTls
-from proxy.core.units import Duration, Size
+from proxy.core.units import Duration
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.fleet.kubernetes_settings import KubernetesSettings
 from proxy.telemetry.prometheus_text import parse_spec
@@ -60,7 +60,6 @@ class DnsSettings:
     models: tuple[str, ...] = param((), "of every pod; they are asked unless given")
     engine: Engine = param(DEFAULT_ENGINE, "of every pod")
     api_key: str | None = param(None, "of every pod")
-    tls: PodTls | None = param(None, "of every pod; a pod's URL has an address, so serverName is what names it")
 
     def pod(self, address: str) -> PodSettings:
         return PodSettings(
@@ -71,7 +70,6 @@ class DnsSettings:
             models=self.models,
             engine=self.engine,
             api_key=self.api_key,
-            tls=self.tls,
         )
 
 
@@ -124,15 +122,9 @@ class WarmupSettings:
     """Off unless `prompts` is more than 0. System prompts and tools of requests are then kept in memory."""
 
     prompts: int = param(
-        0, "shared system prompts, for each model, that a new or restarted pod is sent; 0: none are kept", at_least=0
+        0, "Shared system prompts, per model, that a new or restarted pod gets; 0 switches warm-up off.", at_least=0
     )
-    shared_by: int = param(
-        8, "different requests that must have begun with a system prompt before it is kept", at_least=2
-    )
-    sample: int = param(8, "one answered request in so many is looked at", at_least=1)
-    max_bytes: Size = param(Size(4 << 20), "of the prompts that are kept; those used least go", at_least=1)
-    concurrency: int = param(2, "prompts that one pod is sent at a time", at_least=1)
-    timeout: Duration = param(Duration(60.0), "for one of them", more_than=0)
+    concurrency: int = param(2, "Prompts that one pod gets at a time.", at_least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from proxy.openai.heads import Head
 
 log = logging.getLogger(__name__)
 
+TIMEOUT = 60.0
+"""Seconds for a pod to compute one prompt of a warm-up."""
+
 STAGGER = 0.5
 """Seconds within which several workers begin, each at a moment of its own: what one has sent the next leaves out."""
 

@@ -20,6 +20,15 @@ MOST_COUNTED = 4096
 LARGEST_BODY = 256 * 1024
 """Bytes; what is larger is not looked at: to read it would hold up others."""
 
+SHARED_BY = 8
+"""Different requests that must have begun with a system prompt before it is kept."""
+
+SAMPLE = 8
+"""One answered request in so many is read."""
+
+MOST_BYTES = 4 << 20
+"""Bytes of the prompts that are kept; beyond them the least used ones are dropped."""
+
 MEMORY = 600.0
 """Seconds in which the weight of past requests shrinks to 1/e."""
 
@@ -38,9 +47,20 @@ class _Counted:
 class SharedPrompts:
     """Of a head that too few requests share, nothing is kept but digests."""
 
-    def __init__(self, settings: WarmupSettings, clock: Clock, read: Callable[..., Head | None] = head) -> None:
+    def __init__(
+        self,
+        settings: WarmupSettings,
+        clock: Clock,
+        read: Callable[..., Head | None] = head,
+        *,
+        shared_by: int = SHARED_BY,
+        sample: int = SAMPLE,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
         self.settings = settings
-        """Where they change, what is kept beyond the new bounds goes with the next request."""
+        self._shared_by = shared_by
+        self._sample = sample
+        self._most_bytes = most_bytes
         self._now = clock.now
         self._read = read
         self._unseen = 0
@@ -49,9 +69,9 @@ class SharedPrompts:
         """Of the texts that are kept."""
 
     def see(self, request: InferenceRequest) -> None:
-        """A request that was answered well; one in `sample` is looked at."""
+        """A request that was answered well; one in `sample` is read."""
         self._unseen += 1
-        if self._unseen < self.settings.sample or not 0 < len(request.body) <= LARGEST_BODY:
+        if self._unseen < self._sample or not 0 < len(request.body) <= LARGEST_BODY:
             return
         self._unseen = 0
         found = self._read(request.path, request.model, request.body)
@@ -78,13 +98,13 @@ class SharedPrompts:
         counted.heat, counted.at = _heat(counted, now) + 1.0, now
         if counted.head is None:
             counted.requests.add(xxh3_128_digest(body))
-            if len(counted.requests) >= self.settings.shared_by:
+            if len(counted.requests) >= self._shared_by:
                 counted.requests.clear()
                 counted.head = found
                 self.bytes += len(found.body)
         while len(self._heads) > MOST_COUNTED:
             self._drop(next(iter(self._heads)))
-        while self.bytes > self.settings.max_bytes:
+        while self.bytes > self._most_bytes:
             self._drop(min((key for key, one in self._heads.items() if one.head), key=lambda key: self._heat(key, now)))
 
     def _kept(self) -> list[_Counted]:

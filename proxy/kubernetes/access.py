@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from proxy.core.params import param
-from proxy.core.units import Duration
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -22,13 +21,6 @@ class Access:
     namespace: str = param("", "where the objects are; that of the proxy unless given")
     token_file: str = param("", "file of a bearer token, read anew for each connection; the service account's in a pod")
     ca_file: str = param("", "file of the certificates that the server's may be signed by; the cluster's in a pod")
-    timeout: Duration = param(Duration(10.0), "for one answer of the server", more_than=0)
-    watch: Duration = param(
-        Duration(300.0), "that one watch lasts; one that is silent for longer is given up", at_least=1
-    )
-    retry: Duration = param(
-        Duration(0.5), "pause after a watch has ended, doubled with every failure up to 32 times as much", more_than=0
-    )
 
     def __post_init__(self) -> None:
         """Raises ValueError for a server that is none."""

@@ -22,6 +22,12 @@ GONE = 410
 PAGE = 500
 """Objects in one answer to a list."""
 
+TIMEOUT = 10.0
+"""Seconds for one response of the API server."""
+
+WATCH = 300.0
+"""Seconds after which the API server ends a watch; a watch that is silent for `TIMEOUT` longer is closed."""
+
 
 class ApiError(Exception):
     """`status` is that of the answer, or of the error in a watch; 0 where there was none."""
@@ -62,8 +68,10 @@ class Event(NamedTuple):
 class Api:
     """Each connection is made with the token and certificates that are there by then. All methods raise ApiError."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, timeout: float = TIMEOUT, watch: float = WATCH) -> None:
         self._access = access
+        self._timeout = timeout
+        self._watch = watch
 
     async def list(self, resource: Resource, query: Mapping[str, str]) -> Listed:
         """Page by page. Where the server has forgotten the list in between, it raises GONE."""
@@ -81,18 +89,17 @@ class Api:
 
     async def watch(self, resource: Resource, query: Mapping[str, str], version: str) -> AsyncIterator[Event]:
         """What happens after `version`, until the server ends it. An error that it tells is raised."""
-        lasts = self._access.watch
         asked = {
             **query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
-            "timeoutSeconds": str(max(int(lasts), 1)),
+            "timeoutSeconds": str(max(int(self._watch), 1)),
         }
-        async with await self._session(lasts + self._access.timeout) as session:
+        async with await self._session(self._watch + self._timeout) as session:
             path = resource.path(await self._namespace())
             try:
-                async with asyncio.timeout(self._access.timeout):
+                async with asyncio.timeout(self._timeout):
                     answer = await session.get(self._access.url + path, params=asked)
                 async with answer:
                     if answer.status != 200:
@@ -104,7 +111,7 @@ class Api:
 
     async def _page(self, session: aiohttp.ClientSession, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self._access.timeout):
+            async with asyncio.timeout(self._timeout):
                 answer = await outbound.send(session, "GET", self._access.url + path, params=asked)
         except outbound.FAILURES as error:
             raise ApiError(0, _why(error)) from None

@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+RETRY = 0.5
+"""Seconds between two watches; the pause doubles with every failure."""
+
 _LONGEST = 32
 """Pauses grow up to so many times the first one."""
 
@@ -38,9 +41,9 @@ class Collection(Generic[T]):
         query: Mapping[str, str],
         read: Callable[[Object], T],
         changed: Callable[[], None],
-        retry: float,
         clock: Clock,
         rng: Random,
+        retry: float = RETRY,
     ) -> None:
         """`query`: labelSelector and fieldSelector, if any; `retry`: seconds between two watches."""
         self._api = api

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.kubernetes.api import Api, Object, Resource
-from proxy.kubernetes.collection import Collection
+from proxy.kubernetes.collection import RETRY, Collection
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
 
 VERSION = "v1alpha2"
@@ -29,7 +29,7 @@ class _Rules:
 class ClusterNames:
     """`async with`: inside of it the objects are watched, and `changed` is called whenever they change."""
 
-    def __init__(self, settings: ClusterObjects, clock: Clock, rng: Random) -> None:
+    def __init__(self, settings: ClusterObjects, clock: Clock, rng: Random, retry: float = RETRY) -> None:
         self.settings = settings
         self.changed: Callable[[], None] = lambda: None
         self._tasks = Tasks()
@@ -37,7 +37,7 @@ class ClusterNames:
 
         def collection(name: str, read: Callable[[Object], Any]) -> Collection[Any]:
             resource = Resource(settings.group, VERSION, name)
-            return Collection(api, resource, {}, read, lambda: self.changed(), settings.retry, clock, rng)
+            return Collection(api, resource, {}, read, lambda: self.changed(), clock, rng, retry)
 
         self._objectives: Collection[tuple[str, Objective]] = collection("inferenceobjectives", _objective)
         self._rewrites: Collection[_Rules] = collection("inferencemodelrewrites", _rules)

@@ -30,6 +30,13 @@ from proxy.prefix.holdings import Answer, Holding, PodMemory
 from proxy.prefix.reservation import Reservation, Span
 from proxy.prefix.upkeep import WORK, Upkeep
 
+MAX_SIBLINGS = 16
+"""Requests that may wait on one pod for the same blocks before a match ignores these blocks."""
+
+TTL = 3600.0
+"""Seconds after its last use for which a block is remembered. Pods evict by the size of their cache and report it, so
+this bounds only what nobody asks for again."""
+
 
 class PrefixIndex:
     """Lives as long as its producer. `match` changes nothing; everything else belongs in hooks.
@@ -44,8 +51,8 @@ class PrefixIndex:
     def __init__(
         self,
         clock: Clock,
-        max_siblings: int,
-        ttl: float = math.inf,
+        max_siblings: int = MAX_SIBLINGS,
+        ttl: float = TTL,
         max_bytes: float = math.inf,
         depths: Sequence[int] = DEPTHS,
     ) -> None:
@@ -64,11 +71,10 @@ class PrefixIndex:
         self.is_crowded = False
         """So many requests wait for the same provisional blocks that a match ignores these: `prove` may help."""
 
-    def change(self, max_siblings: int, ttl: float, max_bytes: float) -> None:
-        """What is too old, or too much, goes with the next changes."""
-        self._max_siblings = max_siblings
+    def change(self, max_bytes: float) -> None:
+        """Set the memory limit; the next changes drop what is beyond it."""
         self._max_bytes = max_bytes
-        self._upkeep.change(ttl, max_bytes)
+        self._upkeep.change(max_bytes)
         self.version += 1
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:

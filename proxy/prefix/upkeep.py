@@ -25,8 +25,7 @@ class Upkeep:
         self._expire_at = -math.inf
         self.due_at = -math.inf
 
-    def change(self, ttl: float, max_bytes: float) -> None:
-        self._ttl = ttl
+    def change(self, max_bytes: float) -> None:
         self._max_bytes = max_bytes
         self.expire_soon()
 

@@ -20,6 +20,9 @@ UNREACHABLE, RESTING, LEAVING = "takes no connections", "asked for a rest", "is 
 
 NOT_FOUND = 404
 
+PROBES = 1
+"""Requests at a time that try a pod whose breaker is half-open."""
+
 UNREACHABLE_SECONDS = 1.0
 """A pod that takes no connection is left alone for so long; whether it is back, its scrapes find out too."""
 
@@ -94,13 +97,20 @@ class Breakers(Listener):
     """A circuit breaker for each pod on which requests failed."""
 
     def __init__(
-        self, settings: BreakerSettings, clock: Clock, fleet: Doubts, later: Later, company: Company = NOBODY
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        fleet: Doubts,
+        later: Later,
+        company: Company = NOBODY,
+        probes: int = PROBES,
     ) -> None:
         self.settings = settings
         self._clock = clock
         self._fleet = fleet
         self._later = later
         self._company = company
+        self._probes = probes
         self._circuits: dict[Endpoint, Circuit] = {}
         self._out: dict[tuple[Endpoint, str], float] = {}
         """Until when a pod is to be left alone, by the reason."""
@@ -119,7 +129,7 @@ class Breakers(Listener):
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)
-            if len(circuit.probes) >= self.settings.probes:
+            if len(circuit.probes) >= self._probes:
                 self._fleet.doubt(attempt.endpoint, PROBED)
                 self._company.breaker_tried(attempt.endpoint)
 

@@ -47,13 +47,12 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """A pod that failed so many requests within the window, and as many as it served, gets none for a while; then as
-    many as there are probes, until one succeeds. What is the client's own fault does not count."""
+    """A pod that failed so many requests within the window, and as many as it served, gets none for a while; then one
+    at a time, until one succeeds. What is the client's own fault does not count."""
 
     failures: int = param(5, "within the window that open the breaker of a pod", at_least=1)
     window: Duration = param(Duration(30.0), "for which a failure counts", more_than=0)
     open: Duration = param(Duration(10.0), "that a pod gets no requests", more_than=0)
-    probes: int = param(1, "requests at a time that try whether it is better", at_least=1)
     panic_percent: float = param(
         50.0,
         "share of the pods that answer, beyond which so many are in doubt that all are asked",

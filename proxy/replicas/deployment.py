@@ -22,7 +22,7 @@ from proxy.replicas.packet import ID_BYTES, VERSION, Packet, Say, host_of, membe
 from proxy.replicas.peers import FIRST_NUMBER, Host, Peers
 from proxy.replicas.redis_line import RedisLine, StoreLost
 from proxy.replicas.series import ReplicaSeries
-from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.settings import INTERVAL, ReplicaSettings
 from proxy.replicas.shares import Shares
 from proxy.replicas.way import Local
 from proxy.replicas.wire import EVERYBODY, HUB, OTHER_HOSTS, UNREADABLE, Kind, frame, record
@@ -107,7 +107,7 @@ class Deployment:
         self._config = config
         self._own = own
         self._line = line
-        self._gathered_for = settings.interval if gathers else 0.0
+        self._gathered_for = INTERVAL if gathers else 0.0
         self._at_once: Line | None = None
         """That what is said goes to without being gathered."""
         self._id = secrets.token_bytes(ID_BYTES)

@@ -24,8 +24,8 @@ what a batch costs is the index, and who hears of that so late places requests a
 PATIENCE = 5.0
 """Intervals that a batch between hosts may be gathered for, to have more in it."""
 
-LEAST_NEWS = 0.1
-"""Seconds that news from a worker of one host to that of another may take, however short the interval is."""
+NEWS = 0.1
+"""Seconds that news from a worker of one host to that of another takes at most."""
 
 SMOOTH = 0.1
 """The part of what was said between two batches with all there is in what is known of how much there is to say."""
@@ -39,11 +39,6 @@ def _nothing() -> bytes:
 
 def _to_nobody(batch: bytes) -> None:
     """As long as there is no way."""
-
-
-def news_within(interval: float) -> float:
-    """Seconds after which other hosts know what was said: as long again for the store and whoever is busy."""
-    return max(LEAST_NEWS, 2 * PATIENCE * interval)
 
 
 class Outbox:

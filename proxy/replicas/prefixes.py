@@ -67,8 +67,6 @@ class SharedIndex(PrefixIndex):
     def __init__(
         self,
         clock: Clock,
-        max_siblings: int,
-        ttl: float,
         max_bytes: float,
         *,
         tag: int,
@@ -78,7 +76,7 @@ class SharedIndex(PrefixIndex):
     ) -> None:
         """`find` gives the living pod of a number. `flush` is called instead of `touch` where what there is to say must
         not wait."""
-        super().__init__(clock, max_siblings, ttl, max_bytes)
+        super().__init__(clock, max_bytes=max_bytes)
         self._tag = tag
         self._touch = touch
         self._flush = flush or touch

@@ -11,6 +11,9 @@ from proxy.replicas.address import address_of
 
 NONE = "none"
 
+INTERVAL = 0.01
+"""Seconds for which news are batched before they are published; up to five times as long while batches are small."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
@@ -30,11 +33,6 @@ class ReplicaSettings:
     name: str | None = param(None, "what the others call this one; the host's name unless given")
     lease: Duration = param(
         Duration(5.0), "after which one that is not heard of is forgotten, with all that it has in flight", at_least=0.5
-    )
-    interval: Duration = param(
-        Duration(0.01),
-        "for which news are gathered before they are told; up to five times as long where packets would be small",
-        more_than=0,
     )
     limits: Literal["localShare", "open"] = param(
         "localShare",

@@ -59,7 +59,6 @@ class TracingSettings:
     )
     collector_headers: Mapping[str, str] = param({}, "sent to the collector, for its keys")
     service_name: str = param("kvlane", "that spans are said to come from")
-    timeout: Duration = param(Duration(5.0), "for one batch of spans", more_than=0)
 
     def __post_init__(self) -> None:
         if not self.endpoint.startswith(("http://", "https://")):

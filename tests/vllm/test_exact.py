@@ -88,7 +88,7 @@ def exact(request: pytest.FixtureRequest, fleet: Fleet, tmp_path: Path) -> Itera
 @contextmanager
 def following(fleet: Fleet, folder: Path, mode: str) -> Iterator[Fleet]:
     """A proxy that tokenises here or asks the pods, and knows what they hold before it serves."""
-    tokens = {"local": {"model": str(fleet.model)}} if mode == "local" else {"pod": {"timeout": "350ms"}}
+    tokens = {"local": {"model": str(fleet.model)}} if mode == "local" else {"pod": {}}
     pods = [
         {
             "url": engine.url,

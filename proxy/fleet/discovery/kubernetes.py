@@ -31,7 +31,7 @@ from proxy.fleet.discovery.source import Source
 from proxy.fleet.kubernetes_settings import KubernetesSettings
 from proxy.fleet.settings import PodSettings, bracketed
 from proxy.kubernetes.api import Api
-from proxy.kubernetes.collection import Collection
+from proxy.kubernetes.collection import RETRY, Collection
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,9 @@ class KubernetesSource(Source):
     name = "kubernetes"
     interval = _SETTLE
 
-    def __init__(self, settings: KubernetesSettings, clock: Clock, rng: Random) -> None:
+    def __init__(self, settings: KubernetesSettings, clock: Clock, rng: Random, retry: float = RETRY) -> None:
         self._settings = settings
+        self._retry = retry
         self._api = Api(settings)
         self._clock = clock
         self._random = rng
@@ -95,9 +96,7 @@ class KubernetesSource(Source):
         return self._settings_of(seen, ports)
 
     def _collection(self, resource: Any, query: Mapping[str, str], read: Any) -> Collection[Any]:
-        return Collection(
-            self._api, resource, query, read, self._news.set, self._settings.retry, self._clock, self._random
-        )
+        return Collection(self._api, resource, query, read, self._news.set, self._clock, self._random, self._retry)
 
     def _follow(self, selector: str) -> None:
         """The pods of this selector, and no others."""
@@ -164,7 +163,6 @@ class KubernetesSource(Source):
             models=models or settings.models,
             engine=settings.engine,
             api_key=settings.api_key,
-            tls=settings.tls,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -30,9 +30,6 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     """
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COSTS)
-    removed: ClassVar[Mapping[str, str]] = {
-        "nonCachedTokens": "predictions always decide; prefix-based-pd-decider has a fixed number of tokens"
-    }
     name: InstanceName
     clock: Clock
     interference_cost: float = param(

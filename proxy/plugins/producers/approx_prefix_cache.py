@@ -15,7 +15,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
-from proxy.core.units import Duration, Size
+from proxy.core.units import Size
 from proxy.prefix.counters import MOST_LEGS, HitWindow, figures
 from proxy.prefix.hashing import ANSWER, chains, last_turn
 from proxy.prefix.index import PrefixIndex
@@ -79,11 +79,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     lru_capacity_per_server: int = param(
         DEFAULT_CAPACITY, "Blocks remembered of a pod whose KV capacity is not known; 0 or less: the default."
     )
-    ttl: Duration = param(Duration(3600.0), "What was not used for so long is forgotten.", more_than=0)
     max_bytes: Size = param(Size(256 << 20), "Memory of the whole index; what was used longest ago goes.", at_least=0)
-    max_siblings: int = param(
-        16, "Requests that may wait on one pod for the same blocks before these attract no more.", at_least=1
-    )
     index: PrefixIndex = field(init=False, repr=False, compare=False)
     _windows: dict[Endpoint, HitWindow] = field(init=False, repr=False, compare=False, default_factory=dict)
     _judge_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
@@ -103,7 +99,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
         self._capacity_of = lru_cache(self._capacity)
         self._key = DataKey(PREFIX_MATCH.kind, self.name, ChainMatch)
-        self.index = PrefixIndex(self.clock, self.max_siblings, self.ttl, self.max_bytes)
+        self.index = PrefixIndex(self.clock, max_bytes=self.max_bytes)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
@@ -113,7 +109,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         """The index, unless its blocks have another size."""
         if predecessor._block_size == self._block_size:
             self.index = predecessor.index
-            self.index.change(self.max_siblings, self.ttl, self.max_bytes)
+            self.index.change(self.max_bytes)
             self._windows, self._reservations = predecessor._windows, predecessor._reservations
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:

@@ -42,10 +42,6 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     waits: ClassVar[bool] = False
-    removed: ClassVar[Mapping[str, str]] = {
-        "maxRelativeError": "predictions are always used; alert on kvlane_latency_prediction_error_ratio instead"
-    }
-
     name: InstanceName
     clock: Clock
     work_cost: float = param(

@@ -13,8 +13,11 @@ from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName, Tokenizers, Tokens
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tokens import ContentFormat, LocalModel, RemoteTokenizer
-from proxy.core.units import Duration, Size
+from proxy.core.units import Duration
 from proxy.prefix.keys import TOKEN_IDS, TOKENIZED_PROMPT
+
+POD_TIMEOUT = 0.3
+"""Seconds for a pod to tokenise a prompt. All producers of a request share 0.4 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,6 @@ class Local:
     content_format: ContentFormat = param("auto", "of messages, as the engine's --chat-template-content-format")
     chat_template_kwargs: Mapping[str, Any] = param({}, "as the engine's --default-chat-template-kwargs")
     exclude_tools_when_tool_choice_none: bool = param(False, "as the engine's flag of this name")
-    cache_bytes: Size = param(Size(64 << 20), "memory for token ids of texts that come again", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,6 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """By one of the pods, at /tokenize."""
-
-    timeout: Duration = param(Duration(0.3), "for its answer; producers have 0.4 s together", more_than=0)
 
 
 @plugin("token-producer")
@@ -99,11 +99,10 @@ class TokenProducer(DataProducer):
                     mode.content_format,
                     mode.chat_template_kwargs,
                     mode.exclude_tools_when_tool_choice_none,
-                    mode.cache_bytes,
                 )
             )
         if self.pod is not None:
-            return self.tokenizers.remote(RemoteTokenizer("", self.model_name, self.pod.timeout))
+            return self.tokenizers.remote(RemoteTokenizer("", self.model_name, POD_TIMEOUT))
         if self.vllm is not None:
             return self.tokenizers.remote(RemoteTokenizer(self.vllm.url, self.model_name, self.vllm.timeout))
         return None

@@ -23,7 +23,7 @@ from proxy.replicas.packet import Packet, Say, packed
 from proxy.replicas.redis_line import RedisLine
 from proxy.replicas.replica import TURN
 from proxy.replicas.series import ReplicaSeries
-from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.settings import INTERVAL, ReplicaSettings
 from proxy.replicas.wire import Kind, frame, record
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Counter
@@ -54,7 +54,7 @@ class Proxy(Member):
         self.deployment = Deployment(
             wanted, SystemClock(), random.Random(1), self.series, self.replica, lambda: self.config, gathers=False
         )
-        self.replica.join(Alone(self.deployment), wanted.interval)
+        self.replica.join(Alone(self.deployment), INTERVAL)
 
     @property
     def knows(self) -> int:

@@ -53,7 +53,7 @@ async def test_workers_have_the_pods_and_the_rewrites_of_a_cluster() -> None:
 
 
 def configured(api: FakeApiServer, port: int) -> Any:
-    where = {"server": api.url, "namespace": "ns", "retry": "10ms"}
+    where = {"server": api.url, "namespace": "ns"}
     return from_mapping(
         {
             "listen": {"host": "127.0.0.1", "port": 0},

@@ -236,7 +236,7 @@ async def test_workers_change_in_place_what_they_share_and_keep_what_they_know()
         first = await it.chat(document)
         pids = set(it.supervisor.pids)
         given = configured(it.sim).given
-        producer = {"type": "approx-prefix-cache-producer", "parameters": {"ttl": "5m"}}
+        producer = {"type": "approx-prefix-cache-producer", "parameters": {"maxBytes": "64MiB"}}
         scheduling = {"plugins": [producer, {"type": "prefix-cache-scorer"}]}
         changed = {**given, "scheduling": scheduling, "models": {"aliases": {"best": "sim"}}}
         answer = await it.admin("POST", "/admin/config", changed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.autoscale.decision import Decision
-from proxy.autoscale.loop import Loop, Outcome
+from proxy.autoscale.loop import HISTORY, Loop, Outcome
 from proxy.autoscale.observed import Observed, Sample
 from proxy.core.clock import ManualClock
 from proxy.core.errors import BadRequest
@@ -297,10 +297,10 @@ class TestOperators:
 
 class TestDecisions:
     async def test_they_count_up_and_the_oldest_go(self) -> None:
-        rig = Rig(history=3)
-        for _ in range(5):
+        rig = Rig()
+        for _ in range(HISTORY + 2):
             await rig.step()
-        assert [decision.id for decision in rig.loop.history] == [3, 4, 5]
+        assert [decision.id for decision in rig.loop.history] == list(range(3, HISTORY + 3))
         assert rig.loop.latest is rig.loop.history[-1]
 
     async def test_as_json_they_have_what_they_were_made_of(self) -> None:

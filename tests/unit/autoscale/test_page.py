@@ -39,7 +39,6 @@ def test_every_reason_is_explained(reason: Cause) -> None:
         ("`pressureFloor`", CoordinationSettings().pressure_floor),
         ("`baseline`, `alpha`", f"`{CoordinationSettings().baseline}`, {CoordinationSettings().alpha}"),
         ("`tolerancePercent`", PoolSettings(()).tolerance_percent),
-        ("`history`", PoolSettings(()).history),
         ("`scaleDown`", f"`instances` {ScaleDown().instances}, `percent` {ScaleDown().percent}"),
         ("`scaleUp`", f"`instances` {ScaleUp().instances}, `percent` {ScaleUp().percent}"),
     ],

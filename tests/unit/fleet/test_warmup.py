@@ -47,8 +47,8 @@ class Pod:
 
 @asynccontextmanager
 async def warming(pod: Pod, shared: int = 5, **settings: int) -> AsyncIterator[Warmup]:
-    given = WarmupSettings(prompts=4, shared_by=2, sample=1, **settings)  # type: ignore[arg-type]
-    prompts = SharedPrompts(given, ManualClock())
+    given = WarmupSettings(prompts=4, **settings)
+    prompts = SharedPrompts(given, ManualClock(), shared_by=2, sample=1)
     for number in range(shared):
         see(prompts, f"prompt {number} ", 2)
     async with Warmup(given, prompts, pod, ManualClock(), Random(1)) as it:

@@ -20,8 +20,8 @@ def asked(system: str, question: str = "?", model: str = "m", **fields: Any) -> 
 
 
 def prompts(clock: ManualClock | None = None, **settings: Any) -> SharedPrompts:
-    defaults = {"prompts": 2, "shared_by": 3, "sample": 1}
-    return SharedPrompts(WarmupSettings(**{**defaults, **settings}), clock or ManualClock())
+    wanted = WarmupSettings(prompts=settings.pop("prompts", 2))
+    return SharedPrompts(wanted, clock or ManualClock(), **{"shared_by": 3, "sample": 1, **settings})
 
 
 def see(seen: SharedPrompts, system: str, times: int = 3, model: str = "m") -> None:
@@ -85,7 +85,7 @@ def test_one_request_in_so_many_is_looked_at() -> None:
 
 
 def test_texts_never_take_more_than_was_granted_and_the_least_used_go() -> None:
-    seen = prompts(prompts=100, max_bytes=2000)
+    seen = prompts(prompts=100, most_bytes=2000)
     see(seen, "hot     ", 9)
     for number in range(20):
         see(seen, f"cold {number:02} ", 3)

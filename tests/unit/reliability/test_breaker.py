@@ -20,7 +20,7 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.request import InferenceRequest
-from proxy.reliability.breaker import LEAVING, OPEN, PROBED, RESTING, UNREACHABLE, Breakers
+from proxy.reliability.breaker import LEAVING, OPEN, PROBED, PROBES, RESTING, UNREACHABLE, Breakers
 from proxy.reliability.deadline import HEADER
 from proxy.reliability.settings import BreakerSettings
 
@@ -30,7 +30,7 @@ FAILED = UpstreamFailed("nonsense")
 class World:
     """One pod, its breaker, and timers that go off when time passes."""
 
-    def __init__(self, **settings: float) -> None:
+    def __init__(self, probes: int = PROBES, **settings: float) -> None:
         self.clock = ManualClock(now=100.0)
         self.pod = Endpoint("a")
         self.doubts: set[str] = set()
@@ -38,7 +38,8 @@ class World:
         self.told: list[bool] = []
         self.tries = 0
         self.others_first = 0.0
-        self.breakers = Breakers(BreakerSettings(**settings), self.clock, self, self._later, self)  # type: ignore[arg-type]
+        wanted = BreakerSettings(**settings)  # type: ignore[arg-type]
+        self.breakers = Breakers(wanted, self.clock, self, self._later, self, probes)
 
     def doubt(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.add(why)

@@ -34,8 +34,6 @@ class Peer:
         self.clock = ManualClock()
         self.index = SharedIndex(
             self.clock,
-            4,
-            3600.0,
             1 << 20,
             tag=tag,
             touch=lambda: None,

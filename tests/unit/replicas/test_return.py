@@ -12,7 +12,7 @@ import pytest
 from proxy.replicas.deployment import BEATS, Alone, Deployment
 from proxy.replicas.redis_line import OPEN_TIMEOUT, StoreLost
 from proxy.replicas.series import ReplicaSeries
-from proxy.replicas.settings import ReplicaSettings
+from proxy.replicas.settings import INTERVAL, ReplicaSettings
 from proxy.telemetry.catalogue import Catalogue
 from tests.helpers.replicas.virtual import VirtualLoop
 from tests.wire.replicas.test_bus import Member
@@ -87,7 +87,7 @@ class Host(Member):
         self.deployment = Deployment(
             wanted, loop, rng, series, self.replica, lambda: "a", line=store.line, gathers=False
         )
-        self.replica.join(Alone(self.deployment), wanted.interval)
+        self.replica.join(Alone(self.deployment), INTERVAL)
 
 
 def seconds_until_right(seed: int, lease: float, upset: Callable[[MemoryStore, float], Awaitable[Any]]) -> float:

@@ -9,7 +9,6 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
-from proxy.core.units import Duration
 from proxy.kubernetes import access
 from proxy.kubernetes.access import Access
 from proxy.kubernetes.api import Api, ApiError, Resource
@@ -35,7 +34,7 @@ def in_cluster_of(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> Acc
     at = urlsplit(server.url)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(at.hostname))
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT_HTTPS", str(at.port))
-    return Access(timeout=Duration(2.0))
+    return Access()
 
 
 async def test_in_a_pod_nothing_need_be_given(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

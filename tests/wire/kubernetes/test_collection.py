@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import Tasks
-from proxy.core.units import Duration
 from proxy.kubernetes.access import Access
 from proxy.kubernetes.api import PAGE, Api, Object, Resource
 from proxy.kubernetes.collection import Collection
@@ -24,7 +24,9 @@ from tests.helpers.waiting import until
 PODS = Resource("", "v1", "pods")
 POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
 
-FAST = Access(namespace="ns", timeout=Duration(2.0), watch=Duration(60.0), retry=Duration(0.01))
+RETRY = 0.01
+
+ACCESS = Access(namespace="ns")
 
 
 class Followed(Collection[str]):
@@ -36,11 +38,15 @@ class Followed(Collection[str]):
         resource: Resource = PODS,
         selector: str = "app=vllm",
         read: Callable[[Object], str] | None = None,
+        *,
+        retry: float = RETRY,
+        **limits: float,
     ) -> None:
         self.news = 0
         clock, rng = SystemClock(), random.Random(1)
         query = {"labelSelector": selector}
-        super().__init__(Api(access), resource, query, read or _uid, self._count, access.retry, clock, rng)
+        api = Api(access, **limits)
+        super().__init__(api, resource, query, read or _uid, self._count, clock, rng, retry)
 
     def _count(self) -> None:
         self.news += 1
@@ -51,20 +57,22 @@ def _uid(item: Object) -> str:
 
 
 @asynccontextmanager
-async def following(server: FakeApiServer, access: Access = FAST, resource: Resource = PODS) -> AsyncIterator[Followed]:
-    followed = Followed(replace(access, server=server.url), resource)
+async def following(
+    server: FakeApiServer, resource: Resource = PODS, access: Access = ACCESS, **limits: Any
+) -> AsyncIterator[Followed]:
+    followed = Followed(replace(access, server=server.url), resource, **limits)
     async with Tasks() as tasks:
         tasks.start(followed.run(), "watch")
         yield followed
 
 
 @asynccontextmanager
-async def two_pods(access: Access = FAST) -> AsyncIterator[tuple[FakeApiServer, Followed]]:
+async def two_pods(**limits: Any) -> AsyncIterator[tuple[FakeApiServer, Followed]]:
     """That are known, and watched."""
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
         server.put(pods_in(), pod("b"))
-        async with following(server, access) as followed:
+        async with following(server, **limits) as followed:
             await until(lambda: len(followed.objects) == 2 and server.open)
             yield server, followed
 
@@ -156,7 +164,7 @@ async def test_a_watch_that_is_severed_in_the_middle_of_an_event_gets_it_again()
 
 
 async def test_a_watch_that_the_server_ends_in_time_is_followed_by_the_next_one() -> None:
-    async with two_pods(replace(FAST, watch=Duration(1.0))) as (server, followed):
+    async with two_pods(watch=1.0) as (server, followed):
         await until(lambda: len(server.watches) == 2)
         server.put(pods_in(), pod("c"))
         await until(lambda: "c" in followed.objects)
@@ -164,10 +172,9 @@ async def test_a_watch_that_the_server_ends_in_time_is_followed_by_the_next_one(
 
 
 async def test_a_watch_that_is_silent_for_longer_than_it_may_last_is_given_up_for_another() -> None:
-    short = replace(FAST, watch=Duration(1.0), timeout=Duration(0.2))
     async with FakeApiServer() as server:
         server.mute = server.no_end = True
-        async with following(server, short) as followed:
+        async with following(server, watch=1.0, timeout=0.2) as followed:
             await until(lambda: len(server.watches) == 1)
             server.put(pods_in(), pod("a"))
             await until(lambda: len(server.open) == 1 and server.silenced)
@@ -251,7 +258,7 @@ async def test_a_server_that_forgets_at_once_is_asked_less_and_less_often() -> N
         server.statuses["watch:pods"] = (410, "too old resource version")
         async with following(server) as followed:
             await until(lambda: followed._failures == 6)
-            assert followed._pause() > 10 * FAST.retry
+            assert followed._pause() > 10 * RETRY
             assert set(followed.objects) == {"a"}
             del server.statuses["watch:pods"]
             server.put(pods_in(), pod("b"))
@@ -262,7 +269,7 @@ async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in("ns"), pod("a", uid="near"))
         server.put(pods_in("other"), pod("a", uid="far"))
-        async with following(server) as near, following(server, replace(FAST, namespace="other")) as far:
+        async with following(server) as near, following(server, access=Access(namespace="other")) as far:
             await until(lambda: near.listed and far.listed and len(server.open) == 2)
             assert (near.objects, far.objects) == ({"a": "near"}, {"a": "far"})
             server.put(pods_in("other"), pod("a", uid="later"))
@@ -275,11 +282,10 @@ async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
 
 async def test_a_watch_through_a_wall_is_given_up_without_a_word_from_the_other_end() -> None:
     """No FIN, no RST: connections stand, and nothing comes through them, not on new ones either."""
-    short = replace(FAST, watch=Duration(1.0), timeout=Duration(0.3))
     async with FakeApiServer() as server, Wall(int(server.url.rpartition(":")[2])) as wall:
         server.put(pods_in(), pod("a"))
         server.put(pods_in(), pod("b"))
-        followed = Followed(replace(short, server=f"http://127.0.0.1:{wall.port}"))
+        followed = Followed(replace(ACCESS, server=f"http://127.0.0.1:{wall.port}"), watch=1.0, timeout=0.3)
         async with Tasks() as tasks:
             tasks.start(followed.run(), "watch")
             await until(lambda: len(followed.objects) == 2 and server.open)
@@ -342,7 +348,9 @@ async def test_an_object_that_cannot_be_read_is_left_as_it_was(caplog: pytest.Lo
 async def test_an_object_with_an_empty_list_where_one_thing_has_to_be_does_not_end_the_watch() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
-        followed = Followed(replace(FAST, server=server.url), read=lambda item: str(item.get("addresses", ["none"])[0]))
+        followed = Followed(
+            replace(ACCESS, server=server.url), read=lambda item: str(item.get("addresses", ["none"])[0])
+        )
         async with Tasks() as tasks:
             tasks.start(followed.run(), "watch")
             await until(lambda: set(followed.objects) == {"a"} and server.open)
@@ -385,7 +393,7 @@ async def test_a_list_of_another_shape_is_asked_for_again(listed: bytes, caplog:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        followed = Followed(replace(FAST, server=url))
+        followed = Followed(replace(ACCESS, server=url))
         async with Tasks() as tasks:
             tasks.start(followed.run(), "watch")
             await until(lambda: asked == 3)
@@ -422,7 +430,7 @@ async def test_a_server_that_answers_too_late_is_asked_again() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
         server.delay = 0.4
-        async with following(server, replace(FAST, timeout=Duration(0.1))) as followed:
+        async with following(server, timeout=0.1) as followed:
             await until(lambda: len(server.lists) > 1)
             assert not followed.listed
             server.delay = 0.0
@@ -445,7 +453,7 @@ async def test_who_may_list_but_not_watch_is_told_too_and_does_not_list_all_the_
     async with FakeApiServer() as server:
         server.put(pods_in(), pod("a"))
         server.statuses["watch:pods"] = (403, "cannot watch")
-        async with following(server, replace(FAST, retry=Duration(0.05))) as followed:
+        async with following(server, retry=0.05) as followed:
             await until(lambda: followed._failures == 3)
             assert len(server.watches) == 3
             assert set(followed.objects) == {"a"}
@@ -458,7 +466,7 @@ async def test_a_token_that_is_replaced_is_used(tmp_path: Path, caplog: pytest.L
     async with FakeApiServer() as server:
         server.token = "new"
         server.put(pods_in(), pod("a"))
-        async with following(server, replace(FAST, token_file=str(file))) as followed:
+        async with following(server, access=replace(ACCESS, token_file=str(file))) as followed:
             await until(lambda: followed._failures)
             assert not followed.listed
             file.write_text("new\n")
@@ -475,6 +483,6 @@ async def test_a_kind_that_the_server_does_not_know_is_named(caplog: pytest.LogC
 
 
 async def test_where_there_is_no_namespace_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeApiServer() as server, following(server, replace(FAST, namespace="")) as followed:
+    async with FakeApiServer() as server, following(server, access=Access()) as followed:
         await until(lambda: followed.news)
     assert "no namespace is given" in caplog.text

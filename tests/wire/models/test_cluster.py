@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.core.clock import SystemClock
-from proxy.core.units import Duration
 from proxy.models.cluster import ClusterNames
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
 from tests.helpers.kubernetes.server import FakeApiServer, Object, objectives_in, rewrites_in
@@ -47,8 +46,8 @@ class Followed:
 
 @asynccontextmanager
 async def following(server: FakeApiServer, file: ModelSettings | None = None, **keys: Any) -> AsyncIterator[Followed]:
-    wanted = ClusterObjects(server=server.url, namespace="ns", retry=Duration(0.01), **keys)
-    async with ClusterNames(wanted, SystemClock(), random.Random(1)) as names:
+    wanted = ClusterObjects(server=server.url, namespace="ns", **keys)
+    async with ClusterNames(wanted, SystemClock(), random.Random(1), retry=0.01) as names:
         yield Followed(names, file or ModelSettings())
 
 

@@ -55,7 +55,7 @@ class Member:
         )
         self.replica.added(self.pod)
         self.index = SharedIndex(
-            SystemClock(), 9, 60.0, 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
+            SystemClock(), 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
         )
         self.replica.indexes.append(self.index)
 

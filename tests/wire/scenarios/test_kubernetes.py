@@ -39,7 +39,7 @@ class Cluster:
         return sim
 
     async def serve(self, kubernetes: Mapping[str, Any] | None = None, **sections: Any) -> None:
-        where = {"server": self.api.url, "namespace": "ns", "retry": "10ms", "timeout": "1s"}
+        where = {"server": self.api.url, "namespace": "ns"}
         wanted = kubernetes or {"selector": "app=vllm", "ports": [self.port]}
         pods = {"static": [], "kubernetes": {**where, **wanted}, "refresh": {"interval": "20ms", "maxCore": 1}}
         proxy = running((), {"pods": pods, "security": {"exposeEndpoint": True}, **sections})
@@ -193,7 +193,7 @@ async def test_a_new_configuration_may_look_elsewhere() -> None:
 async def test_objectives_and_rewrites_of_the_cluster_take_effect_as_they_come() -> None:
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
-        where = {"server": c.api.url, "namespace": "ns", "retry": "10ms"}
+        where = {"server": c.api.url, "namespace": "ns"}
         await c.serve(models={"kubernetes": where})
         await c.knows("a")
         assert (await c.ask(model="gpt-4o"))[0] == 404
@@ -212,7 +212,7 @@ async def test_a_new_configuration_keeps_what_is_known_of_the_cluster_or_lets_it
     async with cluster() as c:
         await c.run("127.0.0.11", "a")
         c.api.put(rewrites_in(), rewrite("names", rule({"sim": None}, "gpt-4o")))
-        where = {"server": c.api.url, "namespace": "ns", "retry": "10ms"}
+        where = {"server": c.api.url, "namespace": "ns"}
         pods = {"selector": "app=vllm", "ports": [c.port]}
         await c.serve(pods, models={"kubernetes": where})
         await c.knows("a")

@@ -138,7 +138,7 @@ async def test_pods_of_one_name_in_two_namespaces_are_two_pods() -> None:
 async def test_objectives_that_are_added_changed_and_removed_say_the_priority_of_requests_that_come() -> None:
     async with cluster() as c:
         await c.run("127.0.0.38", "a")
-        where = {"server": c.api.url, "namespace": "ns", "retry": "10ms"}
+        where = {"server": c.api.url, "namespace": "ns"}
         await c.serve(models={"kubernetes": where})
         await c.knows("a")
         named = {"x-gateway-inference-objective": "chat"}
@@ -159,7 +159,7 @@ async def test_rewrites_that_are_added_changed_and_removed_count_for_requests_th
     async with cluster() as c:
         await c.run("127.0.0.39", "a")
         await c.run("127.0.0.40", "b", SimConfig(model="large", time_scale=20))
-        where = {"server": c.api.url, "namespace": "ns", "retry": "10ms"}
+        where = {"server": c.api.url, "namespace": "ns"}
         await c.serve(models={"kubernetes": where})
         await c.knows("a", "b")
         async with asking(c):

@@ -98,7 +98,7 @@ async def test_no_request_and_no_stream_is_lost_while_everything_changes() -> No
         more = [*body(s)["pods"]["static"], {"url": extra.urls[0], "name": "extra"}]
         changes: list[dict[str, Any]] = [
             {"scheduling": weighted(1)},
-            {"scheduling": weighted(2, ttl="5m"), "flowControl": {"maxConcurrent": 4}},
+            {"scheduling": weighted(2, maxBytes="1MiB"), "flowControl": {"maxConcurrent": 4}},
             {"pods": {"static": more}, "flowControl": {"maxConcurrentPerPod": 2, "fairness": "strict"}},
             {"models": {"aliases": {"best": "sim"}}, "reliability": {"timeouts": {"firstByte": "60s"}}},
             {"reliability": {"breaker": {"failures": 9, "slowStart": "0s"}, "health": {"interval": "1s"}}},
@@ -123,7 +123,7 @@ async def test_streams_that_run_end_as_they_would_have_and_are_counted_out_once(
         await s.idle()
 
 
-@pytest.mark.parametrize("parameters", [{}, {"ttl": "5m", "maxBytes": "1MiB", "maxSiblings": 3}])
+@pytest.mark.parametrize("parameters", [{}, {"maxBytes": "1MiB"}])
 async def test_prefixes_are_known_afterwards_whether_the_producer_stays_or_another_takes_over(
     parameters: dict[str, Any],
 ) -> None:

@@ -214,7 +214,7 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: 
     async with Collector() as collector:
         collector.takes, collector.hangs = how != "refuses", how == "hangs"
         endpoint = "http://127.0.0.1:1" if how == "is away" else collector.url
-        settings = {"telemetry": {"tracing": {"endpoint": endpoint, "timeout": "200ms"}}}
+        settings = {"telemetry": {"tracing": {"endpoint": endpoint}}}
         async with stack(1, settings=settings) as s:
             for _ in range(3):
                 response, _ = await s.chat()
@@ -225,7 +225,7 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: 
 
 
 async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing() -> None:
-    async with traced(timeout="60s") as (s, collector):
+    async with traced() as (s, collector):
         collector.hangs = True
         await s.chat()
         await until(lambda: collector.held == 1)

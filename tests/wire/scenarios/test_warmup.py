@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.fleet.warmup_prompts import SAMPLE, SHARED_BY
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 
 SYSTEM = {"role": "system", "content": "You are the help desk of a bank, and answer in one sentence. " * 60}
-WARM = {"pods": {"warmup": {"prompts": 3, "sharedBy": 3, "sample": 1}}}
+WARM = {"pods": {"warmup": {"prompts": 3}}}
+
+ENOUGH = SHARED_BY * SAMPLE
+"""Different requests after which their system prompt is kept."""
 
 
 async def ask(s: Stack, question: str, path: str = CHAT) -> tuple[str, int]:
@@ -33,7 +37,7 @@ async def warmed_up(s: Stack) -> None:
 
 async def test_the_first_request_to_a_new_pod_finds_the_system_prompt_in_its_cache() -> None:
     async with SimFleet(1, SimConfig(time_scale=20)) as late, stack(1, settings=WARM) as s:
-        for number in range(4):
+        for number in range(ENOUGH):
             await ask(s, f"question {number}")
         await s.operate("POST", "/admin/pods", {"url": late.urls[0], "name": "late"})
         await warmed_up(s)
@@ -46,7 +50,7 @@ async def test_the_first_request_to_a_new_pod_finds_the_system_prompt_in_its_cac
 
 async def test_without_it_the_first_request_to_a_new_pod_finds_nothing() -> None:
     async with SimFleet(1, SimConfig(time_scale=20)) as late, stack(1) as s:
-        for number in range(4):
+        for number in range(ENOUGH):
             await ask(s, f"question {number}")
         await s.operate("POST", "/admin/pods", {"url": late.urls[0], "name": "late"})
         await until(lambda: len(s.app.fleet.ready) == 2)
@@ -56,14 +60,14 @@ async def test_without_it_the_first_request_to_a_new_pod_finds_nothing() -> None
 
 async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_begin_with_it() -> None:
     async with SimFleet(2, SimConfig(time_scale=20)) as late, stack(1) as s:
-        for number in range(4):
+        for number in range(ENOUGH):
             await ask(s, f"question {number}")
         own = {"static": [{"url": late.urls[0], "name": "first"}]}
         given = s.app._settings.source
         await s.app.reload(from_mapping({**given, "pools": {"other": {"pods": {**own, **WARM["pods"]}}}}))
         await until(lambda: s.app.fleet.get("first") in s.app.fleet.ready)
         await s.operate("POST", "/admin/pods/pod-0/drain")
-        for number in range(4):
+        for number in range(ENOUGH):
             assert (await ask(s, f"question {number}"))[0] == "first"
         await s.operate("POST", "/admin/pods", {"url": late.urls[1], "name": "late", "pool": "other"})
         index = s.app._indexes()[1]
@@ -75,13 +79,13 @@ async def test_a_pool_warms_up_its_pods_with_its_own_prompts_and_a_reload_can_be
 
 async def test_clients_are_not_charged_for_it_and_metrics_of_requests_do_not_count_it() -> None:
     async with SimFleet(1, SimConfig(time_scale=20)) as late, stack(1, settings=WARM) as s:
-        for number in range(4):
+        for number in range(ENOUGH):
             await ask(s, f"question {number}")
         await s.operate("POST", "/admin/pods", {"url": late.urls[0], "name": "late"})
         await warmed_up(s)
         s.app.observer.flush()
         found = await samples(s)
-        assert sum(found[series] for series in found if series.startswith("kvlane_requests_total{")) == 4
+        assert sum(found[series] for series in found if series.startswith("kvlane_requests_total{")) == ENOUGH
         assert found['kvlane_attempts_total{ending="complete",endpoint="late"}'] == 1
 
 
