@@ -144,8 +144,8 @@ class Gateway:
             if production.waits:
                 endpoints = pool.pods.serving(request.model)
         decision = self._decide(pool, request, parsed, endpoints)
-        if decision.why and pool.handoffs is not None:
-            decision, hand_off = pool.handoffs.of(request, decision, relay, self._running)
+        if decision.why and pool.split_requests is not None:
+            decision, hand_off = pool.split_requests.of(request, decision, relay, self._running)
             by = hand_off or by
         attempt = Attempt(request, decision, decision.target, 0, self.clock.now())
         while True:

@@ -13,8 +13,8 @@ from proxy.core.errors import AllFailed, NoEndpoints, ShuttingDown
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.ports import Gate, Relay
 from proxy.core.request import InferenceRequest
+from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
-from proxy.handoff.hand_off import HandOffs
 from proxy.models.resolver import anew
 from proxy.openai.parse import Parsed
 from proxy.production import Production
@@ -35,7 +35,7 @@ class Pool:
     scheduling: Scheduling
     gates: Sequence[Gate] = ()
     name: str = DEFAULT_POOL
-    handoffs: HandOffs | None = None
+    split_requests: SplitRequests | None = None
     common: Listeners = NO_LISTENERS
     """Those of all pools."""
     listeners: Listeners = field(init=False)

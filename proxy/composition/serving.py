@@ -26,6 +26,7 @@ from proxy.core.ports import Clock, Gate, Names, Random
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
+from proxy.disagg.transfer import SplitRequests
 from proxy.explain.kept import Kept
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.subset import SubsetGate
@@ -42,7 +43,6 @@ from proxy.flowcontrol.series import FlowSeries
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.flowcontrol.shedding import SheddingGate
 from proxy.gateway import Gateway
-from proxy.handoff.hand_off import HandOffs
 from proxy.http.server import Served
 from proxy.http.settings import Security
 from proxy.http.tls import Trust
@@ -281,13 +281,13 @@ class _Build:
     ) -> Sequence[Pool]:
         fleet, number = self.process.fleet, len(schedulings)
         return [
-            Pool(pods_of(fleet, name, number), one, gates[name], name, self._handoffs(name, failover), listeners)
+            Pool(pods_of(fleet, name, number), one, gates[name], name, self._split_requests(name, failover), listeners)
             for name, one in schedulings.items()
         ]
 
-    def _handoffs(self, pool: str, failover: Failover) -> HandOffs:
+    def _split_requests(self, pool: str, failover: Failover) -> SplitRequests:
         process = self.process
-        return HandOffs(
+        return SplitRequests(
             self.settings.all_pools[pool].disaggregation,
             failover,
             process.ledger,

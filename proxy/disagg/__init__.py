@@ -1,1 +1,1 @@
-"""Prefill on one pod, decode on another: what each engine's connector wants of the two requests. No I/O."""
+"""Prefill on one pod, decode on another: connectors, and the order of the two requests."""

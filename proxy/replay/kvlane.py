@@ -20,12 +20,12 @@ from proxy.core.ports import Clock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
+from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.gateway import Gateway
-from proxy.handoff.hand_off import HandOffs
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing.reader import BodyParser
 from proxy.plugins.session_affinity import ID_HEADER
@@ -138,13 +138,13 @@ class Kvlane(Policy):
         budget = RetryBudget(settings.reliability.retries.budget_percent, clock, lambda: self._ledger.entered)
         failover = Failover(settings.reliability.retries, clock, rng, budget, _alive, sleep=_at_once)
         self._breakers = Breakers(settings.reliability.breaker, clock, self._fleet, lambda seconds, call: None)
-        handoffs = HandOffs(
+        split_requests = SplitRequests(
             settings.disaggregation, failover, self._ledger, clock, rng, Tasks(), lambda what: unobserved
         )
         listeners = Listeners([self._ledger, self._breakers, failover.poison])
         self._gateway = Gateway(
             self._fleet,
-            [Pool(self._fleet, self._scheduling, handoffs=handoffs, common=listeners)],
+            [Pool(self._fleet, self._scheduling, split_requests=split_requests, common=listeners)],
             Bindings(clock),
             clock,
             failover,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.endpoint import Endpoint
-from proxy.disagg.bodies import fields_of, for_prefill, why_whole, with_fields, without_transfer
 from proxy.disagg.connectors import CONNECTORS
+from proxy.disagg.requests import fields_of, for_prefill, why_whole, with_fields, without_transfer
 
 PREFILL = Endpoint("p", "http://10.0.0.1:8000", labels={"kvlane/bootstrap-port": "9000", "kvlane/engine-id": "e1"})
 DECODE = Endpoint("d", "http://10.0.0.2:8000/base", labels={"kvlane/transfer-host": "fast.local"})

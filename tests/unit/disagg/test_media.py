@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.disagg.media import encode_bodies, merged
+from proxy.disagg.requests import encode_bodies, merged
 
 CHAT = "/v1/chat/completions"
 

@@ -128,7 +128,9 @@ async def test_each_pool_hands_prompts_over_by_its_own_connector() -> None:
         for model in ("small", "large"):
             assert (await s.ask(model, PROMPT))[0].status == 200
         assert [sum(pod.engine.stats.transfers for pod in pods) for pods in (s.pods[:2], s.pods[2:])] == [1, 1]
-        timeouts = [pool.handoffs.prefill_timeout for pool in s.app.serving.gateway.all_pools if pool.handoffs]
+        timeouts = [
+            pool.split_requests.prefill_timeout for pool in s.app.serving.gateway.all_pools if pool.split_requests
+        ]
         assert timeouts == [7.0, 7.0]
 
 

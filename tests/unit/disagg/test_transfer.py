@@ -32,8 +32,8 @@ from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
+from proxy.disagg.transfer import FAILED, REFUSED, SplitRequests
 from proxy.fleet.ledger import Ledger
-from proxy.handoff.hand_off import FAILED, REFUSED, HandOffs
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.reliability.budget import RetryBudget
 from proxy.reliability.failover import Failover
@@ -125,7 +125,7 @@ class World:
         budget = RetryBudget(20, self.clock, lambda: self.ledger.entered)
         self.failover = Failover(Retries(attempts), self.clock, random.Random(1), budget, self._alive, self._sleep)
         self.tasks = Tasks()
-        self.handoffs = HandOffs(
+        self.split_requests = SplitRequests(
             DisaggregationSettings(connector),
             self.failover,
             self.ledger,
@@ -141,7 +141,7 @@ class World:
         """As the gateway does."""
         pods = self.pods
         decision = Decision(pods["d0"], (pods["d1"],), "decode", self.prefill, self.encode, self.why)
-        decision, hand_off = self.handoffs.of(self.request, decision, self, self._leg)
+        decision, hand_off = self.split_requests.of(self.request, decision, self, self._leg)
         attempt = Attempt(self.request, decision, decision.target, 0, self.clock.now())
         while True:
             try:

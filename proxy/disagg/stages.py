@@ -1,4 +1,4 @@
-"""The legs of one request whose answers are for the next leg: sent to one pod, or to another, until one answers."""
+"""Attempts whose responses are for the next attempt of a request: sent to one pod, or another, until one responds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,43 @@ from proxy.core.attempt import Attempt, Stage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, SuspectedPoison, UpstreamFailed
-from proxy.core.ports import Legs, Relay
+from proxy.core.ports import Clock, Legs, Random, Relay, Tally
 from proxy.core.request import changed
-from proxy.disagg.bodies import fields_of
-from proxy.disagg.media import encode_bodies, merged
-from proxy.handoff.shared import Shared
+from proxy.core.tasks import Tasks
+from proxy.disagg.connector import Connector
+from proxy.disagg.connectors import connector_named
+from proxy.disagg.requests import encode_bodies, fields_of, merged
+from proxy.disagg.settings import DisaggregationSettings
+from proxy.fleet.ledger import Ledger
+from proxy.reliability.failover import Failover
+
+Counted = Callable[[str], Tally]
+"""What counts requests, by what came of them."""
+
+
+class Shared:
+    def __init__(
+        self,
+        settings: DisaggregationSettings,
+        failover: Failover,
+        ledger: Ledger,
+        clock: Clock,
+        random: Random,
+        tasks: Tasks,
+        counted: Counted,
+        expose_endpoint: bool = True,
+    ) -> None:
+        """`tasks` finish what nobody waits for. `expose_endpoint`: clients are told who computed the prompt."""
+        self.failover = failover
+        self.ledger = ledger
+        self.clock = clock
+        self.random = random
+        self.tasks = tasks
+        self.counted = counted
+        self.expose_endpoint = expose_endpoint
+        self.connector: Connector = connector_named(settings.connector)()
+        self.prefill_timeout = settings.prefill_timeout
+
 
 Prepare = Callable[[Attempt], None]
 """Makes the leg's request one for its pod."""

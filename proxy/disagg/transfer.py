@@ -17,10 +17,9 @@ from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoint
 from proxy.core.listener import OnFirstByte
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
-from proxy.disagg.bodies import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
 from proxy.disagg.connector import Split
-from proxy.handoff.shared import Shared
-from proxy.handoff.stages import Stages
+from proxy.disagg.requests import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
+from proxy.disagg.stages import Shared, Stages
 from proxy.openai.weight import has_many_values
 
 log = logging.getLogger(__name__)
@@ -35,12 +34,12 @@ GRACE = 0.25
 """Seconds that an answer has to begin once its prefill leg has failed: a pod that has the cache begins then."""
 
 
-class HandOffs(Shared):
+class SplitRequests(Shared):
     """Begins them."""
 
     def of(
         self, request: InferenceRequest, decision: Decision, relay: Relay, legs: Legs
-    ) -> tuple[Decision, HandOff | None]:
+    ) -> tuple[Decision, SplitRequest | None]:
         """None, and the decision as that makes it, if one pod is to do all of it. Raises RequestError if no pod can."""
         if decision.why != SPLIT:
             self.counted(decision.why).add()
@@ -57,7 +56,7 @@ class HandOffs(Shared):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise BadRequest(f"These pods serve no request that cannot be split; this one cannot: {why}.")
             return decision._replace(prefill=(), encode=(), why=why), None
-        return decision, HandOff(Stages(self, fields, relay, legs))
+        return decision, SplitRequest(Stages(self, fields, relay, legs))
 
 
 class Handed(NamedTuple):
@@ -77,7 +76,7 @@ class PromptRefused(KvlaneError):
 
 
 @dataclass(slots=True)
-class HandOff:
+class SplitRequest:
     """Of one request. The decode leg is entered first: its pod is to keep the room; the prefill leg ends when the
     decode pod has begun, for then it has the cache.
 

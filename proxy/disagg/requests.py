@@ -1,8 +1,9 @@
-"""The two bodies that are made of a client's one."""
+"""The bodies of prefill, decode and encode requests, made of a client's one."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -13,6 +14,11 @@ RESPONSES = "/v1/responses"
 COMPLETIONS = "/v1/completions"
 SPLIT_PATHS = (CHAT, COMPLETIONS, RESPONSES, "/v1/messages")
 """APIs of which a prompt and its answer can be computed on two pods."""
+
+TRANSFER = "ec_transfer_params"
+"""Where the embeddings are, in answers of encode pods and in requests to those that need them."""
+
+_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds")
 
 _OF_THE_TRANSPORT = ("kv_transfer_params", "stream_options", "background")
 """What comes at once says nothing of a prompt that is computed later."""
@@ -104,3 +110,43 @@ def _is_one_prompt(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return True
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)
+
+
+# Media.
+
+
+def encode_bodies(path: str, fields: dict[str, Any]) -> list[bytes]:
+    """One per medium, without the text around it; the same one twice is encoded once."""
+    if path != CHAT:
+        return []
+    shared: dict[str, Any] = {name: fields[name] for name in ("model", "mm_processor_kwargs") if name in fields}
+    parts = {json_of(part): part for part in _media(fields.get("messages"))}
+    return [
+        json_of(
+            {
+                **shared,
+                "messages": [{"role": "user", "content": [part]}],
+                "max_tokens": 1,
+                "max_completion_tokens": 1,
+                "stream": False,
+            }
+        )
+        for part in parts.values()
+    ]
+
+
+def merged(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the next request is given; nothing where engines find embeddings by the digests of the media."""
+    found: dict[str, Any] = {}
+    for answer in answers:
+        if isinstance(params := answer.get(TRANSFER), dict):
+            found |= params
+    return {TRANSFER: found} if found else {}
+
+
+def _media(messages: Any) -> Iterator[dict[str, Any]]:
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") in _KINDS:
+                yield part
