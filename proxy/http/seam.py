@@ -1,18 +1,15 @@
-"""Every touch of aiohttp's internals, each with its reason.
-
-aiohttp gives the parser of requests, with its strictness and its limits, and the stream of a body that comes in pieces.
-Its server is not used: what its protocol, writer and streams did for one request took 700 of 8400 bytecodes.
+"""Adapter to aiohttp's parser of requests and its stream of a body, by the names that `aiohttp` and `aiohttp.http`
+export. aiohttp's server is not used.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from typing import Any, Protocol
 
-from aiohttp import HttpVersion11, StreamReader
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
+from aiohttp import StreamReader
+from aiohttp.http import HttpProcessingError, HttpRequestParser, HttpVersion11, RawRequestMessage
+from aiohttp.http_exceptions import LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -95,16 +92,18 @@ def whole_parser(reader: Reader, loop: asyncio.AbstractEventLoop) -> Parser:
 
 def body_stream(reader: Reader, loop: asyncio.AbstractEventLoop) -> Body:
     """For a body of declared length, whose end is found by counting."""
-    return StreamReader(cast(BaseProtocol, reader), STREAM_LIMIT, loop=loop)
+    protocol: Any = reader  # declared as a class of aiohttp's, of which it calls what `Reader` has
+    return StreamReader(protocol, STREAM_LIMIT, loop=loop)
 
 
-def _parser(reader: Reader | None, loop: asyncio.AbstractEventLoop, **more: int) -> Parser:
+def _parser(reader: Reader | None, loop: asyncio.AbstractEventLoop, **more: Any) -> Parser:
+    protocol: Any = reader
     return HttpRequestParser(
-        cast(BaseProtocol, reader),
+        protocol,
         loop,
         STREAM_LIMIT,
         max_line_size=HEAD_LIMIT,
         max_field_size=HEAD_LIMIT,
         auto_decompress=False,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
