@@ -27,8 +27,8 @@ from proxy.extproc.replies import (
 )
 from proxy.extproc.stream import attributes_of, metadata_of
 from proxy.http.answer import Rim
-from proxy.http.call import HttpCall
 from proxy.http.relay import ClientRelay, passed_on
+from proxy.http.request import HttpCall
 from proxy.http.upstream.pool import Address
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.errors import Declined, Garbled, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
 from proxy.core.ports import Clock
-from proxy.http.call import HttpCall
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
 from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line, is_open, refusal
@@ -25,6 +24,7 @@ from proxy.http.pipeline import (
     event_stages,
     is_changed,
 )
+from proxy.http.request import HttpCall
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import TAIL, Connection
 from proxy.http.upstream.pool import UpstreamPool

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from proxy.core.errors import BodyTimeout, BodyTooLarge, NoHttp, Saturated
 from proxy.http.guards import Sweep
-from proxy.http.seam import Body, BodyBroke
+from proxy.http.request import Body, BodyBroke
 from proxy.http.settings import Listen
 from proxy.openai import multipart
 
 if TYPE_CHECKING:
-    from proxy.http.call import HttpCall
+    from proxy.http.request import HttpCall
 
 KEPT_BEGINNING = 64 * 1024
 """Bytes of a streamed form that are kept: enough to find its model."""

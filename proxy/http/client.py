@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import UNCOUNTED
-from proxy.http.call import HttpCall
-from proxy.http.counted import CountedReader
 from proxy.http.guards import HungUp, Lingering, SendProgress, guarded, reset
-from proxy.http.reader import NoReader, Reader
-from proxy.http.whole import WholeReader
+from proxy.http.reader import CountedReader, NoReader, Reader, WholeReader
+from proxy.http.request import HttpCall
 
 if TYPE_CHECKING:
     from proxy.http.server import Clients

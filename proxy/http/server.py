@@ -23,11 +23,10 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.answer import Answer, Rim
 from proxy.http.body import BodyReader, Budget
-from proxy.http.call import HttpCall
 from proxy.http.client import ClientConnection
 from proxy.http.guards import HungUp, Sweep, Tell, guarded, look_at, untold
 from proxy.http.relay import ClientRelay, Race
-from proxy.http.request_head import Heads
+from proxy.http.request import Heads, HttpCall
 from proxy.http.service import Bodies, C, Cors, Door, Gateway, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context

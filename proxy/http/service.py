@@ -18,10 +18,10 @@ from proxy.core.identity import Identity
 from proxy.core.listener import Listeners
 from proxy.core.patterns import allows
 from proxy.core.ports import Call, Relay
-from proxy.http.call import HttpCall
 from proxy.http.guards import Tell, after, untold
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import Kind, Paths
+from proxy.http.request import HttpCall
 from proxy.http.settings import Security
 from proxy.openai.render import render
 

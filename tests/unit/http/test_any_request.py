@@ -13,8 +13,7 @@ from proxy.core.attempt import Ending
 from proxy.core.clock import ManualClock
 from proxy.core.errors import RequestError
 from proxy.http.body import Budget
-from proxy.http.call import HttpCall
-from proxy.http.seam import BodyBroke
+from proxy.http.request import BodyBroke, HttpCall
 from proxy.http.server import Clients
 from proxy.http.settings import Listen
 from tests.helpers.examples import examples

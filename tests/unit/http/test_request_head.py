@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.http.head import REMEMBERED
-from proxy.http.request_head import HEAD_END, Heads
-from proxy.http.seam import ParserError, head_parser
+from proxy.http.request import HEAD_END, Heads, ParserError, head_parser
 from tests.helpers.examples import examples
 
 FIRST = b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: a"

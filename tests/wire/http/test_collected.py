@@ -24,7 +24,7 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import Call, Clock, Relay
 from proxy.core.request import InferenceRequest
-from proxy.http import collected
+from proxy.http import relay
 from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
 from tests.helpers.waiting import PATIENCE
 from tests.wire.http.test_failures import breaking_off, nobody, silent
@@ -152,7 +152,7 @@ async def test_what_goes_wrong_is_said_as_it_is_of_any_leg() -> None:
 
 
 async def test_an_answer_that_is_too_long_for_a_token_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collected, "LARGEST", 1000)
+    monkeypatch.setattr(relay, "LARGEST", 1000)
 
     async def endless(request: Received) -> None:
         await request.body()

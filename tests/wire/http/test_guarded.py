@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.listener import Listeners, OnFirstByte
 from proxy.http.answer import Answer
-from proxy.http.counted import CountedReader
+from proxy.http.reader import CountedReader
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Meter
 from tests.helpers.http.support import (

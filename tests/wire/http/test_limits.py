@@ -17,7 +17,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.units import Duration, Size
 from proxy.http.body import UNCOUNTED, BodyReader
 from proxy.http.guards import HungUp, Sweep
-from proxy.http.seam import HEAD_LIMIT
+from proxy.http.request import HEAD_LIMIT
 from proxy.http.settings import Listen
 from tests.helpers.http.support import CHAT, Pod, Received, answering, connection_of, plain, post, rig
 from tests.helpers.waiting import until
