@@ -18,8 +18,6 @@ from proxy.access.settings import Access
 from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError
 from proxy.core.state import State
-from proxy.core.tasks import Tasks
-from proxy.core.units import Duration
 from proxy.fleet.discovery.file import FileSource
 from proxy.models.cluster import ClusterNames
 from proxy.models.settings import ClusterObjects, ModelSettings
@@ -78,19 +76,15 @@ async def cluster() -> AsyncIterator[Check]:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        settings = ClusterObjects(server=url, namespace="n", retry=Duration(0.001))
+        settings = ClusterObjects(server=url, namespace="n")
 
         async def check(data: bytes, rng: random.Random) -> str:
             nonlocal listed, events, asked
             listed, _, events = data.partition(b"\n")
             asked = 0
-            names = ClusterNames(settings, lambda: None, SystemClock(), rng)
-            async with Tasks() as tasks:
-                follows = tasks.start(names.run(), "objects of a cluster")
-                await until(lambda: asked >= 5 or follows.done(), PATIENCE)
-                if follows.done():
-                    return f"following ended: {follows.exception()!r}"
-            names.added_to(ModelSettings())
+            async with ClusterNames(settings, SystemClock(), rng, retry=0.001) as names:
+                await until(lambda: asked >= 5, PATIENCE)
+                names.added_to(ModelSettings())
             return ""
 
         yield check
