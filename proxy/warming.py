@@ -7,9 +7,8 @@ from collections.abc import Callable
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, Poster
 from proxy.core.request import InferenceRequest
-from proxy.fleet.warmup import Poster
 from proxy.gateway import Gateway, Running
 from proxy.openai.heads import Head
 from proxy.openai.parse import parse

@@ -88,6 +88,13 @@ class Call(Protocol):
         """None where no keys are asked for."""
 
 
+class Poster(Protocol):
+    """Sends requests of kvlane's own to pods."""
+
+    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+        """Return status and body of the response to JSON. Raise UpstreamFailed if no whole response came."""
+
+
 class Resolver(Protocol):
     """What clients call models, and how urgent they are."""
 

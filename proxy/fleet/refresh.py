@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConnectRefused, UpstreamFailed
 from proxy.core.ports import Clock, Random
 from proxy.fleet.budget import Budget, PodBudget, metered
+from proxy.fleet.datastore import Fleet
 from proxy.fleet.dcgm import Gpus
 from proxy.fleet.dialects import Engines
 from proxy.fleet.model_reads import ROUND_EVERY
-from proxy.fleet.scrape import Card, Fetcher, parse_in_steps, parse_models
+from proxy.fleet.scrape import Fetcher, parse_in_steps, parse_models
 from proxy.fleet.settings import RefreshSettings
 from proxy.telemetry.prometheus_text import ScrapeError
 
@@ -34,17 +33,6 @@ _RESTART_SLACK = 1.0
 """Seconds by which the start time of one and the same process may differ: some engines compute it anew."""
 
 
-class Sink(Protocol):
-    """Where a loop puts what it found out; `Fleet` is one."""
-
-    def missed(self, endpoint: Endpoint, why: str) -> None: ...
-    def reached(self, endpoint: Endpoint) -> None: ...
-    def refused(self, endpoint: Endpoint) -> None: ...
-    def restarted(self, endpoint: Endpoint) -> None: ...
-    def refreshed(self, endpoint: Endpoint) -> None: ...
-    def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None: ...
-
-
 class _Refused(Exception):
     """Nobody listens there."""
 
@@ -59,7 +47,7 @@ class Refresher:
     def __init__(
         self,
         endpoint: Endpoint,
-        sink: Sink,
+        sink: Fleet,
         fetcher: Fetcher,
         settings: RefreshSettings,
         engines: Engines,

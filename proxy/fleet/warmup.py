@@ -25,13 +25,6 @@ STAGGER = 0.5
 """Seconds within which several workers begin, each at a moment of its own: what one has sent the next leaves out."""
 
 
-class Poster(Protocol):
-    """How prompts are sent."""
-
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
-        """Status and body. Raises UpstreamFailed if no whole answer came, or none in time."""
-
-
 class Sender(Protocol):
     """How one prompt reaches a pod and the books."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
@@ -13,20 +13,8 @@ from proxy.core.errors import Evicted, QueueFull
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.band import Waiting
 
-
-class Control(Protocol):
-    """Of the gate; `controller.FlowControl` is one."""
-
-    async def enter(self, passage: Passage) -> None:
-        """Returns when it may go on. Raises QueueFull."""
-
-    def let_go_on(self, passage: Passage) -> None: ...
-
-    def leave(self, passage: Passage) -> None:
-        """However it ended."""
-
-    def refusal(self, waiting: Waiting, refusal: QueueFull) -> QueueFull:
-        """Counted, and with the time to come again."""
+if TYPE_CHECKING:
+    from proxy.flowcontrol.controller import FlowControl
 
 
 @final
@@ -35,7 +23,7 @@ class Passage:
 
     __slots__ = ("_control", "_task", "endpoint", "is_evicted", "legs", "request", "turn", "waiting")
 
-    def __init__(self, control: Control, request: InferenceRequest) -> None:
+    def __init__(self, control: FlowControl, request: InferenceRequest) -> None:
         self._control = control
         self.request = request
         self.is_evicted = False

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from proxy.core.endpoint import LIGHT_SLEEP, Endpoint, EndpointState
 from proxy.core.errors import UpstreamFailed
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, Poster
 from proxy.core.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -28,11 +28,6 @@ class Fleet(Protocol):
     def endpoints(self) -> Sequence[Endpoint]: ...
 
     def serving(self, model: str) -> Sequence[Endpoint]: ...
-
-
-class Poster(Protocol):
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
-        """Raises UpstreamFailed."""
 
 
 class Waker:

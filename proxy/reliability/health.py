@@ -10,10 +10,10 @@ from typing import Protocol
 
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
-from proxy.core.ports import Random
+from proxy.core.ports import Poster, Random
 from proxy.core.tasks import Tasks
 from proxy.reliability.breaker import Doubts
-from proxy.reliability.probe import Poster, generates
+from proxy.reliability.probe import generates
 from proxy.reliability.settings import HealthSettings
 
 UNHEALTHY, MUTE = "fails its health checks", "fails its inference checks"

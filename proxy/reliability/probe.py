@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 import orjson
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import OutOfFiles, UpstreamFailed
+from proxy.core.ports import Poster
 
 PATH = "/v1/completions"
-
-
-class Poster(Protocol):
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
-        """Status and body of the answer to JSON. Raises UpstreamFailed if no whole answer came."""
 
 
 async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from proxy.core.attempt import Stage
+from proxy.core.clock import ManualClock
 from proxy.replay.pods import Engine, Event, Pod, Submitted
 from proxy.replay.policy import Policy
 from proxy.replay.workload import Job
@@ -22,13 +23,6 @@ SCRAPE_JITTER = 0.1
 
 GAUGE_SECONDS = 0.5
 """Between two looks at how full and how balanced the fleet is."""
-
-
-class Time(Protocol):
-    """`proxy.core.clock.ManualClock` is one."""
-
-    def now(self) -> float: ...
-    def advance(self, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -85,7 +79,7 @@ class Simulation:
         jobs: Sequence[Job],
         pods: Sequence[Pod],
         policy: Policy,
-        clock: Time,
+        clock: ManualClock,
         rng: Random,
         restarts: Sequence[Restart] = (),
     ) -> None:

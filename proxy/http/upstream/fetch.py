@@ -55,7 +55,7 @@ class PooledFetcher:
         return await self._fetch(url, api_key, None)
 
     async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
-        """JSON. Implements `fleet.warmup.Poster`."""
+        """Implements `ports.Poster`."""
         return await self._fetch(url, api_key, body)
 
     async def _fetch(self, url: str, api_key: str | None, body: bytes | None) -> tuple[int, bytes]:
