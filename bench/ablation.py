@@ -20,16 +20,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
 from bench.placement.engines import ENGINES
 from bench.placement.experiment import Experiment
 from bench.placement.report import mean
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.endpoint import Endpoint
-from proxy.latency.beside import Beside
-from proxy.latency.pod import PodModel
-from proxy.latency.rates import Rates
-from proxy.latency.work import Leg
+from proxy.latency.pod import PodModel, Work
+from proxy.latency.rates import FleetModel, Rates
 from proxy.plugins.producers.predicted_latency import Forecast
 from proxy.plugins.scorers import latency as scorer
 
@@ -83,9 +82,8 @@ def _variants(names: Sequence[str] | None) -> Mapping[str, Variant]:
         "without work cost": (nullcontext, CONFIG % (0.0, DECODE_COST)),
         "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
         "without equal costs": (lambda: changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
-        "without speed": (lambda: changed((Rates, "_keep_pace", _at_usual_pace)), ""),
-        "without other forms": (lambda: changed((Beside, "renew", _in_turn)), ""),
-        "without the form with room": (lambda: changed((Beside, "_choose", _divided)), ""),
+        "without speed": (lambda: changed((Rates, "_apply_speed", _at_usual_pace)), ""),
+        "without sharing": (lambda: changed((FleetModel, "learn_form", _in_turn)), ""),
     }
     return {name: variant for name, variant in variants.items() if name in (names or variants)}
 
@@ -126,7 +124,7 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-_costs, _dispatch, _keep_pace = Forecast.costs, PodModel.dispatch, Rates._keep_pace
+_costs, _dispatch, _apply_speed = Forecast.costs, PodModel.dispatch, Rates._apply_speed
 
 
 def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]:
@@ -134,7 +132,7 @@ def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]
     return _costs(forecast._replace(match=None), endpoints)
 
 
-def _unreserved(model: PodModel, *leg: Any) -> Leg:
+def _unreserved(model: PodModel, *leg: Any) -> Work:
     """What was sent is known when something else befalls the pod."""
     before = {name: getattr(model, name) for name in ("rest", "due", "patience", "look_at", "head")}
     sent = _dispatch(model, *leg)
@@ -148,15 +146,11 @@ def _at_usual_pace(rates: Rates) -> None:
     """What is learnt slowly is all that is known."""
     rates._seen = rates._expected = 0.0
     rates._fleet.speed = 1.0
-    _keep_pace(rates)
+    _apply_speed(rates)
 
 
-def _in_turn(beside: Beside) -> None:
-    beside.share = 1.0
-
-
-def _divided(beside: Beside, *errors: float) -> None:
-    """The form that is beside stays what it is at first."""
+def _in_turn(fleet: FleetModel, in_turn: float, weight: float) -> None:
+    """Take all pods to compute prompts in turn."""
 
 
 def _options() -> argparse.Namespace:

@@ -34,7 +34,7 @@ from bench.placement.report import mean, percentile
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.clock import ManualClock
-from proxy.latency.fading import Fading
+from proxy.latency.rates import Fading
 from proxy.replay.simulation import Outcome, Restart, Simulation
 from proxy.sim.pace import Pace
 

@@ -19,7 +19,7 @@ from proxy.explain.kept import Kept
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.pool_pods import PoolPods
 from proxy.kvevents.subscriptions import KvSubscriptions
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from proxy.scheduling.build import Scheduling, Watch, build
 from proxy.scheduling.document import Document
 from proxy.settings import Settings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 PREFILL_RATE = 10_000.0

@@ -15,7 +15,7 @@ from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.ranking import Ranking
 from proxy.flowcontrol.service import Attained
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
-from proxy.latency.objectives import objectives
+from proxy.latency.forecast import objectives
 
 LEAST_SERVICE = "least-service"
 

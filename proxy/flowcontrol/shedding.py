@@ -11,8 +11,7 @@ from proxy.core.ports import Gate, Random
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.controller import Watcher
 from proxy.flowcontrol.settings import ShedByLoad, Shedding
-from proxy.latency.keys import LATENCY
-from proxy.latency.objectives import objectives
+from proxy.latency.forecast import LATENCY, objectives
 
 COLD = 0.02
 """Used share of the KV cache below which a pod counts as having nothing to do."""

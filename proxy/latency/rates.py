@@ -1,43 +1,216 @@
-"""Seconds that one pod takes for what: coefficients that are learnt slowly, and a speed that follows at once."""
+"""Learnt speeds: what prompts and response tokens take on one pod (`Rates`) and on the pods together (`FleetModel`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp
 
-from proxy.latency.fading import Fading
-from proxy.latency.fleet import SHRINK, FleetModel
-from proxy.latency.regression import Regression
-from proxy.latency.work import PAIR_SCALE, TOKEN_SCALE, Group
+from proxy.latency.regression import Features, Regression
 
-MEMORY = 0.98
-TRUST = 10.0
-"""So many observations of a pod's own count as much as all of the others'."""
-
-SOLVE_EVERY = 8
-"""Observations; of so many the fleet's coefficients learn from one."""
-
-PREFILL_ALLOWANCE = 0.05
-DECODE_ALLOWANCE = 0.002
-"""Seconds by which even the shortest prefill, and a token, may be off."""
+TOKEN_SCALE, PAIR_SCALE = 1e-3, 5e-8
+"""Features of a prefill are counted in thousands of tokens and in units of twenty million token pairs."""
 
 RUNNING_SCALE, HELD_SCALE = 0.1, 1e-5
+
+MEMORY = 0.98
+"""Share of the past that one pod keeps with each observation."""
+
+TRUST = 10.0
+"""The fleet's coefficients count as much as this many observations of a pod's own."""
+
+SOLVE_EVERY = 8
+"""Observations of a pod between two solutions; the fleet learns from one observation of these."""
+
+PREFILL_ALLOWANCE, DECODE_ALLOWANCE = 0.05, 0.002
+"""Error in seconds that even the shortest prefill, and a token, may have."""
+
 SPEED_MEMORY = 0.8
 MOST_SURPRISE = 3.0
-"""A single observation changes the speed as if it were off by this factor at most."""
+"""A single observation changes the speed as if it was off by this factor at most."""
 
 SPEED_SECONDS, TERMS_SECONDS = 5.0, 60.0
-"""In which the speed, and the coefficients, fade to a third; see `Fading`."""
+"""Time constants with which the speed, and the coefficients, fade while a pod is not used; see `Fading`."""
 
 SLOWEST, FASTEST = 10.0, 0.1
 DOUBT = 0.01
-"""So many seconds of prefill, on a pod, of which the speed is taken to be that of the others."""
+"""Seconds of prefill on a pod that are taken to have had the fleet's speed."""
 
 LEAST_STEP = 0.001
 
+FLEET_MEMORY = 0.998
+FLEET_SOLVE_EVERY = 4
+FIRST_TRUST = 0.1
+
+FIRST_PREFILL = (0.0, 0.1, 0.0)
+"""Before the first observation: 100 us per token."""
+
+FIRST_DECODE = (0.01, 0.002, 0.0)
+"""10 ms per token, and 0.2 ms more per running request."""
+
+FIRST_SHARING = (0.0, 0.1, 0.1)
+"""Of a pod that shares itself among prompts: 100 us per token, of the prompt and of the prompts beside it."""
+
+SHRINK = (0.1, 0.0, 0.01)
+"""What tokens can explain is attributed to neither the request nor its length."""
+
+SHARING_SHRINK = (0.0, 0.01, 0.0)
+"""Prompts of a single length do not tell what tokens cost."""
+
+FIRST_FORM, FORM_MEMORY = 0.2, 0.99
+"""That prompts are computed in turn counts as much as lessons with this weight; see `FleetModel.learn_form`."""
+
+LEAST_IN_TURN, MOST_IN_TURN = 0.15, 0.7
+"""Smaller shares count as 0 and larger ones as 1: chance makes pods that compute in turn look a little different."""
+
+FIRST_REACH, FURTHER = 4.0, 2.0
+"""That prompts are not computed in turn holds for queues of this length, and up to this many times the longest one that
+has shown it. Without a limit one of 256 pods that looked as if its queue cost nothing got 160 times the mean."""
+
+FIRST_OUTPUT, FIRST_PROMPT, SIZE_MEMORY = 200.0, 1000.0, 0.98
+ERROR_MEMORY = 0.98
+FLEET_SPEED_MEMORY = 0.98
+FIRST_SPEED = (0.001, 0.001)
+"""Observed and expected seconds of prompts."""
+
+NEWS = 0.05
+"""Pods without observations of their own are updated when the fleet's speed has changed by this share."""
+
+LEAST_JUDGED = 20
+TOLERATED = 0.01
+"""Prediction errors up to this many seconds count as none: an engine step, and chance on the network."""
+
+QUIET_SECONDS = 5.0
+"""What a pod has shown starts to fade after this time."""
+
+TURN_SECONDS = 1.0
+"""Fading is applied at this interval, because it takes 0.1 ms."""
+
+
+def _no_news() -> None:
+    pass
+
+
+class FleetModel:
+    """The model of all pods together. Lives as long as the process; a pod starts with its coefficients, and stays close
+    to them while little is known of the pod. `news` is called when pods without own observations should read it again.
+    """
+
+    def __init__(self, news: Callable[[], None] = _no_news) -> None:
+        self.news = news
+        self.prefill = Regression(FIRST_PREFILL, FLEET_MEMORY, FIRST_TRUST, SHRINK, FLEET_SOLVE_EVERY)
+        self.decode = Regression(FIRST_DECODE, FLEET_MEMORY, FIRST_TRUST, every=FLEET_SOLVE_EVERY)
+        self.sharing = Regression(FIRST_SHARING, FLEET_MEMORY, FIRST_TRUST, SHARING_SHRINK, FLEET_SOLVE_EVERY)
+        self.in_turn = 1.0
+        """Share of the truth in the model that prompts are computed in turn, from 0 to 1; the rest is `Sharing`."""
+        self._in_turn_seen = self._in_turn_weight = FIRST_FORM
+        self._reach = FIRST_REACH
+        self.output = FIRST_OUTPUT
+        """Mean tokens of a response."""
+        self.prompt = FIRST_PROMPT
+        """Mean uncached tokens of a prompt."""
+        self.speed = 1.0
+        """Mean of observed over expected seconds of recent prompts."""
+        self.judged = 0
+        """Predictions compared with observations."""
+        self.lessons = 0
+        """Observations of all pods; `Fading` reads whether any pod shows its speed."""
+        self._took, self._expected = FIRST_SPEED
+        self._published_speed = 1.0
+        self._off = self._seen = 0.0
+
+    @property
+    def error(self) -> float:
+        """Mean error of recent predictions of the time to first token, beyond 10 ms, over the mean observed time; 0
+        while fewer than 20 are known."""
+        return self._off / self._seen if self.judged >= LEAST_JUDGED and self._seen > 0.0 else 0.0
+
+    def judge(self, predicted: float, seen: float) -> None:
+        self.judged += 1
+        self._off = ERROR_MEMORY * self._off + max(0.0, abs(predicted - seen) - TOLERATED)
+        self._seen = ERROR_MEMORY * self._seen + seen
+
+    def observe_prefill(self, features: Features, seconds: float) -> None:
+        self.prefill.observe(features, seconds, PREFILL_ALLOWANCE)
+        self.news()
+
+    def observe_decode(self, features: Features, seconds: float) -> None:
+        self.decode.observe(features, seconds, DECODE_ALLOWANCE)
+        self.news()
+
+    def observe_speed(self, expected: float, seconds: float) -> None:
+        self.lessons += 1
+        self._took = FLEET_SPEED_MEMORY * self._took + seconds
+        self._expected = FLEET_SPEED_MEMORY * self._expected + expected
+        self.speed = speed = self._took / self._expected
+        if abs(speed - self._published_speed) > NEWS * self._published_speed:
+            self._published_speed = speed
+            self.news()
+
+    def learn_form(self, in_turn: float, weight: float) -> None:
+        """One lesson: `in_turn` / `weight` is how much of the truth was that prompts are computed in turn. The pods of
+        a fleet run the same engine, so this is learnt for all of them together."""
+        self.lessons += 1
+        self._in_turn_seen = FORM_MEMORY * self._in_turn_seen + in_turn
+        self._in_turn_weight = FORM_MEMORY * self._in_turn_weight + weight
+        share = self._in_turn_seen / self._in_turn_weight
+        self.in_turn = 0.0 if share < LEAST_IN_TURN else 1.0 if share > MOST_IN_TURN else share
+
+    def learn_reach(self, queue: int, is_shared: bool) -> None:
+        """The prompts before one were shown to be computed beside it, or in turn."""
+        reach = FURTHER * (queue + 1) if is_shared else FIRST_REACH
+        self._reach = max(reach, FIRST_REACH, FORM_MEMORY * self._reach)
+
+    def in_turn_of(self, queue: int) -> float:
+        """Return `in_turn` for a queue of this length. A queue longer than any seen counts more as in turn."""
+        return self.in_turn if queue <= self._reach else 1.0 - (1.0 - self.in_turn) * self._reach / queue
+
+    def observe_sizes(self, prompt: float, output: float) -> None:
+        """The uncached tokens of a prompt, and the tokens of its response."""
+        self.prompt = SIZE_MEMORY * self.prompt + (1.0 - SIZE_MEMORY) * prompt
+        self.output = SIZE_MEMORY * self.output + (1.0 - SIZE_MEMORY) * output
+
+
+class Fading:
+    """How long one pod has shown nothing while others did.
+
+    A pod that looked slow once, after a cold start or a pause of its machine, is avoided while others are free, so it
+    could never show that it is slow no longer. What it has shown therefore fades, and the pod is tried again: if it is
+    still slow, one request shows that. While no pod is used, nothing fades.
+    """
+
+    __slots__ = ("_age", "_asked_at", "_fleet", "_lessons", "_missed", "is_news")
+
+    def __init__(self, fleet: FleetModel) -> None:
+        self._fleet = fleet
+        self._lessons = fleet.lessons
+        self._asked_at: float | None = None
+        self._age = self._missed = 0.0
+        self.is_news = False
+        """The pod has shown something since the last call of `seconds`."""
+
+    def seconds(self, now: float) -> float:
+        """Return the time by which observations of the pod have aged since the last call."""
+        before, self._asked_at = self._asked_at, now
+        lessons, self._lessons = self._lessons, self._fleet.lessons
+        if self.is_news or before is None:
+            self.is_news, self._age, self._missed = False, 0.0, 0.0
+        elif lessons != self._lessons:
+            self._age += now - before
+            if self._age > QUIET_SECONDS:
+                self._missed += now - before
+        if self._missed < TURN_SECONDS:
+            return 0.0
+        missed, self._missed = self._missed, 0.0
+        return missed
+
 
 class Rates:
-    """A prefill takes fixed + speed * step + tokens * per_token + pairs * per_pair seconds, a token of an answer
-    step + running * per_running. Lives as long as the pod's memory, and is like the fleet's while that is short."""
+    """The speeds of one pod. Lives as long as the pod's memory.
+
+    A prefill takes fixed + speed * step + tokens * per_token + pairs * per_pair seconds, and a response token
+    step + running * per_running. The coefficients are learnt slowly; `speed`, the recent observed over expected time,
+    multiplies those of a prefill and follows a change at once.
+    """
 
     __slots__ = (
         "_expected",
@@ -63,23 +236,23 @@ class Rates:
         self.fading = Fading(fleet)
         self._seen = self._expected = 0.0
         self._held = 0.0
-        self.renew()
+        self.refresh()
 
-    def renew(self) -> None:
-        """To be called when the fleet's have changed, while nothing is known of the pod's own."""
+    def refresh(self) -> None:
+        """Read the coefficients again. Call it when the fleet's have changed and nothing is known of the pod."""
         step, per_running, per_held = self.decode.coefficients
         self.step = max(LEAST_STEP, step + per_held * self._held)
         self.per_running = per_running * RUNNING_SCALE
         self.alone = max(LEAST_STEP, step) + self.per_running
-        self._keep_pace()
+        self._apply_speed()
 
-    def hold(self, tokens: float) -> None:
-        """So many tokens are in the pod's KV cache."""
+    def set_cached(self, tokens: float) -> None:
+        """Set the tokens in the pod's KV cache: attention to them makes steps longer."""
         self._held = tokens * HELD_SCALE
-        self.renew()
+        self.refresh()
 
     def fade(self, seconds: float) -> None:
-        """By as much as in so many seconds in which the pod showed nothing; `renew` follows."""
+        """Forget as much as in this time without observations; `refresh` follows."""
         left = exp(-seconds / SPEED_SECONDS)
         self._seen *= left
         self._expected *= left
@@ -87,35 +260,35 @@ class Rates:
         self.prefill.fade(left)
         self.decode.fade(left)
 
-    def take(self, group: Group) -> None:
-        """Learn from prompts."""
-        seconds = group.at - group.start
-        features = (1.0, group.tokens * TOKEN_SCALE, group.pairs * PAIR_SCALE)
-        self.hurry(group.steps + self.prefill.predict(features), seconds)
-        prefill = max(0.0, seconds - group.steps)
+    def observe_prefill(self, seconds: float, steps: float, tokens: float, pairs: float) -> None:
+        """Learn from prompts whose first tokens came out of one engine step: the pod worked on all of them for
+        `seconds`, of which `steps` pass in engine steps whatever the lengths of the prompts."""
+        features = (1.0, tokens * TOKEN_SCALE, pairs * PAIR_SCALE)
+        self.observe_speed(steps + self.prefill.predict(features), seconds)
+        prefill = max(0.0, seconds - steps)
         if self.prefill.observe(features, prefill, PREFILL_ALLOWANCE):
-            self._fleet.observe_prefill(features, prefill, PREFILL_ALLOWANCE)
-            self.renew()
+            self._fleet.observe_prefill(features, prefill)
+            self.refresh()
 
-    def answer(self, running: float, pace: float) -> None:
-        """Learn from an answer: its seconds per token, and how many ran beside it on average."""
+    def observe_decode(self, running: float, pace: float) -> None:
+        """Learn from a response: its seconds per token, and the mean number of requests that ran beside it."""
         self.fading.is_news = True
         features = (1.0, running * RUNNING_SCALE, self._held)
         if self.decode.observe(features, pace, DECODE_ALLOWANCE):
-            self._fleet.observe_decode(features, pace, DECODE_ALLOWANCE)
-            self.renew()
+            self._fleet.observe_decode(features, pace)
+            self.refresh()
 
-    def hurry(self, expected: float, seconds: float) -> None:
-        """What was seen of late over what the coefficients say: it follows a change before they do."""
+    def observe_speed(self, expected: float, seconds: float) -> None:
+        """Compare what the coefficients predict with what was observed."""
         self.fading.is_news = True
         usual = self.speed * expected
         within = min(MOST_SURPRISE * usual, max(usual / MOST_SURPRISE, seconds))
         self._seen = SPEED_MEMORY * self._seen + within
         self._expected = SPEED_MEMORY * self._expected + expected
-        self._fleet.hurry(expected, within)
-        self._keep_pace()
+        self._fleet.observe_speed(expected, within)
+        self._apply_speed()
 
-    def _keep_pace(self) -> None:
+    def _apply_speed(self) -> None:
         seen, expected = self._seen + DOUBT * self._fleet.speed, self._expected + DOUBT
         self.speed = speed = min(SLOWEST, max(FASTEST, seen / expected))
         fixed, per_token, per_pair = self.prefill.coefficients

@@ -1,24 +1,68 @@
-"""How long it takes a KV cache to get from the pod that computed it to the one that answers: learnt online."""
+"""Costs of splitting a request between a prefill and a decode pod: the KV transfer, and the prefill duty of pods."""
 
 from __future__ import annotations
 
-from proxy.latency.regression import Regression
-from proxy.latency.work import TOKEN_SCALE
+from math import exp, expm1
 
-MEMORY, TRUST = 0.98, 4.0
+from proxy.core.endpoint import Endpoint
+from proxy.latency.rates import TOKEN_SCALE
+from proxy.latency.regression import Regression
+
+TRANSFER_MEMORY, TRANSFER_TRUST = 0.98, 4.0
 ALLOWANCE = 0.005
-"""Seconds by which even the shortest may be off."""
+"""Error in seconds that even the shortest transfer may have."""
+
+DUTY_MEMORY = 10.0
+"""Time constant of the duty, in seconds."""
+
+SHORTEST = 1.0
+"""Least seconds that a share is taken of: of less, a single prompt would be all."""
+
+MOST = 0.9
+"""Responses go on even on a pod that computes prompts all the time."""
 
 
 class Transfer:
-    """Seconds at all, and per token: of any two pods together. Lives as long as its plugin."""
+    """Seconds until a KV cache has moved from one pod to another: fixed, and per token. Learnt online for all pairs of
+    pods together; lives as long as its plugin."""
 
     def __init__(self, fixed: float, per_token: float) -> None:
-        """What is expected before the first was seen."""
-        self._regression = Regression((fixed, per_token / TOKEN_SCALE, 0.0), MEMORY, TRUST)
+        """The arguments are what is expected before the first observation."""
+        self._regression = Regression((fixed, per_token / TOKEN_SCALE, 0.0), TRANSFER_MEMORY, TRANSFER_TRUST)
 
     def seconds(self, tokens: float) -> float:
         return self._regression.predict((1.0, tokens * TOKEN_SCALE, 0.0))
 
     def observe(self, tokens: float, seconds: float) -> None:
         self._regression.observe((1.0, tokens * TOKEN_SCALE, 0.0), seconds, ALLOWANCE)
+
+
+class Duty:
+    """The share of their recent time that pods have spent on prompts: responses that run there are slower by it. Lives
+    as long as its plugin."""
+
+    def __init__(self) -> None:
+        self._worked: dict[Endpoint, tuple[float, float]] = {}
+        """The time of the last prompt, and the decayed seconds of work until then."""
+        self._since: dict[Endpoint, float] = {}
+        """When a pod was first seen; what it did before does not count."""
+
+    def add(self, endpoint: Endpoint, seconds: float, now: float) -> None:
+        """Count the work of a prompt that this proxy sends. Prompts of sibling proxies are taken to be like ours."""
+        self._since.setdefault(endpoint, now)
+        load = endpoint.load
+        ours = max(1, load.requests - load.remote_requests)
+        self._worked[endpoint] = now, self._left(endpoint, now) + seconds * max(1.0, load.requests / ours)
+
+    def of(self, endpoint: Endpoint, now: float) -> float:
+        """Return the share, from 0 to `MOST`."""
+        seen = max(SHORTEST, now - self._since.setdefault(endpoint, now))
+        return min(MOST, self._left(endpoint, now) / (DUTY_MEMORY * -expm1(-seen / DUTY_MEMORY)))
+
+    def forget(self, endpoint: Endpoint) -> None:
+        self._worked.pop(endpoint, None)
+        self._since.pop(endpoint, None)
+
+    def _left(self, endpoint: Endpoint, now: float) -> float:
+        at, seconds = self._worked.get(endpoint, (now, 0.0))
+        return seconds * exp((at - now) / DUTY_MEMORY)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
-from proxy.latency.objectives import objectives
+from proxy.latency.forecast import objectives
 from proxy.plugins.producers.session_id import SESSION_ID
 from proxy.plugins.session_affinity import ID_HEADER
 from proxy.prefix.hashing import Chain, chains

@@ -14,9 +14,8 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PairDecider, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
-from proxy.latency.duty import Duty
-from proxy.latency.keys import LATENCY, STAGE_COSTS, LatencyForecast
-from proxy.latency.transfer import Transfer
+from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast
+from proxy.latency.transfer import Duty, Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 

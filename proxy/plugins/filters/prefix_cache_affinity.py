@@ -13,7 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
-from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.forecast import LATENCY, LatencyForecast
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 
 

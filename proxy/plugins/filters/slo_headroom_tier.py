@@ -15,8 +15,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY, LatencyForecast
-from proxy.latency.objectives import objectives
+from proxy.latency.forecast import LATENCY, LatencyForecast, objectives
 
 
 @plugin("slo-headroom-tier-filter")

@@ -16,14 +16,9 @@ from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRe
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
-from proxy.latency.costs import catch_up, costs
-from proxy.latency.fleet import FleetModel
-from proxy.latency.keys import LATENCY
-from proxy.latency.lessons import LEAST_OBSERVED
-from proxy.latency.pace import Prices
-from proxy.latency.pod import PodModel
-from proxy.latency.published import seconds, tpots
-from proxy.latency.work import Leg
+from proxy.latency.forecast import LATENCY
+from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, costs, seconds
+from proxy.latency.rates import FleetModel
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 NOTHING_HELD: Mapping[Endpoint, int] = MappingProxyType({})
@@ -60,7 +55,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _legs: dict[Attempt, tuple[PodModel, Leg]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
     _found: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
     """The models of those that were asked about last."""
@@ -85,11 +80,11 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def adopt(self, predecessor: PredictedLatencyProducer) -> None:
         """All that it has learnt; what it costs is another matter."""
         self.fleet = predecessor.fleet
-        self._pods, self._legs = predecessor._pods, predecessor._legs
+        self._pods, self._work = predecessor._pods, predecessor._work
         self._asked, self._found = None, []
         self.fleet.news = self._hear
         for pod in self._pods.values():
-            pod.price(self._prices)
+            pod.set_prices(self._prices)
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
@@ -106,18 +101,18 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         prompt = forecast.tokens if forecast is not None else request.prompt.tokens
         uncached = attempt.charge[0] if attempt.charge else prompt
         if attempt.stage is WHOLE:
-            leg = pod.dispatch(attempt, uncached, prompt, attempt.started_at)
+            work = pod.dispatch(attempt, uncached, prompt, attempt.started_at)
         elif attempt.stage is Stage.ENCODE:
             return
         else:
-            leg = pod.dispatch_stage(attempt, uncached, prompt, attempt.started_at)
-        self._legs[attempt] = (pod, leg)
+            work = pod.dispatch_stage(attempt, uncached, prompt, attempt.started_at)
+        self._work[attempt] = (pod, work)
 
     def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        known = self._legs.pop(attempt, None)
+        known = self._work.pop(attempt, None)
         if known is not None:
-            pod, leg = known
-            pod.end(leg, self.clock.now())
+            pod, work = known
+            pod.end(work, self.clock.now())
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         self._pods.pop(endpoint, None)
@@ -167,7 +162,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         """Update the pods of which nothing is known with what the fleet has learnt."""
         for pod in self._pods.values():
             if pod.rates.prefill.is_cold:
-                pod.follow()
+                pod.refresh()
 
 
 class Forecast(NamedTuple):
@@ -191,7 +186,7 @@ class Forecast(NamedTuple):
         return [seconds(pod, left, tokens, now) for pod, left in pods]
 
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        return tpots(self.producer.models(endpoints, self.producer.clock.now()))
+        return [pod.tpot for pod in self.producer.models(endpoints, self.producer.clock.now())]
 
     def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
         producer, tokens, _ = self

@@ -13,8 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY, STAGE_COSTS, LatencyForecast
-from proxy.latency.objectives import Objectives, objectives
+from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast, Objectives, objectives
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
 """Costs that differ by less, in seconds and as a share, are equal: what there is of chance in them must not send all

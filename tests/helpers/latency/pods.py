@@ -7,10 +7,8 @@ from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.latency.fleet import FleetModel
-from proxy.latency.pace import Prices
-from proxy.latency.pod import PodModel
-from proxy.latency.published import seconds, tpots
+from proxy.latency.pod import PodModel, Prices, seconds
+from proxy.latency.rates import FleetModel
 
 
 class Pod:
@@ -24,7 +22,8 @@ class Pod:
         endpoint: Endpoint | None = None,
     ) -> None:
         self.endpoint = endpoint or Endpoint("pod")
-        self.model = PodModel(self.endpoint, fleet or FleetModel(), Prices(0.0, 0.0), 0.0)
+        self.fleet = fleet or FleetModel()
+        self.model = PodModel(self.endpoint, self.fleet, Prices(0.0, 0.0), 0.0)
         self.fixed = fixed
         self.per_token = per_token
         self.noise = 0.0
@@ -74,8 +73,7 @@ class Pod:
         return self.ttft(0, now) - self.model.own[0]
 
     def tpot(self) -> float:
-        (found,) = tpots([self.model])
-        return found
+        return self.model.tpot
 
 
 def answer(attempt: Attempt, now: float, tokens: int = 1) -> None:

@@ -27,7 +27,7 @@ from proxy.core.ports import (
 )
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.latency.keys import LatencyForecast
+from proxy.latency.forecast import LatencyForecast
 from proxy.plugins.deciders.prefix_based import PrefixBasedPdDecider
 from proxy.prefix.keys import PrefixMatch
 

@@ -335,14 +335,14 @@ async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_af
 
     async def looks(attempt: Attempt) -> bytes | None:
         (pod,) = producer.models([d0], world.clock.now())
-        in_line.append(sum(leg.tokens for leg in pod.legs))
+        in_line.append(sum(leg.tokens for leg in pod.queue))
         return await (answers if attempt.endpoint is d0 else breaks_off)(attempt)
 
     world.scripts = dict.fromkeys(PODS, looks)
     await world.serve()
     (pod,) = producer.models([d0], world.clock.now())
     assert in_line == [0, 0, PROMPT_TOKENS]
-    assert not pod.legs
+    assert not pod.queue
 
 
 @pytest.mark.parametrize("connector", ["nixl", "p2p-nccl", "mooncake", "sglang"])

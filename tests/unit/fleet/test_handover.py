@@ -16,7 +16,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.handover import steer
 from proxy.fleet.settings import PodSettings
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
 from proxy.replay.kvlane import Kvlane
 from proxy.replay.pods import VirtualPod

@@ -14,7 +14,7 @@ from proxy.core.errors import QueueFull, Reason
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.settings import ShedByLoad, Shedding
 from proxy.flowcontrol.shedding import SheddingGate, chance
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from tests.unit.flowcontrol.test_controller import Watcher
 
 

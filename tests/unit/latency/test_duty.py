@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.endpoint import Endpoint
-from proxy.latency.duty import MOST, Duty
+from proxy.latency.transfer import MOST, Duty
 
 
 def busy(seconds: float, duty: Duty, pod: Endpoint, share: float) -> None:

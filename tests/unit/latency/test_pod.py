@@ -2,7 +2,7 @@ import pytest
 
 from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
-from proxy.latency.fleet import FleetModel
+from proxy.latency.rates import FleetModel
 from tests.helpers.latency.pods import Pod, answer
 
 
@@ -95,7 +95,7 @@ def test_a_leg_that_fails_leaves_the_queue_and_teaches_nothing() -> None:
     pod.endpoint.charge(-1, -100_000)
     pod.model.end(leg, 30.0)
     pod.model.catch_up(30.0)
-    assert not pod.model.legs
+    assert not pod.model.queue
     assert pod.model.rates.prefill.is_cold
     assert pod.ttft(1000, 30.0) == pytest.approx(before)
 
@@ -120,9 +120,9 @@ def test_answers_that_are_not_streamed_are_taken_to_be_in_time() -> None:
     pod.work(60)
     pod.model.dispatch(pod.send(10_000, stream=False), 10_000, 10_000, pod.now)
     pod.model.catch_up(pod.now + 0.5)
-    assert len(pod.model.legs) == 1
+    assert len(pod.model.queue) == 1
     pod.model.catch_up(pod.now + 2.0)
-    assert not pod.model.legs
+    assert not pod.model.queue
 
 
 def test_a_slow_pod_is_found_out_by_answers_that_are_not_streamed() -> None:
@@ -249,7 +249,7 @@ def test_an_answer_that_is_not_streamed_ends_its_wait() -> None:
     answer(attempt, 0.1)
     pod.endpoint.charge(-1, -5000)
     pod.model.end(leg, 0.1)
-    assert not pod.model.legs
+    assert not pod.model.queue
     assert pod.wait(0.1) == 0.0
 
 

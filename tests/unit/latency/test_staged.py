@@ -4,13 +4,12 @@ import pytest
 
 from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.latency.fleet import FleetModel
-from proxy.latency.pod import BEHIND
-from proxy.latency.work import Leg
+from proxy.latency.pod import BEHIND, Work
+from proxy.latency.rates import FleetModel
 from tests.helpers.latency.pods import Pod, answer
 
 
-def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Leg]:
+def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Attempt, Work]:
     """A leg that was sent now; of a prefill nothing streams."""
     attempt = pod.send(0 if stage is Stage.DECODE else tokens, stream and stage is not Stage.PREFILL)
     attempt.stage, attempt.answers = stage, stage is not Stage.PREFILL
@@ -18,7 +17,7 @@ def begin(pod: Pod, stage: Stage, tokens: int, stream: bool = True) -> tuple[Att
     return attempt, pod.model.dispatch_stage(attempt, uncached, tokens, pod.now)
 
 
-def finish(pod: Pod, begun: tuple[Attempt, Leg]) -> None:
+def finish(pod: Pod, begun: tuple[Attempt, Work]) -> None:
     attempt, leg = begun
     attempt.ending = Ending.COMPLETE
     pod.endpoint.charge(-1, 0)

@@ -10,7 +10,7 @@ import pytest
 from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.decision import Decision
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.latency.keys import LATENCY, STAGE_COSTS
+from proxy.latency.forecast import LATENCY, STAGE_COSTS
 from proxy.latency.transfer import Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, Foretold, Held, attempt, fault, make, pod, request

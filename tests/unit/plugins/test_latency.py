@@ -12,7 +12,7 @@ from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
 from tests.helpers.examples import examples
 from tests.helpers.plugins.situations import RUN, Held, attempt, fault, make, pod, request

@@ -8,7 +8,7 @@ from typing import Any
 from proxy.core.attempt import Ending
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from tests.helpers.plugins.situations import RUN, Foretold, attempt, make, pod, request
 
 POEMS = request(model="poems")

@@ -10,7 +10,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY
+from proxy.latency.forecast import LATENCY
 from proxy.plugins.producers.session_id import SESSION_ID
 from proxy.plugins.session_table import SessionTable
 from tests.helpers.plugins.situations import RUN, Foretold, attempt, fault, make, pod, request

@@ -11,7 +11,7 @@ from proxy.app import App
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
-from proxy.latency.keys import LATENCY, LatencyForecast
+from proxy.latency.forecast import LATENCY, LatencyForecast
 from proxy.sim import SimConfig
 from tests.helpers.scenarios.stack import Stack, stack
 

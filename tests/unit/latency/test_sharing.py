@@ -4,9 +4,8 @@ import pytest
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Freshness, Metrics
-from proxy.latency.among import ahead
-from proxy.latency.fleet import FleetModel
-from proxy.latency.work import Leg
+from proxy.latency.pod import Work
+from proxy.latency.rates import FleetModel
 from tests.helpers.latency.pods import Pod, answer
 
 RATE = 1.7
@@ -20,7 +19,7 @@ class Divided(Pod):
     """Prompts take turns for a few tokens each, `per_token` seconds a token; answers end with their first token."""
 
     def play(self, requests: int, rate: float, most: int = 8000) -> None:
-        line: list[tuple[Attempt, Leg, float]] = []
+        line: list[tuple[Attempt, Work, float]] = []
         arrival = self.now + self._random.expovariate(rate)
         while requests or line:
             if requests and (not line or arrival <= self.now):
@@ -38,13 +37,13 @@ class Divided(Pod):
         self.now += 1.0
         self.model.catch_up(self.now)
 
-    def begin(self, tokens: int) -> tuple[Attempt, Leg, float]:
+    def begin(self, tokens: int) -> tuple[Attempt, Work, float]:
         self.endpoint.publish(Metrics(scraped_at=self.now, freshness=Freshness.FRESH), self.endpoint.load.requests)
         self.model.catch_up(self.now)
         attempt = self.send(tokens)
         return attempt, self.model.dispatch(attempt, tokens, tokens, self.now), tokens
 
-    def finish(self, attempt: Attempt, leg: Leg) -> None:
+    def finish(self, attempt: Attempt, leg: Work) -> None:
         answer(attempt, self.now)
         self.endpoint.charge(-1, -int(leg.tokens))
         self.model.end(leg, self.now)
@@ -58,8 +57,7 @@ def divided(fleet: FleetModel | None = None) -> Divided:
 
 def test_a_pod_that_divides_itself_among_prompts_is_found_out() -> None:
     pod = divided()
-    assert pod.model.beside.divides
-    assert pod.model.beside.share == 0.0
+    assert pod.fleet.in_turn == 0.0
     alone = 4000 * pod.per_token
     assert 0.9 * alone < pod.ttft(4000, pod.now) < alone / (1.0 - RATE * 4000 * pod.per_token)  # with those who come
 
@@ -87,7 +85,6 @@ def test_a_pod_that_is_new_is_taken_to_be_like_the_others() -> None:
     pod = divided(fleet)
     new = Divided(fleet)
     new.play(12, rate=RATE)
-    assert new.model.beside.divides
     assert new.ttft(4000, new.now) == pytest.approx(pod.ttft(4000, pod.now), rel=0.3)
 
 
@@ -97,12 +94,11 @@ def test_a_pod_that_computes_in_turn_is_not_taken_for_one_that_divides_itself() 
     shares = []
     for _ in range(60):
         pod.work(3)
-        shares.append(pod.model.beside.share)
+        shares.append(pod.fleet.in_turn)
     assert sum(shares[10:]) / len(shares[10:]) > 0.9
 
 
-def test_what_is_ahead_is_told_from_the_lengths_of_those_in_line() -> None:
-    pod = Pod()
-    legs = [Leg(pod.send(tokens), tokens, tokens) for tokens in (500, 3000, 1000)]
-    assert ahead(legs, 1000) == (1500, 1)
-    assert ahead([], 1000) == (0, 0)
+def test_the_tokens_ahead_depend_on_the_lengths_of_the_prompts_in_line() -> None:
+    sharing = Pod().model.sharing
+    assert sharing.ahead([500, 3000, 1000], 0.0) == (1500, 1)
+    assert sharing.ahead([], 20.0) == (20, 0)

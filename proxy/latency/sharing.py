@@ -1,0 +1,101 @@
+"""Pods that share themselves among prompts (processor sharing) instead of computing them in turn.
+
+Each prompt in line gets an equal part of such a pod, so short prompts overtake long ones. A prompt of n uncached tokens
+takes load * (fixed + n * per_token) seconds, where load is how much slower responses are with what runs there than
+alone, and `per_ahead` * load for each token that is computed before it: all tokens of a prompt in line that is not
+longer, and n of a longer one. vLLM computes prompts in turn; the simulator of llm-d and AIPerf's mock server do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from proxy.latency.rates import (
+    MEMORY,
+    MOST_SURPRISE,
+    SHARING_SHRINK,
+    SOLVE_EVERY,
+    TOKEN_SCALE,
+    TRUST,
+    FleetModel,
+    Rates,
+)
+from proxy.latency.regression import Features, Regression
+
+ALLOWANCE = 0.01
+"""Error in seconds that even the shortest time to first token may have."""
+
+MOST_LOAD = 3.0
+
+TELLING, DULL = 0.1, 0.002
+"""Only a lesson on which the two models differ by this share of their sum tells which one is right. Any other counts
+this much for prompts in turn, which is cheaper to compute."""
+
+
+class Forms(NamedTuple):
+    """Seconds to a first token as both models predict them, with so many prompts before it, and the features of the
+    second prediction."""
+
+    queue: int
+    in_turn: float
+    shared: float
+    features: Features
+
+
+class Sharing:
+    """The model of one pod. Lives as long as the pod's memory; `FleetModel.in_turn` says how much of it applies."""
+
+    __slots__ = ("_fleet", "_rates", "_terms", "fixed", "load", "per_ahead", "per_token")
+
+    def __init__(self, fleet: FleetModel, rates: Rates) -> None:
+        self._fleet = fleet
+        self._rates = rates
+        self._terms = Regression(fleet.sharing, MEMORY, TRUST, SHARING_SHRINK, SOLVE_EVERY)
+        self.refresh(0)
+
+    def refresh(self, running: int) -> None:
+        """Read the coefficients again, for this number of requests that run or wait there."""
+        rates = self._rates
+        fixed, per_token, per_ahead = self._terms.coefficients
+        pace = rates.step + rates.per_running * (1 + running)
+        self.load = load = min(MOST_LOAD, pace / rates.alone)
+        self.fixed = load * fixed
+        self.per_token = load * per_token * TOKEN_SCALE
+        self.per_ahead = load * per_ahead * TOKEN_SCALE
+
+    def ahead(self, queue: Iterable[float], others: float) -> tuple[float, float]:
+        """Return the tokens that are computed before a prompt: some, and some for each token of the prompt.
+
+        `queue` are the uncached tokens of the prompts in line, `others` tokens of prompts that this proxy did not send.
+        The result is exact for a prompt of the usual length. For others it is the tangent there, which is never less.
+        """
+        usual, shorter, longer = self._fleet.prompt, others, 0
+        for tokens in queue:
+            if tokens <= usual:
+                shorter += tokens
+            else:
+                longer += 1
+        return shorter, longer
+
+    def predict(self, in_turn: float, tokens: float, queue: Sequence[float], others: float) -> Forms:
+        """Predict the time to first token of a prompt, beside what the model of prompts in turn predicts."""
+        (shorter, longer), load = self.ahead(queue, others), self.load
+        scale = load * TOKEN_SCALE
+        features = (load, scale * tokens, scale * (shorter + longer * tokens))
+        return Forms(len(queue), in_turn, self._terms.predict(features), features)
+
+    def observe(self, forms: Forms, seconds: float) -> None:
+        """Learn which model was closer to the observed time, and the coefficients of this one."""
+        self._rates.fading.is_news = True
+        queue, in_turn, shared, features = forms
+        difference, unit = in_turn - shared, in_turn + shared + ALLOWANCE
+        if abs(difference) > TELLING * unit:
+            seen = min(seconds, MOST_SURPRISE * max(in_turn, shared))
+            scale = difference / (unit * unit)
+            self._fleet.learn_form((seen - shared) * scale, difference * scale)
+            self._fleet.learn_reach(queue, abs(seen - shared) < abs(seen - in_turn))
+        else:
+            self._fleet.learn_form(DULL, DULL)
+        if self._terms.observe(features, seconds, ALLOWANCE):
+            self._fleet.sharing.observe(features, seconds, ALLOWANCE)
