@@ -27,7 +27,7 @@ from proxy.composition.observation import Observation
 from proxy.composition.picking import picker_of
 from proxy.composition.polling import Polling
 from proxy.composition.senses import OwnSenses
-from proxy.composition.serving import Process, Serving, build_door, build_serving
+from proxy.composition.serving import Process, Serving, build_serving
 from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
@@ -110,7 +110,6 @@ class App:
             await observation.begin(stack, tasks, self._log_writer)
             for one in (process.tasks, process.parser, self._prober, process.liveness):
                 await stack.enter_async_context(one)
-            await process.decisions.begin(stack, self.fleet)
             stack.push_async_callback(self.state.close)
             await self.state.settle()
             known = await self._know_the_fleet(stack)
@@ -134,17 +133,12 @@ class App:
         """Serve with other settings, keeping what is known and in flight. Return the paths of what changes with a
         restart only. Raises ConfigError, and nothing has changed then."""
         before, (settings, left) = self._settings, servable(self._settings, wanted)
-        try:
-            serving, draft = self._build(settings)
-        except Exception:
-            await self._process.decisions.keep_what_is_used()
-            raise
+        serving, draft = self._build(settings)
         self._use(serving, draft)
         self._server.served = serving.served
         if self._picker is not None:
             self._picker.renew()
         await self.state.settle()
-        await self._process.decisions.keep_what_is_used()
         if before.telemetry.log_level is not settings.telemetry.log_level:
             logging.getLogger().setLevel(settings.telemetry.log_level.name)
         return left
@@ -152,7 +146,7 @@ class App:
     def check(self, wanted: Settings) -> Sequence[str]:
         """What `reload` would give. Raises ConfigError."""
         settings, left = servable(self._settings, wanted)
-        build_door(settings.security, self._clock, self.state.draft())
+        self._build(settings)
         return left
 
     async def settle(self) -> None:
@@ -196,6 +190,7 @@ class App:
         explaining = Explaining(fleet, clock, rng, self._may_know_why, self._decision_prefix)
         polling = self._make_polling(trust, observation)
         return Process(
+            self.state,
             clock,
             rng,
             fleet,
@@ -207,7 +202,7 @@ class App:
             Liveness(settings.reliability.health, clock, fleet, self._works),
             observation,
             explaining,
-            Decisions(registry, clock, rng, observation, explaining),
+            Decisions(registry, clock, rng, fleet, observation, explaining),
             OwnSenses(fleet, self._catalogue, clock, lambda: self.serving.flow_controls, lambda: self.schedulings),
             self._make_model_reads(polling),
             polling,

@@ -16,12 +16,13 @@ from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join
 from proxy.core.ports import Clock, KvEvents, Random, Tokenizers
 from proxy.core.registry import Registry
+from proxy.core.state import State
 from proxy.core.wiring import Ports
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
-from proxy.kvevents.subscriptions import KvSubscriptions
+from proxy.kvevents.subscriptions import KvSubscriptions, watch_nothing
 from proxy.scheduling import document
 from proxy.scheduling.build import faults
 from proxy.scheduling.document import Document
@@ -115,10 +116,10 @@ def _read_one(section: Mapping[str, Any], path: str, problems: Faults) -> PoolSe
 
 def _ports() -> Ports:
     """Those of the proxy, so that a model that cannot be read, or a package that is missing, is a fault like others."""
-    clock = SystemClock()
+    clock, draft = SystemClock(), State().draft()
     return {
         Clock: clock,
         Random: random.Random(),
-        KvEvents: KvSubscriptions(),
-        Tokenizers: TokenSource(clock.wall),
+        KvEvents: KvSubscriptions(DEFAULT_POOL, watch_nothing, draft),
+        Tokenizers: TokenSource(clock.wall, draft),
     }

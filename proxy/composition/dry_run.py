@@ -18,6 +18,7 @@ from proxy.core.identity import Identity
 from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, PreRequest
 from proxy.core.request import InferenceRequest, changed
+from proxy.core.state import Draft
 from proxy.explain.entry import Entry
 from proxy.explain.imagined import Imagined, reweighed
 from proxy.explain.table import imagined, short
@@ -61,14 +62,17 @@ class DryRun:
         request = self._request(asked)
         pool = self._pool(asked, request)
         live = pool.scheduling
-        tried = await self._tried(asked, pool)
-        entry = await self._decided(request, pool, tried, asked.profile)
-        told = imagined(entry)
-        if tried is not live:
-            now = short(await self._decided(request, pool, live))
-            told["live"] = {key: now[key] for key in ("pod", "prefill", "margin", "runnerUp", "predicted")}
-            told["fresh"] = _fresh(tried, live)
-        return told
+        draft = self.process.state.draft()
+        try:
+            tried = self._tried(asked, pool, draft)
+            told = imagined(await self._decided(request, pool, tried, asked.profile))
+            if tried is not live:
+                now = short(await self._decided(request, pool, live))
+                told["live"] = {key: now[key] for key in ("pod", "prefill", "margin", "runnerUp", "predicted")}
+                told["fresh"] = _fresh(tried, live)
+            return told
+        finally:
+            await draft.discard()
 
     def _request(self, asked: Imagined) -> InferenceRequest:
         call = NoCall(asked.path, asked.headers, asked.body, self.process.clock.now())
@@ -87,7 +91,7 @@ class DryRun:
             raise BadRequest(f"There is no pool '{asked.pool}'{suggestion(asked.pool, pools.names)}.", param="pool")
         return pools.named(asked.pool)
 
-    async def _tried(self, asked: Imagined, pool: Pool) -> Scheduling:
+    def _tried(self, asked: Imagined, pool: Pool, draft: Draft) -> Scheduling:
         """The scheduling that is in use, or the one that is asked for."""
         if asked.scheduling is None and not asked.weights:
             return pool.scheduling
@@ -95,13 +99,11 @@ class DryRun:
         if asked.scheduling is not None:
             document = read(asked.scheduling, "scheduling")
         try:
-            tried = self.process.decisions.imagined(pool.name, document)
+            tried = self.process.decisions.imagined(pool.name, document, draft)
             if asked.weights:
-                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, asked.weights))
+                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, asked.weights), draft)
         except ConfigError as error:
             raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
-        finally:
-            await self.process.decisions.keep_what_is_used()
         return tried
 
     async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:

@@ -24,7 +24,7 @@ from proxy.core.errors import RequestError
 from proxy.core.listener import Listener, Listeners
 from proxy.core.ports import Clock, Gate, Names, Random
 from proxy.core.request import InferenceRequest
-from proxy.core.state import Draft
+from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
 from proxy.explain.kept import Kept
@@ -93,6 +93,7 @@ class Serving:
 class Process:
     """What a process has once, under any configuration. `serving` is the graph in use: a reload replaces it."""
 
+    state: State
     clock: Clock
     random: Random
     fleet: Fleet
@@ -160,7 +161,7 @@ class _Build:
         prompts, warmups = self._warmups()
         if process.polling is not None:
             process.polling.build(settings, draft)
-        schedulings = process.decisions.build(settings, kept)  # last of what can fail: plugins hand over what they know
+        schedulings = process.decisions.build(settings, kept, draft)
         draft.assign(process.decisions, schedulings=schedulings)
         resolver = self._resolver(schedulings, has_gates=any(gates.values()))
         failover = self._failover(schedulings, flow_controls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,20 +44,19 @@ class Draft:
     def __init__(self, state: State) -> None:
         self._state = state
         self._named: dict[Hashable, _Entry] = {}
-        self._assigned: list[tuple[object, str, Any]] = []
+        self._changes: list[Callable[[], object]] = []
         self._making: list[_Entry] = []
+        self._made: list[_Entry] = []
 
     def get(self, key: Hashable, make: Callable[[], T], of: object = None) -> T:
         """Return the object of this key that is in use, if it was made of something equal; else make one.
 
         What `make` itself gets from this draft is owned by the new object, and stays as long as that is named."""
-        entry = self._named.get(key)
-        if entry is None:
-            entry = self._state._entries.get(key)
-            if entry is not None and entry.of == of:
-                self._name_again(key, entry)
-            else:
-                entry = self._make(key, make, of)
+        entry = self._named.get(key) or self._state._entries.get(key)
+        if entry is None or entry.of != of:
+            entry = self._make(key, make, of)
+        elif key not in self._named:
+            self._name_again(key, entry)
         if self._making:
             self._making[-1].owned.append(key)
         value: T = entry.value
@@ -66,15 +66,24 @@ class Draft:
         """Assign these attributes when the draft is committed. Raises AttributeError for one that does not exist."""
         for name, value in attributes.items():
             getattr(owner, name)
-            self._assigned.append((owner, name, value))
+            self._changes.append(partial(setattr, owner, name, value))
+
+    def at_commit(self, change: Callable[[], object]) -> None:
+        """Call this when the draft is committed; it must not raise."""
+        self._changes.append(change)
 
     def commit(self) -> None:
-        """Put the draft in use: what was assigned takes effect, in that order."""
-        state, named = self._state, self._named
+        """Put the draft in use: the changes that were asked for take effect, in that order."""
+        state, named, self._named = self._state, self._named, {}
         state._dropped += [entry for key, entry in state._entries.items() if named.get(key) is not entry]
         state._entries = named
-        for owner, attribute, value in self._assigned:
-            setattr(owner, attribute, value)
+        for change in self._changes:
+            change()
+
+    async def discard(self) -> None:
+        """Close what was made for this draft, which is not committed."""
+        while self._made:
+            await self._made.pop().exit()
 
     def _name_again(self, key: Hashable, entry: _Entry) -> None:
         for owned in entry.owned:
@@ -90,6 +99,7 @@ class Draft:
         finally:
             self._making.pop()
         self._named[key] = entry
+        self._made.append(entry)
         return entry
 
 
@@ -109,5 +119,9 @@ class _Entry:
 
     async def close(self) -> None:
         if self.is_entered:
+            await self.exit()
+
+    async def exit(self) -> None:
+        if isinstance(self.value, AbstractAsyncContextManager):
             self.is_entered = False
             await self.value.__aexit__(None, None, None)

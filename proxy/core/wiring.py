@@ -24,18 +24,14 @@ def parameters_of(cls: type[Plugin], ports: Ports) -> list[dataclasses.Field[Any
 def make(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> Plugin:
     """Raises params.Invalid with every fault of the parameters."""
     try:
-        return params.build(cls, parameters, cls.plugin_type, _injected(cls, ports))
+        return params.build(cls, parameters, cls.plugin_type, injected(cls, ports))
     except Invalid as invalid:
         faults = ((problem.path.removeprefix(cls.plugin_type), problem.message) for problem in invalid.problems)
         raise Invalid(*(Problem(path + below, message) for below, message in faults)) from None
 
 
-def has(instance: Plugin, ports: Ports) -> bool:
-    """Whether it was made with these."""
-    return all(getattr(instance, name) == port for name, port in _injected(type(instance), ports).items())
-
-
-def _injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:
+def injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:
+    """Return the fields that are ports, with their values."""
     kinds = params.hints(cls)
     return {
         field.name: ports[kinds[field.name]]

@@ -6,15 +6,17 @@ The packages that it takes are an extra, so what needs them is imported when som
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.kv import KvSources
 from proxy.core.ports import KvEvents, KvListener
+from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
 from proxy.kvevents import sources as places
 
@@ -28,14 +30,19 @@ Watch = Callable[[Hook, Hook], Callable[[], None]]
 """(added, removed) -> stop: calls them for every pod there is and that comes, and for those that go."""
 
 
-class KvSubscriptions(KvEvents):
-    """Collects wishes while plugins are made; inside of `async with subscriptions.following(watch)` they are fulfilled,
-    those that come later as soon as `keep` says so."""
+def watch_nothing(added: Hook, removed: Hook) -> Callable[[], None]:
+    """Watch no pods: for the check of a configuration."""
+    return lambda: None
 
-    def __init__(self) -> None:
-        self._wishes: list[_Wish] = []
-        self._watch: Watch | None = None
-        self._context: zmq.asyncio.Context | None = None
+
+@dataclass(frozen=True, slots=True)
+class KvSubscriptions(KvEvents):
+    """Subscriptions to the pods of one pool. Each belongs to the plugin that asks for it, and runs as long as the
+    configuration names that plugin."""
+
+    pool: str
+    watch: Watch = field(compare=False)
+    draft: Draft = field(compare=False)
 
     def follow(self, sources: KvSources, listener: KvListener) -> None:
         try:
@@ -43,66 +50,41 @@ class KvSubscriptions(KvEvents):
         except ImportError as error:
             raise ValueError(MISSING.format(name="pyzmq" if error.name == "zmq" else error.name)) from None
         places.check(sources)
-        self._wishes.append(_Wish(sources, listener))
-
-    @asynccontextmanager
-    async def following(self, watch: Watch) -> AsyncIterator[None]:
-        self._watch = watch
-        try:
-            await self.keep(lambda listener: True)
-            yield
-        finally:
-            self._watch = None
-            await self.keep(lambda listener: False)
-            if self._context is not None:
-                self._context.destroy(linger=0)
-
-    async def keep(self, wanted: Callable[[object], bool]) -> None:
-        """Listeners that are not wanted are not told any more."""
-        left = [wish for wish in self._wishes if not wanted(wish.listener)]
-        self._wishes = [wish for wish in self._wishes if wish not in left]
-        for wish in left:
-            await wish.end()
-        if self._watch is None or not self._wishes:
-            return
-        self._context = self._context or _context()
-        for wish in self._wishes:
-            wish.begin(self._context, self._watch)
+        self.draft.get(object(), lambda: Subscription(sources, listener, self.watch))
 
 
-def _context() -> zmq.asyncio.Context:
-    import zmq.asyncio
+class Subscription:
+    """`async with`: inside of it the sockets of pods are opened and closed as pods come and go."""
 
-    return zmq.asyncio.Context()
-
-
-class _Wish:
-    """Opens and closes the sockets of pods as they come and go."""
-
-    def __init__(self, sources: KvSources, listener: KvListener) -> None:
+    def __init__(self, sources: KvSources, listener: KvListener, watch: Watch) -> None:
         self.listener = listener
         self._sources = sources
+        self._watch = watch
         self._tasks = Tasks()
         self._pods: dict[Endpoint, list[asyncio.Task[None]]] = {}
         self._context: zmq.asyncio.Context | None = None
         self._stop: Callable[[], None] | None = None
 
-    def begin(self, context: zmq.asyncio.Context, watch: Watch) -> None:
-        """Does nothing where that was done."""
+    async def __aenter__(self) -> Subscription:
+        import zmq.asyncio
+
         from proxy.kvevents import sockets
 
-        if self._stop is not None:
-            return
-        self._context = context
+        self._context = context = zmq.asyncio.Context()
         if self._sources.bind:
             work = partial(sockets.collect, context, self._sources, lambda: list(self._pods), self.listener)
             self._tasks.keep(work, "KV-events", self._sources.bind)
-        self._stop = watch(self._added, self._removed)
+        self._stop = self._watch(self._added, self._removed)
+        return self
 
-    async def end(self) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._stop is not None:
             self._stop()
         await self._tasks.stop()
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     def _added(self, endpoint: Endpoint) -> None:
         from proxy.kvevents import sockets

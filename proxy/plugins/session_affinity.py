@@ -101,9 +101,9 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         return tuple(source.key for source in self.session_id_config.sources if source.key)
 
     def adopt(self, predecessor: SessionAffinity) -> None:
-        config = self.session_id_config
-        predecessor.table.change(config.eviction_ttl_seconds, config.eviction_sweep_seconds)
-        object.__setattr__(self, "table", predecessor.table)
+        config, table = self.session_id_config, predecessor.table
+        table.ttl, table.sweep_every = config.eviction_ttl_seconds, config.eviction_sweep_seconds
+        object.__setattr__(self, "table", table)
         object.__setattr__(self, "_heirs", predecessor._heirs)
 
     def bound(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Endpoint | None:

@@ -23,8 +23,8 @@ class SessionTable:
     """
 
     def __init__(self, ttl: float, sweep_every: float, most: int = MOST_SESSIONS) -> None:
-        self._ttl = ttl
-        self._sweep_every = sweep_every
+        self.ttl = ttl
+        self.sweep_every = sweep_every
         self._most = most
         self._swept_at = 0.0
         self._bound: OrderedDict[bytes, tuple[Endpoint, float]] = OrderedDict()
@@ -33,19 +33,15 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._bound)
 
-    def change(self, ttl: float, sweep_every: float) -> None:
-        self._ttl = ttl
-        self._sweep_every = sweep_every
-
     def get(self, session: str, now: float) -> Endpoint | None:
         endpoint, used_at = self._bound.get(_key(session), (None, 0.0))
-        return endpoint if now - used_at < self._ttl else None
+        return endpoint if now - used_at < self.ttl else None
 
     def bind(self, session: str, endpoint: Endpoint, now: float) -> None:
         """Binds, or confirms a binding."""
         key = _key(session)
         self._put(key, endpoint, now)
-        if now - self._swept_at >= self._sweep_every:
+        if now - self._swept_at >= self.sweep_every:
             self._sweep(now)
         self.on_bind(key, endpoint)
 
@@ -78,7 +74,7 @@ class SessionTable:
     def _sweep(self, now: float) -> None:
         self._swept_at = now
         for key, (_, used_at) in list(self._bound.items()):
-            if now - used_at < self._ttl:
+            if now - used_at < self.ttl:
                 break
             del self._bound[key]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import cycle
 from math import inf
 from typing import Any, TypeVar, cast
@@ -45,7 +45,7 @@ from proxy.scheduling.dependencies import check_keys, declares, in_order, satisf
 from proxy.scheduling.document import Document
 from proxy.scheduling.effective import Effective, effective
 from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
-from proxy.scheduling.layout import Entry, Layout, ProfileLayout, Use, lay_out
+from proxy.scheduling.layout import Layout, ProfileLayout, Use, lay_out
 from proxy.scheduling.profile import FilterStep, Profile, Steps, shares
 from proxy.scheduling.scheduler import OnShadow, Scheduler, Schedules
 from proxy.scheduling.scoring import Scoring, Totals, unguarded
@@ -66,6 +66,15 @@ come guarded."""
 
 def unwrapped(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
     return plugin
+
+
+Keep = Callable[[str, Callable[[], Plugin], object], Plugin]
+"""(instance name, make, of) -> the plugin of this name that is in use, if it was made of something equal, or else what
+`make` returns; see `core.state.Draft.get`."""
+
+
+def make_anew(name: str, make: Callable[[], Plugin], of: object) -> Plugin:
+    return make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +113,6 @@ class Scheduling(Listener):
     endpoint_removed: tuple[EndpointRemoved, ...]
     instances: Mapping[str, Plugin]
     effective: Effective
-    entries: Mapping[str, Entry]
-    """What the instances were made of."""
     faults: PluginFaults
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -138,14 +145,6 @@ class Scheduling(Listener):
         name = next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
         self.faults.report(name, RAISED, complaint, error)
 
-    def holds(self, thing: object) -> bool:
-        """Whether one of its plugins is it, or has it as a field."""
-        plugins = self.instances.values()
-        return any(
-            plugin is thing or any(getattr(plugin, field.name, None) is thing for field in fields(plugin))  # type: ignore[arg-type]
-            for plugin in plugins
-        )
-
     def succeed(self, predecessor: Scheduling) -> None:
         """Takes over what it knows; one of its plugins that cannot begins anew: by then there is no other way."""
         for name, made in self.instances.items():
@@ -164,11 +163,11 @@ def build(
     watch: Watch = NOBODY,
     faults: PluginFaults | None = None,
     on_shadow: OnShadow | None = None,
-    predecessor: Scheduling | None = None,
+    keep: Keep = make_anew,
 ) -> Scheduling:
     """`ports` has a Clock and a Random; without KvEvents, Tokenizers and a Timer nothing is heard of pods, prompts have
-    no token ids, and nobody waits. What of a predecessor has the same parameters is used again; what has others is
-    adopted by `succeed`. Raises ConfigError with every fault of the document."""
+    no token ids, and nobody waits. `keep` returns the plugins that are in use already. Raises ConfigError with every
+    fault of the document."""
     layout = lay_out(document, registry)
     instances: dict[str, Plugin] = {}
     nowhere = Unconnected()
@@ -178,7 +177,7 @@ def build(
 
     def make(name: str) -> None:
         if name in layout.entries:
-            _make(layout, instances, name, all_ports, predecessor)
+            _make(layout, instances, name, all_ports, keep)
 
     for name in _handlers_last(layout):
         make(name)
@@ -208,27 +207,17 @@ def _handlers_last(layout: Layout) -> list[str]:
     return sorted(layout.entries, key=lambda name: layout.entries[name].is_a(ProfileHandler))
 
 
-def _make(
-    layout: Layout, instances: dict[str, Plugin], name: str, ports: Ports, predecessor: Scheduling | None
-) -> None:
+def _make(layout: Layout, instances: dict[str, Plugin], name: str, ports: Ports, keep: Keep) -> None:
     entry, own = layout.entries[name], {**ports, InstanceName: InstanceName(name)}
-    if predecessor is not None and (same := _same(predecessor, entry, own)) is not None:
-        instances[name] = same
-        return
     path = join(layout.path, f"plugins.{name}")
     try:
-        instances[name] = wiring.make(entry.cls, entry.parameters, path, own)
+        instances[name] = keep(
+            name,
+            lambda: wiring.make(entry.cls, entry.parameters, path, own),
+            (entry.cls, entry.parameters, wiring.injected(entry.cls, own)),
+        )
     except Invalid as invalid:
         layout.problems.extend(invalid.problems)
-
-
-def _same(predecessor: Scheduling, entry: Entry, ports: Ports) -> Plugin | None:
-    """The plugin that was made of the same, if there is one."""
-    old = predecessor.entries.get(entry.name)
-    if old is None or old.cls is not entry.cls or old.parameters != entry.parameters:
-        return None
-    made = predecessor.instances[entry.name]
-    return made if wiring.has(made, ports) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +240,6 @@ class _Assembly:
             endpoint_removed=self._at(EndpointRemoved, self._all(EndpointRemoved), unwrapped),
             instances=self.instances,
             effective=described,
-            entries=dict(self.layout.entries),
             faults=self.faults,
         )
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
 
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
@@ -33,7 +34,7 @@ MOST_WAITING = 4
 
 class LocalTokens(Tokens):
     """Raises ValueError, when made, for a model that cannot be read. The process for large bodies is started by the
-    first one; `close` ends it."""
+    first one; it ends with `async with`."""
 
     def __init__(self, model: LocalModel, wall: Callable[[], float]) -> None:
         self._model = Model(model, wall)
@@ -45,7 +46,12 @@ class LocalTokens(Tokens):
         parts = await (self._parts(request.path, body) if len(body) <= LARGE else self._apart(request.path, body))
         return Prompt(parts, request.prompt.salt) if parts else None
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> LocalTokens:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self._pool.close()
         self._threads.shutdown(wait=False)
 

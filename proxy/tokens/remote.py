@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from types import TracebackType
 
 import aiohttp
 import orjson
@@ -29,7 +30,7 @@ _MEDIA = (b'"image', b'"input_image', b'"input_audio', b'"audio', b'"video', b'"
 
 class RemoteTokens(Tokens):
     """The body goes as it is: what a server needs for the prompt has the same names in the question. The session is
-    opened by the first question; `close` ends it."""
+    opened by the first question; it ends with `async with`."""
 
     def __init__(self, tokenizer: RemoteTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +54,12 @@ class RemoteTokens(Tokens):
         ids = _ids(answer)
         return Prompt((packed(ids),), request.prompt.salt) if ids else None
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> RemoteTokens:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._session is not None:
             await self._session.close()
 

@@ -16,10 +16,12 @@ import pytest
 
 from proxy.core.ports import Tokens
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.state import State
 from proxy.core.tokens import LocalModel
 from proxy.tokens.source import TokenSource
 from tests.helpers.tokens import model as small
 from tests.helpers.tokens.model import TEMPLATE, trained
+from tests.helpers.tokens.opening import opening
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -32,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def opened(model: Path | str, **settings: Any) -> AsyncIterator[Tokens]:
-    async with TokenSource(lambda: 0.0) as source:
+    async with opening() as source:
         yield source.local(LocalModel(str(model), **settings))
 
 
@@ -200,11 +202,11 @@ async def test_a_model_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: 
     async with opened("org/name") as tokens:
         assert await tokens.of(request(COMPLETIONS, prompt="Hello"), ()) is not None
     with pytest.raises(ValueError, match="nothing is downloaded"):
-        TokenSource(lambda: 0.0).local(LocalModel("org/other"))
+        TokenSource(lambda: 0.0, State().draft()).local(LocalModel("org/other"))
 
 
 def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    source = TokenSource(lambda: 0.0)
+    source = TokenSource(lambda: 0.0, State().draft())
     with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
         source.local(LocalModel(str(tmp_path)))
     small.write(tmp_path, "{% if %}")
@@ -235,11 +237,18 @@ def children() -> Iterator[int]:
             yield int(path.parent.name)
 
 
-async def test_tokens_that_nobody_keeps_are_closed_and_the_others_go_on(folder: Path) -> None:
-    async with TokenSource(lambda: 0.0) as source:
-        kept, dropped = source.local(LocalModel(str(folder))), source.local(LocalModel(str(folder)))
-        await source.keep(lambda tokens: tokens is kept)
-        long = request(COMPLETIONS, prompt="Hello there. " * 1000)
-        assert await kept.of(long, ()) is not None
-        with pytest.raises(RuntimeError):
-            await dropped.of(long, ())
+async def test_tokens_of_a_plugin_that_is_gone_are_closed_and_the_others_go_on(folder: Path) -> None:
+    state = State()
+    opened: dict[str, Tokens] = {}
+    for names in (("kept", "dropped"), ("kept",)):
+        draft = state.draft()
+        source = TokenSource(lambda: 0.0, draft)
+        for name in names:
+            opened[name] = draft.get(name, lambda source=source: source.local(LocalModel(str(folder))))  # type: ignore[misc]
+        draft.commit()
+        await state.settle()
+    long = request(COMPLETIONS, prompt="Hello there. " * 1000)
+    assert await opened["kept"].of(long, ()) is not None
+    with pytest.raises(RuntimeError):
+        await opened["dropped"].of(long, ())
+    await state.close()

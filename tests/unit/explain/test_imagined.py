@@ -53,7 +53,7 @@ def test_other_weights_are_all_that_is_other(document: Any) -> None:
     made = scheduling(document)
     name = "queue-scorer" if document else "latency-scorer"
     changed = reweighed(read(document), made, {name: 7.0})
-    again = build(changed, REGISTRY, ports(), predecessor=None)
+    again = build(changed, REGISTRY, ports())
     weights = {use.ref: use.weight for profile in again.effective.profiles for use in profile.uses}
     before = {use.ref: use.weight for profile in made.effective.profiles for use in profile.uses}
     assert weights == {**before, name: 7.0}

@@ -9,6 +9,7 @@ import yaml
 from proxy.core.endpoint import ROLE_LABEL, Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.request import InferenceRequest
+from proxy.core.state import State
 from proxy.prefix.keys import PREFIX_MATCH
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
@@ -138,19 +139,22 @@ def test_what_has_nothing_to_do_here_is_accepted(hook: str) -> None:
 
 class TestReload:
     def test_with_the_same_decider_the_handler_stays_itself(self) -> None:
-        old = scheduling(document())
-        new = self.after(old, document())
+        old, new = self.after_each_other(document(), document())
         assert new.instances[HANDLER] is old.instances[HANDLER]
 
     def test_with_another_decider_it_asks_that_one(self) -> None:
-        old = scheduling(document())
-        new = self.after(old, document(None, {"nonCachedTokens": 10_000}))
+        old, new = self.after_each_other(document(), document(None, {"nonCachedTokens": 10_000}))
         pods = fleet("prefill", "decode")
         assert old.scheduler.schedule(asking(1600), pods).prefill
         assert not new.scheduler.schedule(asking(1600), pods).prefill
 
-    def after(self, predecessor: Scheduling, given: Any) -> Scheduling:
-        return build(read(given), REGISTRY, ports(), predecessor=predecessor)
+    def after_each_other(self, *documents: Any) -> list[Scheduling]:
+        state, own, made = State(), ports(), []
+        for given in documents:
+            draft = state.draft()
+            made.append(build(read(given), REGISTRY, own, keep=draft.get))
+            draft.commit()
+        return made
 
 
 class TestExplanation:

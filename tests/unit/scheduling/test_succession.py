@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
-from proxy.core.plugin import PreRequest, ProfileHandler, Scorer, plugin
+from proxy.core.plugin import Plugin, PreRequest, ProfileHandler, Scorer, plugin
 from proxy.core.ports import ProfileNames
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
+from proxy.core.state import State
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from tests.helpers.scheduling.situations import REGISTRY, ports
@@ -53,14 +54,29 @@ class Listing(ProfileHandler):
         raise AssertionError
 
 
-KNOWN = Registry([*REGISTRY, Remembering, Listing])
+KNOWN, PORTS = Registry([*REGISTRY, Remembering, Listing]), ports()
 
 
-def after(predecessor: Scheduling | None, *plugins: dict[str, Any], **more: Any) -> Scheduling:
-    made = build(read({"plugins": list(plugins), **more}, "scheduling"), KNOWN, ports(), predecessor=predecessor)
+@dataclass
+class Built:
+    """A scheduling, and the state that it was built around."""
+
+    scheduling: Scheduling
+    state: State
+
+    @property
+    def instances(self) -> Mapping[str, Plugin]:
+        return self.scheduling.instances
+
+
+def after(predecessor: Built | None, *plugins: dict[str, Any], **more: Any) -> Built:
+    state = State() if predecessor is None else predecessor.state
+    draft = state.draft()
+    made = build(read({"plugins": list(plugins), **more}, "scheduling"), KNOWN, PORTS, keep=draft.get)
     if predecessor is not None:
-        made.succeed(predecessor)
-    return made
+        draft.at_commit(lambda: made.succeed(predecessor.scheduling))
+    draft.commit()
+    return Built(made, state)
 
 
 def remembering(name: str = "r", **parameters: Any) -> dict[str, Any]:
@@ -115,12 +131,3 @@ def test_a_fault_leaves_the_one_before_as_it_was() -> None:
         after(first, remembering(factor=7), {"type": "no-such-type"})
     assert dict(first.instances) == before
     assert after(first, remembering()).instances["r"] is before["r"]
-
-
-def test_a_thing_is_held_by_the_plugin_that_is_it_or_has_it_as_a_field() -> None:
-    made = after(None, remembering())
-    one = made.instances["r"]
-    assert isinstance(one, Remembering)
-    assert made.holds(one)
-    assert made.holds(one.seen)
-    assert not made.holds([])

@@ -13,7 +13,8 @@ pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.kv import KvSources
-from proxy.kvevents.subscriptions import KvSubscriptions
+from proxy.core.state import State
+from proxy.kvevents.subscriptions import KvSubscriptions, Subscription, watch_nothing
 from tests.helpers.kvevents.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE, until
@@ -27,9 +28,8 @@ def block(name: int, parent: int | None = None) -> Any:
 
 @asynccontextmanager
 async def heard(sources: KvSources, *pods: Endpoint) -> AsyncIterator[tuple[Ear, Pods]]:
-    ear, fleet, wishes = Ear(), Pods(*pods), KvSubscriptions()
-    wishes.follow(sources, ear)
-    async with wishes.following(fleet.watch):
+    ear, fleet = Ear(), Pods(*pods)
+    async with Subscription(sources, ear, fleet.watch):
         if pods and sources.port in ENGINES:
             await ENGINES[sources.port].has_a_listener()
         yield ear, fleet
@@ -243,7 +243,7 @@ async def test_pods_may_connect_to_the_proxy_instead() -> None:
 def test_an_address_that_cannot_be_made_is_refused() -> None:
     for sources in (KvSources(endpoint="tcp://{pod}:{port}"), KvSources(endpoint="{host}"), KvSources(bind="*:5557")):
         with pytest.raises(ValueError):
-            KvSubscriptions().follow(sources, Ear())
+            KvSubscriptions("default", watch_nothing, State().draft()).follow(sources, Ear())
 
 
 async def joined(it: Engine, ear: Ear) -> None:
@@ -284,31 +284,57 @@ async def it_was_busy(it: Engine) -> None:
     it.number = 2
 
 
+async def subscribe(state: State, fleet: Pods, sources: KvSources, *listeners: Ear) -> None:
+    """As plugins do: each of these ears is of one that the configuration names."""
+    draft = state.draft()
+    port = KvSubscriptions("default", fleet.watch, draft)
+    for ear in listeners:
+
+        def make(ear: Ear = ear) -> Ear:
+            port.follow(sources, ear)
+            return ear
+
+        draft.get(ear, make)
+    draft.commit()
+    await state.settle()
+
+
 async def test_while_it_serves_a_listener_that_comes_is_told_everything_and_one_that_goes_nothing_more() -> None:
     async with engine() as (it, ports):
-        before, after, fleet, wishes = Ear(), Ear(), Pods(pod()), KvSubscriptions()
-        wishes.follow(at(ports), before)
-        async with wishes.following(fleet.watch):
-            await known(before)
-            await it.publish(block(1))
-            await until(lambda: before.blocks() == [1])
-            wishes.follow(at(ports), after)
-            assert after.events == []
-            await wishes.keep(lambda listener: listener is after)
-            await known(after)
-            await it.publish(block(2))
-            await until(lambda: after.blocks() == [1, 2])
-            assert before.blocks() == [1]
+        before, after, fleet, state = Ear(), Ear(), Pods(pod()), State()
+        await subscribe(state, fleet, at(ports), before)
+        await known(before)
+        await it.publish(block(1))
+        await until(lambda: before.blocks() == [1])
+        assert after.events == []
+        await subscribe(state, fleet, at(ports), after)
+        await known(after)
+        await it.publish(block(2))
+        await until(lambda: after.blocks() == [1, 2])
+        assert before.blocks() == [1]
+        await state.close()
 
 
-async def test_a_wish_that_is_not_kept_is_forgotten_before_anybody_is_asked() -> None:
+async def test_a_listener_of_a_plugin_that_stays_hears_on() -> None:
     async with engine() as (it, ports):
-        kept, dropped, fleet, wishes = Ear(), Ear(), Pods(pod()), KvSubscriptions()
-        wishes.follow(at(ports), kept)
-        async with wishes.following(fleet.watch):
-            wishes.follow(at(ports), dropped)
-            await wishes.keep(lambda listener: listener is kept)
-            await known(kept)
-            await it.publish(block(1))
-            await until(lambda: kept.blocks() == [1])
-            assert dropped.events == []
+        kept, other, fleet, state = Ear(), Ear(), Pods(pod()), State()
+        await subscribe(state, fleet, at(ports), kept)
+        await known(kept)
+        await subscribe(state, fleet, at(ports), kept, other)
+        await it.publish(block(1))
+        await until(lambda: kept.blocks() == [1])
+        assert kept.forgotten == []
+        await state.close()
+
+
+async def test_a_subscription_of_a_draft_that_is_not_committed_asks_nobody() -> None:
+    async with engine() as (it, ports):
+        kept, dropped, fleet, state = Ear(), Ear(), Pods(pod()), State()
+        await subscribe(state, fleet, at(ports), kept)
+        KvSubscriptions("default", fleet.watch, state.draft()).follow(at(ports), dropped)
+        await state.settle()
+        await known(kept)
+        await it.publish(block(1))
+        await until(lambda: kept.blocks() == [1])
+        assert dropped.events == []
+        await state.close()

@@ -312,6 +312,20 @@ async def test_a_dry_run_says_what_would_change_and_changes_nothing() -> None:
         assert await s.sample("kvlane_config_version") == 1
 
 
+async def test_a_dry_run_leaves_the_plugins_as_they_are() -> None:
+    async with stack(2, settings={"scheduling": weighted(1)}) as s:
+        await s.chat(DOCUMENT)
+        serving = s.app.serving
+        index = serving.schedulings["default"].instances["approx-prefix-cache-producer"].index  # type: ignore[attr-defined]
+        version = index.version
+        wanted = body(s, scheduling=weighted(1, maxBytes="1KiB"), flowControl={"maxConcurrent": 1})
+        _, answer = await s.operate("POST", "/admin/config?dry_run=1", wanted)
+        assert answer["dryRun"] is True
+        assert s.app.serving is serving
+        assert index.version == version
+        assert not serving.flow_controls
+
+
 async def test_a_change_can_be_taken_back_and_made_again() -> None:
     async with stack(1) as s:
         response, answer = await s.operate("POST", "/admin/config/rollback")

@@ -15,7 +15,7 @@ from aiohttp import web
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tokens import RemoteTokenizer
-from proxy.tokens.source import TokenSource
+from tests.helpers.tokens.opening import opening
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -71,7 +71,7 @@ def pod(url: str, requests: int = 0, key: str | None = None) -> Endpoint:
 
 async def test_the_pod_with_the_least_to_do_is_asked_at_tokenize() -> None:
     busy, idle = Server({"tokens": [1]}), Server({"count": 2, "tokens": [5, 6]})
-    async with serving(busy) as one, serving(idle) as other, TokenSource(lambda: 0.0) as source:
+    async with serving(busy) as one, serving(idle) as other, opening() as source:
         tokens = source.remote(RemoteTokenizer())
         question = chat(tools=[{"a": 1}])
         assert await tokens.of(question, [pod(one, 3), pod(other, 1, "key")]) == packed(5, 6)
@@ -82,7 +82,7 @@ async def test_the_pod_with_the_least_to_do_is_asked_at_tokenize() -> None:
 @pytest.mark.parametrize("answer", [{"token_ids": [7]}, [{"token_ids": [7]}]], ids=str)
 async def test_a_server_that_renders_is_asked_by_the_path_of_the_request(answer: Any) -> None:
     server = Server(answer)
-    async with serving(server) as url, TokenSource(lambda: 0.0) as source:
+    async with serving(server) as url, opening() as source:
         tokens = source.remote(RemoteTokenizer(url, "name"))
         assert await tokens.of(request(COMPLETIONS, prompt="Hello"), ()) == packed(7)
     assert server.asked == [("/v1/completions/render", {"model": "name", "prompt": "Hello"}, None)]
@@ -101,13 +101,13 @@ async def test_a_server_that_renders_is_asked_by_the_path_of_the_request(answer:
     ids=["garbage", "text", "negative", "failing", "slow", "empty"],
 )
 async def test_a_server_that_fails_leaves_the_prompt_without_tokens(server: Server) -> None:
-    async with serving(server) as url, TokenSource(lambda: 0.0) as source:
+    async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer(timeout=0.1)).of(chat(), [pod(url)]) is None
     assert server.asked
 
 
 async def test_nobody_is_asked_where_there_is_nobody() -> None:
-    async with TokenSource(lambda: 0.0) as source:
+    async with opening() as source:
         tokens = source.remote(RemoteTokenizer(timeout=0.1))
         assert await tokens.of(chat(), ()) is None
         assert await tokens.of(chat(), [pod("http://127.0.0.1:9")]) is None
@@ -128,12 +128,12 @@ async def test_nobody_is_asked_where_there_is_nobody() -> None:
 )
 async def test_what_a_question_cannot_say_is_not_asked(question: InferenceRequest) -> None:
     server = Server({"tokens": [1]})
-    async with serving(server) as url, TokenSource(lambda: 0.0) as source:
+    async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer()).of(question, [pod(url)]) is None
     assert not server.asked
 
 
 async def test_a_large_body_is_sent_as_it_is() -> None:
     server = Server({"tokens": [1]})
-    async with serving(server) as url, TokenSource(lambda: 0.0) as source:
+    async with serving(server) as url, opening() as source:
         assert await source.remote(RemoteTokenizer()).of(chat(user="x" * 300_000), [pod(url)]) == packed(1)
