@@ -16,6 +16,9 @@ from proxy.core.params import FromEnvironment, join
 LONGEST = 1_000_000
 """Values of one file."""
 
+LONGEST_INTEGER = 1024
+"""Bits of an integer. Python refuses to write the decimal digits of much longer ones, so no error could show them."""
+
 DEEPEST = 100
 """Levels of nesting. The parser in C crashes the process at some 20,000."""
 
@@ -135,12 +138,15 @@ class _Bounded:
         """PyYAML raises whatever its constructors happen to raise: ValueError for the date 2030-02-30, KeyError for
         `!!bool x`, AttributeError for `!!timestamp x`."""
         try:
-            return super().construct_object(node, deep)  # type: ignore[misc]
+            value = super().construct_object(node, deep)  # type: ignore[misc]
+            if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+                raise ValueError(f"it has more than {LONGEST_INTEGER} bits")
+            return value
         except (yaml.YAMLError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001  # see above
-            value = f"{node.value!r} " if isinstance(node, yaml.ScalarNode) else ""
-            why = f"{value}cannot be read as {node.tag.rpartition(':')[2]}: {error}"
+            text = f"{node.value[:100]!r} " if isinstance(node, yaml.ScalarNode) else ""
+            why = f"{text}cannot be read as {node.tag.rpartition(':')[2]}: {error}"
             raise yaml.constructor.ConstructorError(None, None, why, node.start_mark) from None
 
     def get_single_node(self) -> yaml.Node | None:

@@ -133,7 +133,7 @@ def read_answer_head(head: bytes) -> AnswerHead:
             compressed = value.strip().lower() not in (b"", b"identity")
             kept.append(line)
         elif kind == b"transfer-encoding":
-            if value.strip().lower() != b"chunked" or chunked:
+            if value.lstrip().rstrip(b" ").lower() != b"chunked" or chunked:  # the parser knows none with a tab behind
                 raise Garbled(f"unknown transfer coding {value[:40]!r}")
             chunked = True
         elif kind == b"connection":

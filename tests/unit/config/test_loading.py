@@ -26,7 +26,7 @@ SCALARS = st.sampled_from(
         *("'\\ud800'", '"\\ud800"', '"\\0"', "9" * 5000, "1" + ":59" * 500, "[" * 300 + "]" * 300, "http://a:1"),
         *("!!bool x", "!!int ''", "!!int x", "!!float x", "!!timestamp x", "!!null x", "!!binary ü", "!!binary x"),
         *("!!set {a, b}", "!!omap [a: 1]", "!!pairs [a]", "!!map [a]", "!!seq {a: 1}", "!!python/name:os.system"),
-        *("!x y", "&a [*a]", "*a", "&a a"),
+        *("!x y", "&a [*a]", "*a", "&a a", "0x" + "f" * 5000),
     ]
 )
 KEYS = st.sampled_from(

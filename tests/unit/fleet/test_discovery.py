@@ -54,6 +54,7 @@ def test_the_list_may_stand_under_the_key_pods() -> None:
         ("# nothing\n", "is empty"),
         ("pods:\n", "is empty"),
         ("- {url: 'http://a', labels: {since: 2030-02-30}}", "1:37: '2030-02-30' cannot be read as timestamp: day is"),
+        ("- 0x" + "f" * 5000, "cannot be read as int: it has more than 1024 bits"),
         ("- !!bool x", "1:3: 'x' cannot be read as bool"),
         ("- {url: 'http://a', url: 'http://b'}", "key 'url' stands twice"),
         ("[" * 100_000, "is nested too deeply"),

@@ -87,6 +87,7 @@ async def test_a_connection_that_does_not_come_about_in_time_is_given_up() -> No
         b"not http at all\r\n\r\n",
         b"HTTP/2.0 200 OK\r\ncontent-length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\t\r\n\r\n1\r\nx\r\n0\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000,
         SSE_HEAD + b"zz\r\n",
