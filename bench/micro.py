@@ -27,10 +27,11 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConfigError
 from proxy.core.ports import Clock, Random
+from proxy.core.record import EVERY, DecisionRecord, Recorder
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.explain.entry import ENTRY
-from proxy.explain.explained import Chosen, Notes, explained
+from proxy.explain.explained import Chosen, Explained, Notes
 from proxy.explain.kept import Kept
 from proxy.fleet.ledger import Ledger
 from proxy.http.framing import CLOSED, OPENED, WholeChunks
@@ -38,16 +39,14 @@ from proxy.openai.observe import usage_from
 from proxy.openai.parse import Parsed, parse
 from proxy.prefix.hashing import chains
 from proxy.prefix.index import PrefixIndex
-from proxy.scheduling.build import Scheduling, Watch, build
+from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from proxy.scheduling.guard import unreported
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.observer import BATCH, Observer
 from proxy.telemetry.settings import DecisionSettings
-from proxy.telemetry.timing import EVERY, Timing
 
 PATH = "/v1/chat/completions"
 SECONDS_PER_STEP = 0.08
@@ -170,18 +169,15 @@ class Parts:
         series = EndpointSeries(self.catalogue, self, [], self.clock)
         return Observer(self.catalogue, series, self.clock, AccessLog(len, self.clock, Counter()))
 
-    def scheduling(self, timed: bool) -> Scheduling:
+    def scheduling(self) -> Scheduling:
         ports = {Clock: self.clock, Random: random.Random(1)}
-        document, registry = read(None), Registry.discover()
-        if not timed:
-            return build(document, registry, ports)
-        return build(document, registry, ports, Watch(Timing(self.catalogue, time.perf_counter).wrap, EVERY))
+        return build(read(None), Registry.discover(), ports)
 
-    def keeping(self, scheduling: Scheduling) -> Scheduling:
+    def keeping(self, scheduling: Scheduling) -> Explained:
         self.kept = kept = Kept(DecisionSettings(), self.clock)
         notes = Notes(scheduling, DEFAULT_POOL, lambda: self.endpoints, self.clock)
         chosen = Chosen(random.Random(1), kept, lambda request: True)
-        return explained(scheduling, notes, kept, chosen, unreported, None)
+        return Explained({DEFAULT_POOL: notes}, kept, chosen)
 
 
 def _hash(prompt: Prompt) -> Step:
@@ -202,9 +198,7 @@ def _reserve(parts: Parts, body: bytes) -> Step:
 
 
 def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
-    scheduling = parts.scheduling(timed)
-    if kept:
-        scheduling = parts.keeping(scheduling)
+    scheduling = parts.scheduling()
     request = _request(parse(PATH, SMALL))
 
     async def produce() -> None:
@@ -212,11 +206,18 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
             await producer.produce(request, parts.endpoints)
 
     asyncio.run(produce())
+    recorder, schedule = (
+        Recorder(parts.observer.plugin_took, every=EVERY if timed else 0),
+        scheduling.scheduler.schedule,
+    )
     if not kept:
-        return lambda: scheduling.scheduler.schedule(request, parts.endpoints)
+        return lambda: schedule(request, parts.endpoints, 0, recorder.record(request, next(recorder.passes)))
+    explained = parts.keeping(scheduling)
 
     def decide() -> None:
-        scheduling.scheduler.schedule(request, parts.endpoints)
+        record = DecisionRecord(is_wanted=True)
+        decision = schedule(request, parts.endpoints, 0, record)
+        explained.decided(request, parts.endpoints, decision, 0.0, record)
         request.state.pop(ENTRY)  # each request has its own
 
     return decide
@@ -224,8 +225,10 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
 def _kept_legs(parts: Parts) -> Step:
     """Of one leg; without those of plugins."""
-    scheduling, attempt, call = parts.keeping(parts.scheduling(timed=False)), parts.attempt, Call()
-    scheduling.scheduler.schedule(attempt.request, parts.endpoints)
+    scheduling, attempt, call = parts.scheduling(), parts.attempt, Call()
+    explained, record = parts.keeping(scheduling), DecisionRecord(is_wanted=True)
+    decision = scheduling.scheduler.schedule(attempt.request, parts.endpoints, 0, record)
+    explained.decided(attempt.request, parts.endpoints, decision, 0.0, record)
     kept = parts.kept
 
     def leg() -> None:

@@ -21,6 +21,7 @@ from proxy.core.errors import (
     UpstreamFailed,
 )
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
+from proxy.core.record import NO_RECORDER, DecisionRecord, Recorder
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
@@ -63,6 +64,7 @@ class Gateway:
     """None where the models of pods are not read for a request."""
     expose_endpoint: bool = True
     ask_for_usage: bool = False
+    recorder: Recorder = NO_RECORDER
     parser: BodyParser = field(default_factory=BodyParser)
     pools: Pools = field(init=False)
 
@@ -138,16 +140,19 @@ class Gateway:
         self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay, produces: bool = True, by: Way = None
     ) -> None:
         """On the pod that is chosen; while nothing has reached the client, on others after it."""
-        endpoints, production = pool.pods.serving(request.model), pool.production
+        endpoints, production, recorder = pool.pods.serving(request.model), pool.production, self.recorder
+        passes = next(recorder.passes)
+        record = None if passes and recorder.wants is None else recorder.record(request, passes)
         if produces:
-            await production.run(request, endpoints)
+            await production.run(request, endpoints, record)
             if production.waits:
                 endpoints = pool.pods.serving(request.model)
-        decision = self._decide(pool, request, parsed, endpoints)
+        decision = self._decide(pool, request, parsed, endpoints, record)
         if decision.why and pool.split_requests is not None:
             decision, hand_off = pool.split_requests.of(request, decision, relay, self._running)
             by = hand_off or by
         attempt = Attempt(request, decision, decision.target, 0, self.clock.now())
+        attempt.record = record
         while True:
             try:
                 if by is not None:
@@ -164,7 +169,12 @@ class Gateway:
         return Running(self, self.pools.having(attempt.endpoint), attempt)
 
     def _decide(
-        self, pool: Pool, request: InferenceRequest, parsed: Parsed, candidates: Sequence[Endpoint]
+        self,
+        pool: Pool,
+        request: InferenceRequest,
+        parsed: Parsed,
+        candidates: Sequence[Endpoint],
+        record: DecisionRecord | None,
     ) -> Decision:
         """Nothing waits from here to the start of the attempt, so the decision and its reservation are one step."""
         if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
@@ -174,12 +184,20 @@ class Gateway:
             raise self._nobody_serves(request.model)
         for gate in pool.gates:
             candidates = gate.narrow(request, candidates)
-        decision = pool.scheduling.scheduler.schedule(request, candidates)
+        try:
+            decision = pool.scheduling.scheduler.schedule(request, candidates, 0, record)
+        except RequestError as error:
+            for refused in pool.listeners.refused:
+                try:
+                    refused(request, candidates, error, record)
+                except Exception:  # noqa: BLE001  # the client is told why
+                    pool.listeners.failed(refused, request.id)
+            raise
         if self.fleet.draining:
             decision = steer(request, decision, self.fleet.draining)
         for listener in pool.listeners.decided:
             try:
-                listener(request, candidates, decision, started)
+                listener(request, candidates, decision, started, record)
             except Exception:  # noqa: BLE001  # the request goes on
                 pool.listeners.failed(listener, request.id)
         return decision

@@ -45,7 +45,7 @@ class Pool:
     def __post_init__(self) -> None:
         scheduling = self.scheduling
         self.listeners = self.common.plus(*self.gates, scheduling)
-        self.production = Production(scheduling.producers, scheduling.producer_rounds, scheduling.raised)
+        self.production = Production(scheduling.producers, scheduling.raised, scheduling.name_of)
 
 
 Send = Callable[[InferenceRequest, Parsed, Relay], Awaitable[None]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import DataProducer
+from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 
 log = logging.getLogger(__name__)
@@ -18,41 +19,55 @@ PRODUCE_DEADLINE = 0.4
 Raised = Callable[[DataProducer, str, Exception], None]
 """Called with a producer that raised, what failed, and the error."""
 
+NameOf = Callable[[DataProducer], str]
+"""The name of a producer in the configuration."""
+
 
 class Production:
-    """`producers` come in an order in which nothing that may wait stands before what does not, unless it is needed;
-    `rounds` hands out, for every request, them or who stands in their places."""
+    """The data producers of a pool, in an order in which nothing that may wait stands before what does not, unless it
+    is needed."""
 
-    def __init__(
-        self, producers: Sequence[DataProducer], rounds: Iterator[Sequence[DataProducer]], raised: Raised
-    ) -> None:
-        self._producers = producers
+    def __init__(self, producers: Sequence[DataProducer], raised: Raised, name: NameOf) -> None:
         self._raised = raised
-        self._prompt = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
-        self.waits = self._prompt < len(producers)
+        self._name = name
+        waits_from = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
+        self._prompt, self._waiting = tuple(producers[:waits_from]), tuple(producers[waits_from:])
+        self.waits = bool(self._waiting)
         """Whether the world may change in a `run`."""
         self._deadline = PRODUCE_DEADLINE + sum(producer.takes for producer in producers)
-        self._rounds = rounds
 
-    async def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    async def run(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
+    ) -> None:
         """Never fails: what is missing afterwards, scorers do without."""
-        producers, endpoints = next(self._rounds), tuple(endpoints)
-        for producer in producers[: self._prompt] if self.waits else producers:
+        endpoints = tuple(endpoints)
+        for producer in self._prompt:
             try:
-                await producer.produce(request, endpoints)
+                if record is None:
+                    await producer.produce(request, endpoints)
+                else:
+                    await self._recorded(producer, request, endpoints, record)
             except Exception as error:  # noqa: BLE001  # the request goes on without the datum
-                self._failed(producers.index(producer), request, error)
-        if not self.waits:
+                self._failed(producer, request, error)
+        if not self._waiting:
             return
         try:
             async with asyncio.timeout(self._deadline):
-                for producer in producers[self._prompt :]:
+                for producer in self._waiting:
                     try:
-                        await producer.produce(request, endpoints)
+                        if record is None:
+                            await producer.produce(request, endpoints)
+                        else:
+                            await self._recorded(producer, request, endpoints, record)
                     except Exception as error:  # noqa: BLE001
-                        self._failed(producers.index(producer), request, error)
+                        self._failed(producer, request, error)
         except TimeoutError:
             log.warning("request %s: the data producers were not done after %g s", request.id, self._deadline)
 
-    def _failed(self, at: int, request: InferenceRequest, error: Exception) -> None:
-        self._raised(self._producers[at], f"failed to produce for request {request.id}, which goes on without", error)
+    async def _recorded(
+        self, producer: DataProducer, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord
+    ) -> None:
+        await record.wait("DataProducer", producer, self._name(producer), producer.produce(request, endpoints))
+
+    def _failed(self, producer: DataProducer, request: InferenceRequest, error: Exception) -> None:
+        self._raised(producer, f"failed to produce for request {request.id}, which goes on without", error)

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from proxy.composition.explaining import Explaining
 from proxy.composition.observation import Observation
-from proxy.core.decision import Decision, ProfileResult
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.listener import Listener
 from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock, KvEvents, Random, Timer, Tokenizers
+from proxy.core.record import DecisionRecord
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft
 from proxy.core.wiring import Ports
-from proxy.explain.kept import Kept
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.pool_pods import PoolPods
 from proxy.kvevents.subscriptions import KvSubscriptions
 from proxy.latency.forecast import LATENCY
-from proxy.scheduling.build import Keep, Scheduling, Watch, build
+from proxy.scheduling.build import Keep, Scheduling, build
 from proxy.scheduling.document import Document
 from proxy.settings import Settings
-from proxy.telemetry.timing import EVERY, Timing
+from proxy.telemetry.observer import Observer
 from proxy.tokens.source import TokenSource
 
 
@@ -56,10 +57,9 @@ class Decisions:
         self._random = rng
         self._fleet = fleet
         self._faults = PluginFaults(clock, lambda *fault: observation.observer.plugin_fault(*fault))
-        self._watch = Watch(Timing(observation.catalogue, time.perf_counter).wrap, EVERY)
         self.schedulings: Mapping[str, Scheduling] = {}
 
-    def build(self, settings: Settings, kept: Kept | None, draft: Draft) -> dict[str, Scheduling]:
+    def build(self, settings: Settings, draft: Draft) -> dict[str, Scheduling]:
         """By pool. When the draft is committed, predecessors hand over what their plugins know. Raises ConfigError."""
         predecessors = self.schedulings
         made = {
@@ -67,28 +67,19 @@ class Decisions:
                 pool.scheduling,
                 self._registry,
                 self._ports(name, draft),
-                self._watch,
                 self._faults,
-                self.shadow,
                 _keeping(name, draft),
             )
             for name, pool in settings.all_pools.items()
         }
         for name in made.keys() & predecessors.keys():
             draft.at_commit(partial(made[name].succeed, predecessors[name]))
-        return {name: self._as_kept(one, name, len(made) == 1, kept) for name, one in made.items()}
+        return made
 
     def imagined(self, pool: str, document: Document, draft: Draft) -> Scheduling:
         """That of a document in the place of the pool's own, with its plugins where they have the same parameters; what
         has others knows nothing. Discard the draft when it is of no use any more. Raises ConfigError."""
         return build(document, self._registry, self._ports(pool, draft), keep=_keeping(pool, draft))
-
-    def _as_kept(self, scheduling: Scheduling, pool: str, alone: bool, kept: Kept | None) -> Scheduling:
-        """As it is, where decisions are not kept. `alone`: there is no other pool."""
-        if kept is None:
-            return scheduling
-        notes = self.explaining.notes(scheduling, pool, alone)
-        return self.explaining.around(scheduling, notes, kept, self.shadow)
 
     def _ports(self, pool: str, draft: Draft) -> Ports:
         return {
@@ -99,14 +90,27 @@ class Decisions:
             Timer: _LOOP,
         }
 
-    def shadow(self, request: InferenceRequest, decision: Decision, result: ProfileResult) -> None:
-        """What a shadow profile would have chosen beside the decision."""
-        observer = self._observation.observer
-        observer.shadow(decision, result)
+
+class Shadows(Listener):
+    """Counts what shadow profiles would have chosen beside the decisions."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def decided(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        decision: Decision,
+        started: float,
+        record: DecisionRecord | None,
+    ) -> None:
         forecast = request.state.read(LATENCY)
-        if forecast is not None:
-            chosen, other = forecast.ttfts((decision.target, result.best))
-            observer.regret(result.profile, chosen - other)
+        for result in decision.shadows:
+            self._observer.shadow(decision, result)
+            if forecast is not None:
+                chosen, other = forecast.ttfts((decision.target, result.best))
+                self._observer.regret(result.profile, chosen - other)
 
 
 def _keeping(pool: str, draft: Draft) -> Keep:

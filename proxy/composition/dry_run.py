@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 from proxy.composition.explaining import Explaining
@@ -17,6 +16,7 @@ from proxy.core.errors import BadRequest, ConfigError, RequestError
 from proxy.core.identity import Identity
 from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, PreRequest
+from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.explain.entry import Entry
@@ -30,7 +30,7 @@ from proxy.production import Production
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.dependencies import declares
 from proxy.scheduling.document import read
-from proxy.scheduling.recorder import Recorder
+from proxy.scheduling.scheduler import Scheduler
 
 ID = "dry-run"
 
@@ -108,33 +108,34 @@ class DryRun:
 
     async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:
         request = changed(request, state=CycleState())
-        producers = scheduling.producers
-        await Production(producers, repeat(producers), scheduling.raised).run(request, pool.pods.serving(request.model))
+        production = Production(scheduling.producers, scheduling.raised, scheduling.name_of)
+        await production.run(request, pool.pods.serving(request.model))
         candidates = pool.pods.serving(request.model)
         if candidates:
             candidates = narrowing(self.process.serving.flow_controls)(request, candidates)
-        recorder = Recorder()
+        record = DecisionRecord()
         try:
-            outcome: Decision | RequestError = self._scheduled(request, candidates, scheduling, recorder, profile)
+            outcome: Decision | RequestError = self._scheduled(
+                request, candidates, scheduling.scheduler, record, profile
+            )
         except BadRequest:
             raise
         except RequestError as error:
             outcome = error.with_traceback(None)
         notes = self.process.explaining.notes(scheduling, pool.name, len(self.process.fleet.pools) <= 1)
-        return notes.entry(ID, request, candidates, recorder.taken(), outcome)
+        return notes.entry(ID, request, candidates, record.runs, outcome)
 
     def _scheduled(
         self,
         request: InferenceRequest,
         candidates: Sequence[Endpoint],
-        scheduling: Scheduling,
-        recorder: Recorder,
+        scheduler: Scheduler,
+        record: DecisionRecord,
         profile: str,
     ) -> Decision:
-        scheduler = scheduling.made(recorder.wrap, None)
         if profile:
-            return scheduler.alone(profile, request, candidates)
-        decision = scheduler.schedule(request, candidates)
+            return scheduler.alone(profile, request, candidates, record)
+        decision = scheduler.schedule(request, candidates, 0, record)
         return steer(request, decision, self.process.fleet.draining) if self.process.fleet.draining else decision
 
 

@@ -8,13 +8,12 @@ from typing import Any
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NotFound
 from proxy.core.ports import Clock, Random
-from proxy.explain.explained import Chosen, MayAsk, Notes, explained
+from proxy.explain.explained import Chosen, Explained, MayAsk, Notes
 from proxy.explain.kept import Kept
 from proxy.explain.table import whole
 from proxy.explain.wanted import Wanted
 from proxy.fleet.datastore import Fleet
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.scheduler import OnShadow
 from proxy.telemetry.settings import DecisionSettings
 
 OFF: Mapping[str, Any] = {
@@ -36,15 +35,11 @@ class Explaining:
         self._may_ask = may_ask
         self._prefix = prefix
 
-    def around(
-        self,
-        scheduling: Scheduling,
-        notes: Notes,
-        kept: Kept,
-        on_shadow: OnShadow,
-    ) -> Scheduling:
-        """The same, but that it keeps how it came to its decisions."""
-        return explained(scheduling, notes, kept, Chosen(self._random, kept, self._may_ask), on_shadow)
+    def listener(self, schedulings: Mapping[str, Scheduling], kept: Kept) -> Explained:
+        """Return what keeps the decisions of these, by pool."""
+        alone = len(schedulings) == 1
+        notes = {name: self.notes(scheduling, name, alone) for name, scheduling in schedulings.items()}
+        return Explained(notes, kept, Chosen(self._random, kept, self._may_ask))
 
     def notes(self, scheduling: Scheduling, pool: str, alone: bool) -> Notes:
         """`alone`: there is no other pool."""

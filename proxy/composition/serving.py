@@ -12,7 +12,7 @@ from proxy.access.door import Door, door_of
 from proxy.access.gate import LimitsGate
 from proxy.access.series import LimitSeries
 from proxy.composition import picking
-from proxy.composition.decisions import Decisions
+from proxy.composition.decisions import Decisions, Shadows
 from proxy.composition.explaining import Explaining
 from proxy.composition.indexes import session_headers
 from proxy.composition.observation import Observation
@@ -23,10 +23,12 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RequestError
 from proxy.core.listener import Listener, Listeners
 from proxy.core.ports import Clock, Gate, Names, Random
+from proxy.core.record import Recorder
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
+from proxy.explain.explained import Explained
 from proxy.explain.kept import Kept
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.subset import SubsetGate
@@ -161,13 +163,14 @@ class _Build:
         prompts, warmups = self._warmups()
         if process.polling is not None:
             process.polling.build(settings, draft)
-        schedulings = process.decisions.build(settings, kept, draft)
+        schedulings = process.decisions.build(settings, draft)
         draft.assign(process.decisions, schedulings=schedulings)
         resolver = self._resolver(schedulings, has_gates=any(gates.values()))
         failover = self._failover(schedulings, flow_controls)
-        listeners = self._listeners(kept, failover.poison, prompts)
+        explained = None if kept is None else process.explaining.listener(schedulings, kept)
+        listeners = self._listeners(kept, explained, failover.poison, prompts, schedulings)
         pools = self._pools(schedulings, gates, failover, listeners)
-        gateway = self._gateway(door, limits, resolver, failover, pools)
+        gateway = self._gateway(door, limits, resolver, failover, pools, explained)
         served = self._served(gateway, door, listeners)
         return Serving(settings, door, limits, flow_controls, warmups, schedulings, resolver, gateway, served)
 
@@ -353,6 +356,7 @@ class _Build:
         resolver: Resolver | None,
         failover: Failover,
         pools: Sequence[Pool],
+        explained: Explained | None,
     ) -> Gateway:
         process, settings = self.process, self.settings
         admission: Admission | Names | None = resolver
@@ -371,6 +375,7 @@ class _Build:
             resolver=admission,
             names=resolver,
             model_reads=process.model_reads,
+            recorder=Recorder(process.observation.observer.plugin_took, None if explained is None else explained.wants),
             parser=process.parser,
         )
 
@@ -387,15 +392,24 @@ class _Build:
             continued=settings.reliability.continuation.models,
         )
 
-    def _listeners(self, kept: Kept | None, poison: Poison, prompts: Mapping[str, SharedPrompts]) -> Listeners:
+    def _listeners(
+        self,
+        kept: Kept | None,
+        explained: Explained | None,
+        poison: Poison,
+        prompts: Mapping[str, SharedPrompts],
+        schedulings: Mapping[str, Scheduling],
+    ) -> Listeners:
         """Those of all pools. The ledger is first: gates and hooks read what an attempt costs."""
         process = self.process
         reliability: list[Listener] = [process.breakers, poison, ReadsAfterNotFound(process.model_reads)]
-        explained: list[Listener] = [] if kept is None else [kept]
+        decisions: list[Listener] = [each for each in (explained, kept) if each is not None]
+        has_shadows = any(profile.shadow for one in schedulings.values() for profile in one.effective.profiles)
+        shadows: list[Listener] = [Shadows(process.observation.observer)] if has_shadows else []
         scaled: list[Listener] = [process.senses] if self.settings.autoscale.pools else []
         warming: list[Listener] = [_Prompts(prompts)] if prompts else []
-        observers = process.observation.listeners
-        return Listeners([process.ledger, *reliability, process.bindings, *explained, *observers, *scaled, *warming])
+        observers = [*decisions, *process.observation.listeners, *shadows, *scaled, *warming]
+        return Listeners([process.ledger, *reliability, process.bindings, *observers])
 
 
 class _Prompts(Listener):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.request import InferenceRequest
+
+if TYPE_CHECKING:
+    from proxy.core.record import DecisionRecord
 
 
 class Ending(Enum):
@@ -71,6 +74,8 @@ class Attempt:
         self.response_headers: list[tuple[str, str]] = []
         self.listeners: Listeners = NO_LISTENERS
         """Those of its pool, from its start on; one that is in flight during a reload keeps them."""
+        self.record: DecisionRecord | None = None
+        """That of its decision, where it has one."""
         self.told_cached: int | None = None
         """What the client is told of cached tokens, where the pod that answers cannot know: another computed the
         prompt. NOT_YET while that one is at it."""

@@ -59,6 +59,8 @@ class Decision(NamedTuple):
     prefill: tuple[Endpoint, ...] = ()
     encode: tuple[Endpoint, ...] = ()
     why: str = ""
+    shadows: tuple[ProfileResult, ...] = ()
+    """What the shadow profiles that ran beside it would have ranked."""
 
     @classmethod
     def from_result(cls, result: ProfileResult) -> Decision:
@@ -79,4 +81,4 @@ _endpoint = itemgetter(0)
 
 def decided(profile: str, ranked: Sequence[Endpoint]) -> Decision:
     """Of what a profile ranked, for the first of it."""
-    return _decision((ranked[0], tuple(ranked[1:]), profile, (), (), ""))
+    return _decision((ranked[0], tuple(ranked[1:]), profile, (), (), "", ()))

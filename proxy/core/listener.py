@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from proxy.core.attempt import Attempt, Ending
     from proxy.core.decision import Decision
     from proxy.core.endpoint import Endpoint
-    from proxy.core.errors import Reason
+    from proxy.core.errors import Reason, RequestError
     from proxy.core.ports import Call
+    from proxy.core.record import DecisionRecord
     from proxy.core.request import InferenceRequest
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,23 @@ class Listener:
     __slots__ = ()
 
     def decided(
-        self, request: InferenceRequest, candidates: Sequence[Endpoint], decision: Decision, started: float
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        decision: Decision,
+        started: float,
+        record: DecisionRecord | None,
     ) -> None:
         """A pod was chosen among `candidates`. `started`: when the scheduler was asked, in monotonic seconds."""
+
+    def refused(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        error: RequestError,
+        record: DecisionRecord | None,
+    ) -> None:
+        """The scheduler chose none of the candidates."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         """An attempt is about to be sent, in the tick of its decision."""
@@ -55,12 +70,22 @@ class Listener:
 class Listeners:
     """For each event the methods that implement it, in the order of the listeners."""
 
-    __slots__ = ("_failed", "all", "attempt_ended", "attempt_started", "decided", "first_byte", "request_ended")
+    __slots__ = (
+        "_failed",
+        "all",
+        "attempt_ended",
+        "attempt_started",
+        "decided",
+        "first_byte",
+        "refused",
+        "request_ended",
+    )
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._failed: set[str] = set()
         self.all = tuple(listeners)
         self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
+        self.refused = tuple(each.refused for each in _overriding(self.all, "refused"))
         self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
         self.first_byte = tuple(each.first_byte for each in _overriding(self.all, "first_byte"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))

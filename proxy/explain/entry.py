@@ -13,11 +13,11 @@ from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, LoadView
 from proxy.core.errors import Reason
+from proxy.core.record import ProfileRecord
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.passage import PASSAGE
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
-from proxy.scheduling.recorder import ProfileRecord
 
 PLAIN_BYTES, BYTES_PER_POD, BYTES_PER_SCORE = 4096, 320, 8
 """What an entry takes, about, rather less than more: of its own, for each candidate, and for each number of a table."""

@@ -1,16 +1,17 @@
-"""A scheduler that keeps how it came to its decisions, and the hooks that see what came of them."""
+"""The listener that keeps how decisions were made."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import RequestError
+from proxy.core.listener import Listener
 from proxy.core.plugin import Scorer
 from proxy.core.ports import Clock, Random
+from proxy.core.record import DecisionRecord, ProfileRecord
 from proxy.core.request import InferenceRequest
 from proxy.explain.entry import (
     ENTRY,
@@ -27,8 +28,6 @@ from proxy.explain.kept import Kept
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.dependencies import declares
 from proxy.scheduling.profile import shares
-from proxy.scheduling.recorder import ProfileRecord, Recorder
-from proxy.scheduling.scheduler import OnShadow, Scheduler, Schedules
 
 log = logging.getLogger(__name__)
 
@@ -99,46 +98,49 @@ class Notes:
         return tuple(Absent(pod.name, _why_absent(pod, request.model)) for pod in pods if pod not in there)
 
 
-class Explained:
-    """Stands in the place of a scheduling's scheduler. What goes wrong here costs an entry, and never a request."""
+class Explained(Listener):
+    """Keeps how decisions were made. `notes` are by pool."""
 
-    def __init__(
-        self, plain: Schedules, recorded: Scheduler, recorder: Recorder, notes: Notes, kept: Kept, chosen: Chosen
-    ) -> None:
-        self._plain = plain
-        self._recorded = recorded
-        self._recorder = recorder
+    def __init__(self, notes: Mapping[str, Notes], kept: Kept, chosen: Chosen) -> None:
         self._notes = notes
         self._kept = kept
         self._chosen = chosen
-        self._has_failed = False
 
-    def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
-        """Raises RequestError."""
-        asked = self._chosen.asks(request)
-        if not (asked or self._chosen.is_drawn()) or request.state.read(ENTRY) is not None:
-            return self._plain.schedule(request, endpoints, attempt)
-        self._recorder.taken()
-        try:
-            decision = self._recorded.schedule(request, endpoints, attempt)
-        except RequestError as error:
-            self._keep(request, endpoints, error, asked)
-            raise
-        self._keep(request, endpoints, decision, asked)
-        return decision
+    def wants(self, request: InferenceRequest) -> bool:
+        """Return whether the decision about the request is to be recorded, because it is kept."""
+        return (self._chosen.asks(request) or self._chosen.is_drawn()) and request.state.read(ENTRY) is None
+
+    def decided(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        decision: Decision,
+        started: float,
+        record: DecisionRecord | None,
+    ) -> None:
+        self._keep(request, candidates, decision, record)
+
+    def refused(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        error: RequestError,
+        record: DecisionRecord | None,
+    ) -> None:
+        self._keep(request, candidates, error, record)
 
     def _keep(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], outcome: Decision | RequestError, asked: bool
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        outcome: Decision | RequestError,
+        record: DecisionRecord | None,
     ) -> None:
-        try:
-            records = self._recorder.taken()
-            entry = self._notes.entry(self._kept.next_id(), request, endpoints, records, outcome, asked)
+        if record is not None and record.is_wanted:
+            notes, asked = self._notes[candidates[0].pool], self._chosen.asks(request)
+            entry = notes.entry(self._kept.next_id(), request, candidates, record.runs, outcome, asked)
             request.state.write(ENTRY, entry)
             self._kept.add(entry)
-        except Exception:
-            if not self._has_failed:
-                log.exception("request %s: its decision is not kept; further ones are not named", request.id)
-            self._has_failed = True
 
 
 class Chosen:
@@ -154,15 +156,6 @@ class Chosen:
 
     def is_drawn(self) -> bool:
         return self._random.random() < self._kept.settings.sample
-
-
-def explained(
-    scheduling: Scheduling, notes: Notes, kept: Kept, chosen: Chosen, on_shadow: OnShadow | None
-) -> Scheduling:
-    """The same, but that it keeps how it came to its decisions."""
-    recorder = Recorder()
-    recorded = scheduling.made(recorder.wrap, on_shadow)
-    return replace(scheduling, scheduler=Explained(scheduling.scheduler, recorded, recorder, notes, kept, chosen))
 
 
 def parts(scheduling: Scheduling) -> dict[str, dict[str, tuple[float, float]]]:

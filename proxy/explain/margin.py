@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from proxy.core.endpoint import Endpoint
+from proxy.core.record import ProfileRecord
 from proxy.explain.entry import Entry
-from proxy.scheduling.recorder import ProfileRecord
 
 
 class Margin(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness
+from proxy.core.record import ProfileRecord
 from proxy.explain.entry import Entry, Leg, Situation
 from proxy.explain.margin import deciding, margin
 from proxy.prefix.keys import most_cached
-from proxy.scheduling.recorder import ProfileRecord
 
 IN_FLIGHT = "in-flight"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from math import inf
 from typing import Any, TypeVar, cast
 
@@ -46,9 +45,9 @@ from proxy.scheduling.document import Document
 from proxy.scheduling.effective import Effective, effective
 from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
 from proxy.scheduling.layout import Layout, ProfileLayout, Use, lay_out
-from proxy.scheduling.profile import FilterStep, Profile, Steps, shares
-from proxy.scheduling.scheduler import OnShadow, Scheduler, Schedules
-from proxy.scheduling.scoring import Scoring, Totals, unguarded
+from proxy.scheduling.profile import FilterStep, Profile, shares
+from proxy.scheduling.scheduler import Scheduler
+from proxy.scheduling.scoring import Scoring
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +56,6 @@ T = TypeVar("T")
 
 PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceName, ProfileNames, Deciders)
 """Annotations that are injected; `build` is handed the first two, may be handed three more, and knows the others."""
-
-Wrap = Callable[[Plugin, type, str, str], Plugin]
-"""(plugin, extension point, profile or "", instance name) -> what is called in its place at that point, unless that is
-the point of profile handlers or of removed pods. A wrapped producer keeps its `waits`; filters, scorers and pickers
-come guarded."""
-
-
-def unwrapped(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
-    return plugin
-
 
 Keep = Callable[[str, Callable[[], Plugin], object], Plugin]
 """(instance name, make, of) -> the plugin of this name that is in use, if it was made of something equal, or else what
@@ -78,55 +67,39 @@ def make_anew(name: str, make: Callable[[], Plugin], of: object) -> Plugin:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """Plugins are called as `wrap` gives them every so many times, the first time among them, else as they are: it
-    costs nothing while nobody looks."""
-
-    wrap: Wrap
-    every: int = 1
-
-    def rounds(self, plain: T, watched: T) -> Iterator[T]:
-        """Which of the two it is each time, without end."""
-        return cycle([watched, *[plain] * (self.every - 1)] if self.every else [plain])
-
-
-NOBODY = Watch(unwrapped, every=0)
-
-MadeScheduler = Callable[[Wrap, OnShadow | None], Scheduler]
-"""Another scheduler of the same plugins; filters, scorers and pickers are called as `Wrap` gives them, every time, and
-inside of that as the watch has it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Scheduling(Listener):
     """What decides about the requests of a pool, and the listener that calls its PreRequest and PostResponse hooks.
 
-    `producers` stand in the order in which they run; `instances` are the bare plugins by name. The rounds hand out,
-    without end, the producers of the next request and the hooks of the next leg: the plugins, or who watches them."""
+    `producers` stand in the order in which they run; `instances` are all plugins by name."""
 
-    scheduler: Schedules
-    made: MadeScheduler
+    scheduler: Scheduler
     producers: tuple[DataProducer, ...]
-    producer_rounds: Iterator[tuple[DataProducer, ...]]
-    pre_request_rounds: Iterator[tuple[PreRequest, ...]]
-    post_response_rounds: Iterator[tuple[PostResponse, ...]]
+    pre_request: tuple[PreRequest, ...]
+    post_response: tuple[PostResponse, ...]
     endpoint_removed: tuple[EndpointRemoved, ...]
     instances: Mapping[str, Plugin]
     effective: Effective
     faults: PluginFaults
 
     def attempt_started(self, attempt: Attempt) -> None:
-        for hook in next(self.pre_request_rounds):
+        record, endpoint = attempt.record, attempt.endpoint
+        for hook in self.pre_request:
             try:
-                hook.pre_request(attempt, attempt.endpoint)
+                if record is None:
+                    hook.pre_request(attempt, endpoint)
+                else:
+                    record.call("PreRequest", hook, self.name_of(hook), hook.pre_request, attempt, endpoint)
             except Exception as error:  # noqa: BLE001  # the request goes on
                 self.raised(hook, f"failed before request {attempt.request.id} was sent", error)
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
-        endpoint = attempt.endpoint
-        for hook in next(self.post_response_rounds):
+        record, endpoint = attempt.record, attempt.endpoint
+        for hook in self.post_response:
             try:
-                hook.post_response(attempt, endpoint)
+                if record is None:
+                    hook.post_response(attempt, endpoint)
+                else:
+                    record.call("PostResponse", hook, self.name_of(hook), hook.post_response, attempt, endpoint)
             except Exception as raised:  # noqa: BLE001  # the other hooks still run
                 self.raised(hook, f"failed after request {attempt.request.id} ended", raised)
         if endpoint.state is GONE:
@@ -142,8 +115,11 @@ class Scheduling(Listener):
 
     def raised(self, plugin: Plugin, complaint: str, error: Exception) -> None:
         """Count and log an error of a plugin."""
-        name = next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
-        self.faults.report(name, RAISED, complaint, error)
+        self.faults.report(self.name_of(plugin), RAISED, complaint, error)
+
+    def name_of(self, plugin: Plugin) -> str:
+        """Return its name in the configuration."""
+        return next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
 
     def succeed(self, predecessor: Scheduling) -> None:
         """Takes over what it knows; one of its plugins that cannot begins anew: by then there is no other way."""
@@ -160,9 +136,7 @@ def build(
     document: Document,
     registry: Registry,
     ports: Ports,
-    watch: Watch = NOBODY,
     faults: PluginFaults | None = None,
-    on_shadow: OnShadow | None = None,
     keep: Keep = make_anew,
 ) -> Scheduling:
     """`ports` has a Clock and a Random; without KvEvents, Tokenizers and a Timer nothing is heard of pods, prompts have
@@ -190,7 +164,7 @@ def build(
         raise ConfigError(layout.problems)
     described = effective(layout, instances, all_ports)
     faults = faults or PluginFaults(all_ports[Clock])
-    return _Assembly(layout, instances, watch, faults).scheduling(producers, described, on_shadow)
+    return _Assembly(layout, instances, faults).scheduling(producers, described)
 
 
 def faults(document: Document, registry: Registry, ports: Ports) -> tuple[Problem, ...]:
@@ -226,77 +200,53 @@ class _Assembly:
 
     layout: Layout
     instances: Mapping[str, Plugin]
-    watch: Watch
     faults: PluginFaults
 
-    def scheduling(self, producers: list[str], described: Effective, on_shadow: OnShadow | None) -> Scheduling:
+    def scheduling(self, producers: list[str], described: Effective) -> Scheduling:
         return Scheduling(
-            scheduler=self.scheduler(unwrapped, on_shadow),
-            made=self.scheduler,
-            producers=self._at(DataProducer, producers, unwrapped),
-            producer_rounds=self._rounds(DataProducer, producers),
-            pre_request_rounds=self._rounds(PreRequest, self._all(PreRequest)),
-            post_response_rounds=self._rounds(PostResponse, self._all(PostResponse)),
-            endpoint_removed=self._at(EndpointRemoved, self._all(EndpointRemoved), unwrapped),
+            scheduler=self._scheduler(),
+            producers=self._at(DataProducer, producers),
+            pre_request=self._all(PreRequest),
+            post_response=self._all(PostResponse),
+            endpoint_removed=self._all(EndpointRemoved),
             instances=self.instances,
             effective=described,
             faults=self.faults,
         )
 
-    def scheduler(self, around: Wrap, on_shadow: OnShadow | None) -> Scheduler:
-        profiles = [self._profile(profile, around) for profile in self.layout.profiles]
+    def _scheduler(self) -> Scheduler:
+        profiles = [self._profile(profile) for profile in self.layout.profiles]
         return Scheduler(
             handler=cast(ProfileHandler, self.instances[self.layout.handler]),
             profiles={profile.name: profile for profile in profiles if not profile.shadow},
             faults=self.faults,
             name=self.layout.handler,
             shadows=[profile for profile in profiles if profile.shadow],
-            on_shadow=on_shadow,
         )
 
-    def _profile(self, profile: ProfileLayout, around: Wrap) -> Profile:
-        uses, wrap = self._uses(profile, Scorer), _within(around, self.watch.wrap)
-        guards = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, self.faults) for use in uses]
-        parts = shares([use.weight for use in uses])
-        totals = unguarded(guards, parts) if around is unwrapped else self._totals(profile, guards, parts, around)
-        rounds = self.watch.rounds(
-            self._steps(profile, around, totals),
-            self._steps(profile, wrap, self._totals(profile, guards, parts, wrap)),
+    def _profile(self, profile: ProfileLayout) -> Profile:
+        filters, uses, (picker,) = (self._uses(profile, point) for point in (Filter, Scorer, Picker))
+        scorers = [GuardedScorer(cast(Scorer, self.instances[use.ref]), use.ref, self.faults) for use in uses]
+        return Profile(
+            profile.name,
+            tuple(self._filter(use.ref) for use in filters),
+            Scoring(scorers, shares([use.weight for use in uses])),
+            GuardedPicker(cast(Picker, self.instances[picker.ref]), picker.ref, self.faults),
+            profile.shadow,
+            min((cast(Filter, self.instances[use.ref]).spares for use in filters), default=inf),
         )
-        return Profile(profile.name, rounds, profile.shadow)
 
-    @staticmethod
-    def _totals(profile: ProfileLayout, guards: Sequence[GuardedScorer], parts: Sequence[float], wrap: Wrap) -> Totals:
-        scorers = [cast(Scorer, wrap(guard, Scorer, profile.name, guard.name)) for guard in guards]
-        return Scoring(scorers, parts).totals
-
-    def _steps(self, profile: ProfileLayout, wrap: Wrap, totals: Totals) -> Steps:
-        filters, (picker,) = self._uses(profile, Filter), self._uses(profile, Picker)
-        guarded = GuardedPicker(cast(Picker, self.instances[picker.ref]), picker.ref, self.faults)
-        wrapped_picker = cast(Picker, wrap(guarded, Picker, profile.name, picker.ref))
-        steps = tuple(self._filter(profile.name, use.ref, wrap) for use in filters)
-        spared = min((cast(Filter, self.instances[use.ref]).spares for use in filters), default=inf)
-        return Steps(steps, totals, wrapped_picker.pick, wrapped_picker.order, spared if wrap is unwrapped else 0)
-
-    def _filter(self, profile: str, name: str, wrap: Wrap) -> FilterStep:
+    def _filter(self, name: str) -> FilterStep:
         guarded = GuardedFilter(cast(Filter, self.instances[name]), name, self.faults)
-        return FilterStep(name, cast(Filter, wrap(guarded, Filter, profile, name)), guarded.exhausts)
+        return FilterStep(name, guarded, guarded.exhausts)
 
     def _uses(self, profile: ProfileLayout, point: type) -> list[Use]:
         return [use for use in profile.uses if declares(self.instances[use.ref], point)]
 
-    def _all(self, point: type) -> list[str]:
-        return [name for name, made in self.instances.items() if declares(made, point)]
+    def _all(self, point: Callable[..., P]) -> tuple[P, ...]:
+        """All plugins of an extension point."""
+        names = [name for name, made in self.instances.items() if declares(made, cast(type, point))]
+        return self._at(point, names)
 
-    def _rounds(self, point: Callable[..., P], names: Sequence[str]) -> Iterator[tuple[P, ...]]:
-        return self.watch.rounds(self._at(point, names, unwrapped), self._at(point, names, self.watch.wrap))
-
-    def _at(self, point: Callable[..., P], names: Sequence[str], wrap: Wrap) -> tuple[P, ...]:
-        return tuple(cast(P, wrap(self.instances[name], cast(type, point), "", name)) for name in names)
-
-
-def _within(around: Wrap, wrap: Wrap) -> Wrap:
-    """`around` what `wrap` gives."""
-    if around is unwrapped:
-        return wrap
-    return lambda plugin, point, profile, name: around(wrap(plugin, point, profile, name), point, profile, name)
+    def _at(self, point: Callable[..., P], names: Sequence[str]) -> tuple[P, ...]:
+        return tuple(cast(P, self.instances[name]) for name in names)

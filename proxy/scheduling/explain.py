@@ -13,16 +13,16 @@ from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.params import Invalid
 from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock
+from proxy.core.record import DecisionRecord, ProfileRecord
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.wiring import Ports
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
-from proxy.scheduling.build import Scheduling, Watch, build
+from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from proxy.scheduling.effective import Effective
 from proxy.scheduling.explain_state import ExplainState
 from proxy.scheduling.layout import ProfileLayout
-from proxy.scheduling.recorder import ProfileRecord, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]:
     """`profiles` and either `decision` or `error`, ready for JSON; `faults` of plugins, if there are any. Raises
     ConfigError with every fault of the input, and for a profile handler that comes to no decision."""
-    recorder, faults = Recorder(), _Faults(ports[Clock])
-    state, request, scheduling = _load(data, registry, ports, recorder, faults)
+    record, faults = DecisionRecord(), _Faults(ports[Clock])
+    state, request, scheduling = _load(data, registry, ports, faults)
     endpoints = [stated.endpoint(ports[Clock].now()) for stated in state.endpoints]
     await _produce(scheduling, request, endpoints, state.prefix_match())
     try:
-        decision = scheduling.scheduler.schedule(request, endpoints)
+        decision = scheduling.scheduler.schedule(request, endpoints, 0, record)
         outcome = {"decision": _spelt(decision)}
     except RequestError as error:
         outcome = {"error": {"type": error.type, "message": error.message}}
@@ -43,7 +43,7 @@ async def explain(data: Any, registry: Registry, ports: Ports) -> dict[str, Any]
     if problems := [Problem(f"scheduling.plugins.{name}", text) for name, text in faults.found if name == handler]:
         raise ConfigError(problems)
     told = {"faults": [{"plugin": name, "message": text} for name, text in faults.found]} if faults.found else {}
-    return {"profiles": _report(recorder.taken(), scheduling.effective), **told, **outcome}
+    return {"profiles": _report(record.runs, scheduling.effective), **told, **outcome}
 
 
 class _Faults(PluginFaults):
@@ -65,7 +65,7 @@ def _spelt(decision: Decision) -> dict[str, Any]:
 
 
 def _load(
-    data: Any, registry: Registry, ports: Ports, recorder: Recorder, faults: PluginFaults
+    data: Any, registry: Registry, ports: Ports, faults: PluginFaults
 ) -> tuple[ExplainState, InferenceRequest, Scheduling]:
     problems: list[Problem] = []
     state = request = scheduling = None
@@ -76,7 +76,7 @@ def _load(
         problems.extend(invalid.problems)
     section = data.get("scheduling") if isinstance(data, Mapping) else None
     try:
-        scheduling = build(read(section, "scheduling"), registry, ports, Watch(recorder.wrap), faults)
+        scheduling = build(read(section, "scheduling"), registry, ports, faults)
     except ConfigError as error:
         problems.extend(error.problems)
     if state is None or request is None or scheduling is None:

@@ -94,9 +94,9 @@ class GuardedPicker(Picker):
 
     def __init__(self, inner: Picker, name: str, faults: PluginFaults) -> None:
         self.plugin_type = inner.plugin_type  # type: ignore[misc]  # it answers for the picker it guards
+        self.name = name
         self._inner = inner
         self._is_trusted = is_built_in(inner)
-        self._name = name
         self._faults = faults
 
     def pick(
@@ -129,11 +129,11 @@ class GuardedPicker(Picker):
         return [one.endpoint for one in _best_first(list(map(ScoredEndpoint, endpoints, scores)))]
 
     def _failed(self, error: Exception) -> None:
-        self._faults.report(self._name, RAISED, "failed; the pod with the best score is picked", error)
+        self._faults.report(self.name, RAISED, "failed; the pod with the best score is picked", error)
 
     def _unusable(self) -> None:
         complaint = "picked nothing, a pod twice or what is not a candidate; the pod with the best score is picked"
-        self._faults.report(self._name, UNUSABLE, complaint)
+        self._faults.report(self.name, UNUSABLE, complaint)
 
 
 def _are_distinct(chosen: Sequence[Endpoint], candidates: Iterable[Endpoint]) -> bool:

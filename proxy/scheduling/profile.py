@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
 from proxy.core.plugin import Filter
+from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.scoring import Totals
+from proxy.scheduling.guard import GuardedPicker
+from proxy.scheduling.scoring import Scoring, Totals
 
-Pick = Callable[[ProfileRun, InferenceRequest, Sequence[ScoredEndpoint]], Sequence[ScoredEndpoint]]
+NO_PODS = "No pod is ready; try again shortly."
+
 Order = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint], Sequence[float]], Sequence[Endpoint]]
 
 
@@ -26,64 +29,92 @@ class FilterStep:
     exhausts: bool = False
 
 
-class Steps(NamedTuple):
-    """What a run calls: guarded plugins. Each sees the candidates as a tuple, which it cannot change for the others.
-
-    `totals` gives one per endpoint. None of the filters need be called for `spared` endpoints, or
-    fewer."""
-
-    filters: Sequence[FilterStep]
-    totals: Totals
-    pick: Pick
-    order: Order
-    spared: float = 0
-
-
 @dataclass(slots=True)
 class Profile:
-    """Changes nothing observable, so it can run for retries, shadows and dry runs alike. `rounds` has the steps of
-    every run, without end: most runs are plain, some are watched."""
+    """Guarded plugins in the order in which a run calls them. It changes nothing observable, so it runs for retries,
+    shadows and dry runs alike. Plugins see the candidates as a tuple, which they cannot change for each other.
+
+    No filter removes any of `spared` endpoints, or fewer."""
 
     name: str
-    rounds: Iterator[Steps]
+    filters: Sequence[FilterStep]
+    scoring: Scoring
+    picker: GuardedPicker
     shadow: bool = False
+    spared: float = 0
     _first_attempt: ProfileRun = field(init=False)
+    _totals: Totals = field(init=False)
+    _order: Order = field(init=False)
 
     def __post_init__(self) -> None:
         self._first_attempt = ProfileRun(self.name, 0, self.shadow)
+        self._totals, self._order = self.scoring.unguarded(), self.picker.order
 
-    def run(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> ProfileResult:
+    def run(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        attempt: int = 0,
+        record: DecisionRecord | None = None,
+    ) -> ProfileResult:
         """Raises Saturated or NoEndpoints, naming the profile and the filter that left nothing."""
         run = ProfileRun(self.name, attempt, self.shadow)
-        filters, totals, pick, _, _ = next(self.rounds)
-        candidates = self._filter(filters, run, request, tuple(endpoints))
-        scored = tuple(scored_endpoints(zip(candidates, totals(run, request, candidates), strict=True)))
-        return ProfileResult(self.name, tuple(pick(run, request, scored)))
+        if record is not None:
+            return self._recorded(run, request, tuple(endpoints), record)
+        candidates = self._filter(run, request, tuple(endpoints))
+        scored = tuple(scored_endpoints(zip(candidates, self._totals(run, request, candidates), strict=True)))
+        return ProfileResult(self.name, tuple(self.picker.pick(run, request, scored)))
 
-    def order(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Sequence[Endpoint]:
-        """The endpoints of `run`, for whoever does not want their scores: without the objects that these would take, a
-        decision among four pods takes 11,000 instructions less. Raises what `run` raises."""
+    def order(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        attempt: int = 0,
+        record: DecisionRecord | None = None,
+    ) -> Sequence[Endpoint]:
+        """Return the endpoints of `run`, without the objects that their scores take: a decision among four pods takes
+        11,000 instructions less. Raises what `run` raises."""
+        if record is not None:
+            return self.run(request, endpoints, attempt, record).endpoints
         run = ProfileRun(self.name, attempt, self.shadow) if attempt else self._first_attempt
-        filters, totals, _, order, spared = next(self.rounds)
         candidates = tuple(endpoints)
-        if not 0 < len(candidates) <= spared:
-            candidates = self._filter(filters, run, request, candidates)
-        return order(run, request, candidates, totals(run, request, candidates))
+        if not 0 < len(candidates) <= self.spared:
+            candidates = self._filter(run, request, candidates)
+        return self._order(run, request, candidates, self._totals(run, request, candidates))
 
     def _filter(
-        self,
-        filters: Sequence[FilterStep],
-        run: ProfileRun,
-        request: InferenceRequest,
-        endpoints: tuple[Endpoint, ...],
+        self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...]
     ) -> tuple[Endpoint, ...]:
         if not endpoints:
-            raise NoEndpoints("No pod is ready; try again shortly.")
-        for step in filters:
+            raise NoEndpoints(NO_PODS)
+        for step in self.filters:
             endpoints = tuple(step.filter.filter(run, request, endpoints))
             if not endpoints:
                 raise self._emptied_by(step)
         return endpoints
+
+    def _recorded(
+        self, run: ProfileRun, request: InferenceRequest, endpoints: tuple[Endpoint, ...], record: DecisionRecord
+    ) -> ProfileResult:
+        """The same run, step by step."""
+        if not endpoints:
+            raise NoEndpoints(NO_PODS)
+        found, picker = record.profile(run), self.picker
+        for step in self.filters:
+            kept = record.call("Filter", step.filter, step.name, step.filter.filter, run, request, endpoints)
+            found.filtered(step.name, endpoints, kept)
+            endpoints = tuple(kept)
+            if not endpoints:
+                raise self._emptied_by(step)
+        columns = []
+        for scorer in self.scoring.scorers:
+            scores = record.call("Scorer", scorer, scorer.name, scorer.score, run, request, endpoints)
+            found.scores[scorer.name] = array("d", scores)
+            columns.append(scores)
+        scored = tuple(map(ScoredEndpoint, endpoints, self.scoring.added_up(columns, len(endpoints))))
+        picked = record.call("Picker", picker, picker.name, picker.pick, run, request, scored)
+        found.picked(scored, picked)
+        return ProfileResult(self.name, tuple(picked))
 
     def _emptied_by(self, step: FilterStep) -> RequestError:
         where = f"filter '{step.name}' of profile '{self.name}' left none"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
 
 from proxy.core.decision import Decision, ProfileResult, decided
 from proxy.core.endpoint import Endpoint
@@ -13,6 +12,7 @@ from proxy.core.errors import BadRequest, RequestError
 from proxy.core.params import suggestion
 from proxy.core.plugin import ProfileHandler
 from proxy.core.plugin_faults import RAISED, UNUSABLE, PluginFaults
+from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.profile import Profile
 
@@ -23,16 +23,6 @@ MOST_PROFILE_RUNS = 16
 
 DEFAULT_PROFILES = ("default", "decode")
 """The profile that decides where the handler fails: the first of these that exists, or else the first of the file."""
-
-OnShadow = Callable[[InferenceRequest, Decision, ProfileResult], None]
-"""Told the decision that was made for a request, and what a shadow profile would have ranked."""
-
-
-class Schedules(Protocol):
-    """Who may stand in the place of a `Scheduler`."""
-
-    def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
-        """Raises RequestError."""
 
 
 class Scheduler:
@@ -45,7 +35,6 @@ class Scheduler:
         faults: PluginFaults,
         name: str = "",
         shadows: Sequence[Profile] = (),
-        on_shadow: OnShadow | None = None,
     ) -> None:
         """`name` is the handler's in the configuration."""
         self._handler = handler
@@ -53,26 +42,37 @@ class Scheduler:
         self._name = name or handler.plugin_type
         self._profiles = profiles
         self._shadows = tuple(shadows)
-        self._on_shadow = on_shadow
         self._only = self._only_profile()
 
-    def schedule(self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int = 0) -> Decision:
+    def schedule(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        attempt: int = 0,
+        record: DecisionRecord | None = None,
+    ) -> Decision:
         """Raise the RequestError that the handler, or a profile, gives as the reason why there is no decision."""
         if self._only is None:
             endpoints = tuple(endpoints)
-            decision = self._discussed(request, endpoints, attempt)
+            decision = self._discussed(request, endpoints, attempt, record)
         else:
-            decision = decided(self._only.name, self._only.order(request, endpoints, attempt))
-        for shadow in self._shadows:
-            self._observe(shadow, decision, request, endpoints, attempt)
+            decision = decided(self._only.name, self._only.order(request, endpoints, attempt, record))
+        if self._shadows:
+            return decision._replace(shadows=tuple(self._shadowed(request, endpoints, attempt, record)))
         return decision
 
-    def alone(self, profile: str, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Decision:
+    def alone(
+        self,
+        profile: str,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        record: DecisionRecord | None = None,
+    ) -> Decision:
         """As this one profile, which may be a shadow, would decide. Raises RequestError."""
         profiles = {**self._profiles, **{shadow.name: shadow for shadow in self._shadows}}
         if profile not in profiles:
             raise BadRequest(f"There is no profile '{profile}'{suggestion(profile, list(profiles))}.", param="profile")
-        return Decision.from_result(profiles[profile].run(request, endpoints))
+        return Decision.from_result(profiles[profile].run(request, endpoints, 0, record))
 
     def _only_profile(self) -> Profile | None:
         try:
@@ -82,11 +82,13 @@ class Scheduler:
             self._faults.report(self._name, RAISED, "failed to name its only profile", error)
             return None
 
-    def _discussed(self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int) -> Decision:
+    def _discussed(
+        self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int, record: DecisionRecord | None
+    ) -> Decision:
         """The handler's decision, or that of the default profile where the handler fails."""
         default = self._default()
         try:
-            decision = self._planned(request, endpoints, attempt)
+            decision = self._planned(request, endpoints, attempt, record)
             if _is_among(decision, endpoints):
                 return decision
         except RequestError:
@@ -98,9 +100,11 @@ class Scheduler:
         else:
             complaint = f"returned no decision among the candidates; profile {default.name} decides"
             self._faults.report(self._name, UNUSABLE, complaint)
-        return decided(default.name, default.order(request, endpoints, attempt))
+        return decided(default.name, default.order(request, endpoints, attempt, record))
 
-    def _planned(self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int) -> Decision:
+    def _planned(
+        self, request: InferenceRequest, endpoints: tuple[Endpoint, ...], attempt: int, record: DecisionRecord | None
+    ) -> Decision:
         plan = self._handler.plan(request)
         try:
             name = next(plan)
@@ -110,7 +114,7 @@ class Scheduler:
                     plan.close()
                     raise _Undecided(f"asked for the profile '{name}', which does not exist")
                 try:
-                    result = profile.run(request, endpoints, attempt)
+                    result = profile.run(request, endpoints, attempt, record)
                 except RequestError as error:
                     name = plan.throw(error)
                 else:
@@ -128,23 +132,17 @@ class Scheduler:
                 return self._profiles[name]
         return next(iter(self._profiles.values()))
 
-    def _observe(
-        self,
-        shadow: Profile,
-        decision: Decision,
-        request: InferenceRequest,
-        endpoints: Sequence[Endpoint],
-        attempt: int,
-    ) -> None:
-        """A shadow is reported and never acted upon, so nothing of it may reach the request."""
-        try:
-            result = shadow.run(request, endpoints, attempt)
-            if self._on_shadow is not None:
-                self._on_shadow(request, decision, result)
-        except RequestError as error:
-            log.debug("shadow profile %s: %s", shadow.name, error)
-        except Exception:
-            log.exception("shadow profile %s failed", shadow.name)
+    def _shadowed(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], attempt: int, record: DecisionRecord | None
+    ) -> Iterator[ProfileResult]:
+        """Yield what each shadow profile ranks. It is never acted upon, so nothing of it may reach the request."""
+        for shadow in self._shadows:
+            try:
+                yield shadow.run(request, endpoints, attempt, record)
+            except RequestError as error:
+                log.debug("shadow profile %s: %s", shadow.name, error)
+            except Exception:
+                log.exception("shadow profile %s failed", shadow.name)
 
 
 class _Undecided(Exception):

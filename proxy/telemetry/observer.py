@@ -12,6 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
+from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
@@ -52,7 +53,12 @@ class Observer(Listener):
         self._requests: list[Record] = []
 
     def decided(
-        self, request: InferenceRequest, candidates: Sequence[Endpoint], decision: Decision, started: float
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        decision: Decision,
+        started: float,
+        record: DecisionRecord | None = None,
     ) -> None:
         self._decided.append((decision.target, self._now() - started))
 
@@ -88,6 +94,10 @@ class Observer(Listener):
     def plugin_fault(self, plugin: str, fault: str) -> None:
         """Count that the plugin of this configured name raised, or returned something that is not usable."""
         self._catalogue.scorer_faults.cell(plugin, fault).value += 1
+
+    def plugin_took(self, point: str, plugin_type: str, name: str, seconds: float) -> None:
+        """Count one call of a plugin at this extension point."""
+        self._catalogue.plugin_seconds.cell(point, plugin_type, name).observe(seconds)
 
     def shadow(self, decision: Decision, result: ProfileResult) -> None:
         """A shadow profile was run beside the decision."""

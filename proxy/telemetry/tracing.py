@@ -20,6 +20,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
+from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 from proxy.telemetry import span_attributes as attributes
 from proxy.telemetry.settings import TracingSettings
@@ -63,7 +64,12 @@ class Tracing(Listener):
         self._clock = clock
 
     def decided(
-        self, request: InferenceRequest, candidates: Sequence[Endpoint], decision: Decision, started: float
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        decision: Decision,
+        started: float,
+        record: DecisionRecord | None = None,
     ) -> None:
         trace = self._of(request)
         if isinstance(trace, Undrawn):

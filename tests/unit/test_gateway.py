@@ -17,7 +17,7 @@ from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
 from proxy.core.identity import Identity
-from proxy.core.listener import Listeners
+from proxy.core.listener import Listener, Listeners
 from proxy.core.plugin import (
     DataProducer,
     EndpointRemoved,
@@ -178,7 +178,7 @@ PLUGINS = ("prefix-cache-scorer", "queue-scorer", "no-hit-lru-scorer", "session-
 class World:
     """A gateway over pods `a`, `b` and `c`, all of them ready."""
 
-    def __init__(self, *extra: str, names: str = "abc", attempts: int = 3) -> None:
+    def __init__(self, *extra: str, names: str = "abc", attempts: int = 3, first: Listener | None = None) -> None:
         self.clock = clock = ManualClock(now=1000.0)
         self.scheduling = build(
             read({"plugins": [{"type": name} for name in (*PLUGINS, *extra)]}),
@@ -197,7 +197,7 @@ class World:
         failover = Failover(Retries(attempts), clock, random.Random(2), budget, self._alive, self._sleep)
         self.later: list[Callable[[], None]] = []
         breakers = Breakers(BreakerSettings(), clock, self.fleet, lambda seconds, call: self.later.append(call))
-        listeners = Listeners([self.ledger, breakers, failover.poison, self.bindings, observer])
+        listeners = Listeners([first or Listener(), self.ledger, breakers, failover.poison, self.bindings, observer])
         self.gateway = Gateway(
             self.fleet,
             [Pool(self.fleet, self.scheduling, common=listeners)],
@@ -252,6 +252,29 @@ async def test_a_good_answer_leaves_its_blocks_and_nothing_else() -> None:
     (leg,) = await world.serve(good)
     assert leg.succeeded
     assert world.pairs() > 0
+    world.assert_that_nothing_is_left()
+
+
+class Faulty(Listener):
+    """Fails where attempts start and end."""
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        explode()
+
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        explode()
+
+
+async def test_listeners_that_fail_cost_no_request_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(first=Faulty())
+    for _ in range(2):
+        (leg,) = await world.serve(good)
+        assert leg.succeeded
+    failures = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert [failure.split(" failed ")[0] for failure in failures] == [
+        "listener Faulty.attempt_started",
+        "listener Faulty.attempt_ended",
+    ]
     world.assert_that_nothing_is_left()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import ClassVar
 
 import pytest
@@ -49,7 +48,7 @@ def raised(producer: DataProducer, complaint: str, error: Exception) -> None:
 
 async def produced(producer: DataProducer) -> bool | None:
     request = InferenceRequest("id", "/", "model")
-    await Production([producer], repeat([producer]), raised).run(request, ())
+    await Production([producer], raised, lambda one: one.plugin_type).run(request, ())
     return request.state.read(DONE)
 
 
@@ -84,7 +83,7 @@ async def test_a_producer_that_raises_is_counted_and_logged_once_a_minute_by_its
         {Clock: clock, Random: random.Random(0)},
         faults=PluginFaults(clock, lambda name, fault: counted.append(name)),
     )
-    production = Production(built.producers, built.producer_rounds, built.raised)
+    production = Production(built.producers, built.raised, built.name_of)
     for _ in range(4):
         await production.run(InferenceRequest("id", "/", "model"), [Endpoint("a")])
         clock.advance(20.0)

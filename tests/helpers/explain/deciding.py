@@ -11,9 +11,11 @@ from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import RequestError
+from proxy.core.record import Recorder
 from proxy.core.request import InferenceRequest
 from proxy.explain.entry import ENTRY, Entry
-from proxy.explain.explained import Chosen, Notes, explained
+from proxy.explain.explained import Chosen, Explained, Notes
 from proxy.explain.kept import Kept
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.settings import DecisionSettings
@@ -52,18 +54,28 @@ class World:
     scheduling: Scheduling = field(init=False)
 
     def __post_init__(self) -> None:
-        plain = scheduling(self.document)
+        self.scheduling = plain = scheduling(self.document)
         self.kept = Kept(self.settings, self.clock)
         notes = Notes(plain, "default", lambda: self.pods, self.clock)
         chosen = Chosen(random.Random(1), self.kept, lambda request: self.may_ask)
-        self.scheduling = explained(plain, notes, self.kept, chosen, None)
+        self.explained = Explained({"default": notes}, self.kept, chosen)
+        self.recorder = Recorder(wants=self.explained.wants)
 
     def request(self, name: str = "r", **headers: str) -> InferenceRequest:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         return InferenceRequest(name, "/v1/completions", "m", headers=named, received_at=self.clock.now())
 
     def decide(self, request: InferenceRequest, among: Sequence[Endpoint] | None = None) -> Decision:
-        return self.scheduling.scheduler.schedule(request, self.pods if among is None else among)
+        """As the gateway does."""
+        pods = self.pods if among is None else among
+        record = self.recorder.record(request, next(self.recorder.passes))
+        try:
+            decision = self.scheduling.scheduler.schedule(request, pods, 0, record)
+        except RequestError as error:
+            self.explained.refused(request, pods, error, record)
+            raise
+        self.explained.decided(request, pods, decision, self.clock.now(), record)
+        return decision
 
     def answer(
         self,

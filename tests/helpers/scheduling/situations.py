@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 from proxy.core.clock import ManualClock
@@ -20,8 +19,8 @@ from proxy.core.wiring import Ports
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
-from proxy.scheduling.profile import FilterStep, Profile, Steps
-from proxy.scheduling.scoring import UnguardedScoring
+from proxy.scheduling.profile import FilterStep, Profile
+from proxy.scheduling.scoring import Scoring
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()
@@ -110,7 +109,7 @@ def profile(
     """Of scorers with their shares; the best score wins, then the name. Plugins are guarded, as `build` has them."""
     faults = faults or counted([])
     guards = [GuardedScorer(scorer, "mine", faults) for scorer, _ in scorers]
-    totals = UnguardedScoring(guards, [share for _, share in scorers]).totals
+    scoring = Scoring(guards, [share for _, share in scorers])
     steps = [FilterStep(step.name, GuardedFilter(step.filter, step.name, faults), step.exhausts) for step in filters]
     guarded = GuardedPicker(picker or BestFirst(), "picker", faults)
-    return Profile(name, repeat(Steps(steps, totals, guarded.pick, guarded.order)), shadow)
+    return Profile(name, steps, scoring, guarded, shadow)

@@ -11,9 +11,8 @@ from proxy.core.endpoint import EndpointState, update
 from proxy.core.errors import NoEndpoints
 from proxy.explain.entry import ENTRY, Leg
 from proxy.explain.table import short, whole
-from proxy.scheduling.scheduler import Scheduler
 from proxy.telemetry.settings import DecisionSettings
-from tests.helpers.explain.deciding import SCORED, World, fleet
+from tests.helpers.explain.deciding import World, fleet
 from tests.helpers.scheduling.situations import pod, ranking, scheduling
 
 PICKERS = ("max-score-picker", "random-picker", "weighted-random-picker", "round-robin-picker")
@@ -116,18 +115,3 @@ def test_a_share_of_all_is_kept() -> None:
     world = World(fleet(), DecisionSettings(sample=0.25))
     kept = sum(world.served(str(number)) is not None for number in range(400))
     assert 60 < kept < 140
-
-
-def test_a_fault_in_keeping_costs_no_request() -> None:
-    world = World(fleet())
-    world.scheduling.scheduler._notes._pods = lambda: 1 / 0  # type: ignore[attr-defined]
-    assert world.decide(world.request()).target.name == "pod-0"
-    assert len(world.kept) == 0
-
-
-def test_the_plain_scheduler_is_a_plain_one() -> None:
-    """So where nothing is kept, nothing is in the way."""
-    plain = scheduling(SCORED)
-    assert type(plain.scheduler) is Scheduler
-    pods = fleet()
-    assert plain.scheduler.schedule(World(pods).request(), pods).target.name == "pod-0"

@@ -1,23 +1,25 @@
 """From a document to a scheduler: injection, checks, ports, order, origins."""
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
+from proxy.core.attempt import Attempt
 from proxy.core.cycle_state import DataKey
+from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
-from proxy.core.plugin import DataProducer, Plugin, PostResponse, PreRequest, ProfileHandler, Scorer, plugin
+from proxy.core.plugin import DataProducer, Plugin, ProfileHandler, Scorer, plugin
 from proxy.core.ports import InstanceName, ProfileNames
+from proxy.core.record import DecisionRecord, Recorder
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.build import Scheduling, Watch, build
+from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from tests.helpers.scheduling.situations import REGISTRY, Fixed, counted, pod, ports, ranking, request, scheduling
+from tests.helpers.scheduling.situations import REGISTRY, counted, pod, ports, ranking, request, scheduling
 
 HEAT: DataKey[float] = DataKey("Heat")
 LIGHT: DataKey[float] = DataKey("Light")
@@ -384,55 +386,53 @@ class TestAssembly:
         built = scheduling({"plugins": plugins})
         assert built.instances["x"] is not built.instances["y"]
 
-    def test_the_wrapper_is_told_plugin_point_profile_and_name_and_stands_in_its_place(self) -> None:
-        told: list[tuple[str, str, str]] = []
+    def test_a_record_has_what_each_plugin_returned_and_times_it(self) -> None:
+        took: list[tuple[str, str, str]] = []
+        record = DecisionRecord(lambda point, kind, name, seconds: took.append((point, kind, name)))
+        plugins = [{"name": "q", "type": "queue-scorer"}, {"type": "decode-filter"}, {"type": "max-score-picker"}]
+        profiles = [profile("p", "decode-filter", "q", "max-score-picker")]
+        built = scheduling({"plugins": plugins, "schedulingProfiles": profiles})
+        a, b, prefill = pod("a", waiting=9), pod("b"), pod("prefill")
+        update(prefill, role="prefill")
+        decision = built.scheduler.schedule(request(), [a, b, prefill], 0, record)
+        assert ranking(decision) == ["b", "a"]
+        (run,) = record.runs
+        assert (run.profile, run.filters, run.scored) == ("p", {"decode-filter": ["prefill"]}, (a, b))
+        assert (list(run.scores["q"]), list(run.totals), run.ranked) == ([0.0, 1.0], [0.0, 1.0], (b, a))
+        assert took == [
+            ("Filter", "decode-filter", "decode-filter"),
+            ("Scorer", "queue-scorer", "q"),
+            ("Picker", "max-score-picker", "max-score-picker"),
+        ]
 
-        def wrap(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
-            told.append((point.__name__, profile, name))
-            return Fixed({"a": 0.0, "b": 1.0}) if point is Scorer else plugin
+    def test_the_first_of_so_many_decisions_is_recorded_and_those_that_are_wanted(self) -> None:
+        recorder = Recorder(wants=lambda request: request.id == "wanted", every=3)
+        found = [recorder.record(request(), next(recorder.passes)) for _ in range(7)]
+        assert [record is not None for record in found] == [True, False, False, True, False, False, True]
+        assert not any(record.is_wanted for record in found if record is not None)
+        wanted = recorder.record(replace(request(), id="wanted"), next(recorder.passes))
+        assert wanted is not None
+        assert wanted.is_wanted
 
-        plugins = [{"name": "q", "type": "queue-scorer"}, {"type": "round-robin-picker"}, {"type": "max-score-picker"}]
-        profiles = [profile("p", "q", "max-score-picker")]
-        built = scheduling({"plugins": plugins, "schedulingProfiles": profiles}, watch=Watch(wrap))
-        assert ranking(built.scheduler.schedule(request(), [pod("a"), pod("b", waiting=9)])) == ["b", "a"]
-        assert set(told) == {
-            ("Scorer", "p", "q"),
-            ("Picker", "p", "max-score-picker"),
-            ("PreRequest", "", "round-robin-picker"),
-        }
+    def test_hooks_of_a_recorded_attempt_are_timed(self) -> None:
+        took: list[tuple[str, str, str]] = []
+        built = scheduling({"plugins": types("approx-prefix-cache-producer", "queue-scorer")})
+        endpoint = pod("a")
+        attempt = Attempt(request(), Decision(endpoint), endpoint, 0, 0.0)
+        attempt.record = DecisionRecord(lambda point, kind, name, seconds: took.append((point, kind, name)))
+        built.attempt_started(attempt)
+        built.attempt_ended(attempt, None)
+        name = "approx-prefix-cache-producer"
+        assert took == [("PreRequest", name, name), ("PostResponse", name, name)]
 
-    def test_a_watch_sees_the_first_of_so_many_calls_and_the_plugins_themselves_get_the_others(self) -> None:
-        wrapped = Fixed({"a": 0.0, "b": 1.0})
-        watch = Watch(lambda plugin, point, profile, name: wrapped if point is Scorer else plugin, every=3)
-        built = scheduling({"plugins": types("queue-scorer")}, watch=watch)
-        a, b = pod("a"), pod("b", waiting=9)
-        targets = [built.scheduler.schedule(request(), [a, b]).target.name for _ in range(7)]
-        assert targets == ["b", "a", "a", "b", "a", "a", "b"]
-
-    def test_producers_and_hooks_come_in_rounds_of_which_one_is_watched(self) -> None:
-        def wrap(plugin: Plugin, point: type, profile: str, name: str) -> Plugin:
-            return copy.copy(plugin) if point in (DataProducer, PreRequest, PostResponse) else plugin
-
-        document = {"plugins": types("approx-prefix-cache-producer", "queue-scorer")}
-        built = scheduling(document, watch=Watch(wrap, every=2))
-        plain = (built.instances["approx-prefix-cache-producer"],)
-        assert built.producers == plain
-        for rounds in (built.producer_rounds, built.pre_request_rounds, built.post_response_rounds):
-            assert [next(rounds)[0] is plain[0] for _ in range(4)] == [False, True, False, True]
-
-    def test_without_a_watch_the_plugins_themselves_are_called(self) -> None:
-        built = scheduling({"plugins": types("approx-prefix-cache-producer")})
-        plain = built.instances["approx-prefix-cache-producer"]
-        for rounds in (built.producer_rounds, built.pre_request_rounds, built.post_response_rounds):
-            assert all(next(rounds)[0] is plain for _ in range(3))
-
-    def test_a_fault_is_reported_and_logged_the_same_whoever_watches(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_fault_is_reported_and_logged_the_same_in_a_recorded_decision(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         reported: list[tuple[str, str]] = []
-        watch = Watch(lambda plugin, point, profile, name: plugin, every=2)
         document = {"plugins": types("kv-cache-utilization-scorer")}
-        built = scheduling(document, watch=watch, faults=counted(reported))
-        for _ in range(4):
-            built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)])
+        built = scheduling(document, faults=counted(reported))
+        for record in (None, DecisionRecord(), None, DecisionRecord()):
+            built.scheduler.schedule(request(), [pod("a", kv_usage=2.0)], 0, record)
         assert reported == [("kv-cache-utilization-scorer", "out-of-range")] * 4
         assert len([record for record in caplog.records if "outside [0, 1]" in record.message]) == 1
 

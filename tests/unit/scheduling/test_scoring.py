@@ -13,7 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.guard import GuardedScorer
-from proxy.scheduling.scoring import Scoring, UnguardedScoring, unguarded
+from proxy.scheduling.scoring import Scoring, Totals
 from tests.helpers.scheduling.situations import RUN, counted, pod, request
 
 PODS = [pod("a"), pod("b"), pod("c")]
@@ -37,11 +37,22 @@ Outcome = tuple[list[float], list[tuple[str, str]]]
 
 
 def outcome(kind: Any, scorers: Sequence[Giving], shares: Sequence[float]) -> Outcome:
-    """Totals, and what was reported. `kind` is a Scoring, or gives its `totals`."""
+    """Totals, and what was reported. `kind` returns what gives the totals of a Scoring."""
     faults: list[tuple[str, str]] = []
     guards = [GuardedScorer(scorer, str(index), counted(faults)) for index, scorer in enumerate(scorers)]
-    made = kind(guards, shares)
-    return list(getattr(made, "totals", made)(RUN, request(), PODS)), faults
+    return list(kind(Scoring(guards, shares))(RUN, request(), PODS)), faults
+
+
+def together(scoring: Scoring) -> Totals:
+    return scoring.totals
+
+
+def one_by_one(scoring: Scoring) -> Totals:
+    def totals(run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        scores = [scorer.score(run, request, endpoints) for scorer in scoring.scorers]
+        return scoring.added_up(scores, len(endpoints))
+
+    return totals
 
 
 good = st.lists(st.floats(0, 1) | st.sampled_from([0, 1]), min_size=3, max_size=3)
@@ -55,34 +66,34 @@ strange = (
 @given(st.lists(st.tuples(good | strange, st.floats(0, 1)), max_size=4))
 def test_together_or_one_by_one_the_totals_and_the_faults_are_the_same(given: list[tuple[Any, float]]) -> None:
     scorers, shares = [Giving(scores) for scores, _ in given], [share for _, share in given]
-    assert outcome(UnguardedScoring, scorers, shares) == outcome(Scoring, scorers, shares)
+    assert outcome(together, scorers, shares) == outcome(one_by_one, scorers, shares)
 
 
 @given(good | strange, st.sampled_from([1.0, 0.5]))
 def test_of_a_sole_scorer_too_the_totals_and_the_faults_are_the_same(given: Any, share: float) -> None:
-    assert outcome(unguarded, [Giving(given)], [share]) == outcome(Scoring, [Giving(given)], [share])
+    assert outcome(Scoring.unguarded, [Giving(given)], [share]) == outcome(one_by_one, [Giving(given)], [share])
 
 
 def test_a_sole_scorer_is_asked_once_whatever_it_says() -> None:
     for said in ([0.1, 0.2, 0.3], [0.0, 2.0, 0.0], None):
         sole = Giving(said)
-        outcome(unguarded, [sole], [1.0])
+        outcome(Scoring.unguarded, [sole], [1.0])
         assert sole.calls == 1
 
 
 @given(st.lists(st.tuples(good, st.floats(0, 1)), min_size=1, max_size=4))
 def test_the_total_is_the_sum_of_share_times_score(given: list[tuple[list[float], float]]) -> None:
     scorers, shares = [Giving(scores) for scores, _ in given], [share for _, share in given]
-    totals, faults = outcome(UnguardedScoring, scorers, shares)
+    totals, faults = outcome(together, scorers, shares)
     assert totals == pytest.approx([sum(share * scores[at] for scores, share in given) for at in range(3)])
     assert faults == []
 
 
 def test_good_scorers_are_asked_once_and_guards_ask_again_where_one_is_not() -> None:
     fine, other, wrong = Giving([0.1, 0.2, 0.3]), Giving([1.0, 0.0, 1.0]), Giving([0.0, 2.0, 0.0])
-    outcome(UnguardedScoring, [fine, other], [0.5, 0.5])
+    outcome(together, [fine, other], [0.5, 0.5])
     assert (fine.calls, other.calls) == (1, 1)
-    totals, faults = outcome(UnguardedScoring, [fine, wrong], [0.5, 0.5])
+    totals, faults = outcome(together, [fine, wrong], [0.5, 0.5])
     assert totals == pytest.approx([0.05, 0.6, 0.15])
     assert faults == [("1", "out-of-range")]
     assert (fine.calls, wrong.calls) == (1 + 2, 2)
@@ -94,5 +105,5 @@ def test_good_scorers_are_asked_once_and_guards_ask_again_where_one_is_not() -> 
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_a_fault_is_reported_once_wherever_it_stands_and_even_if_it_does_not_count(wrong: Any, share: float) -> None:
     for scorers in ([Giving(wrong), Giving([0.0, 0.5, 1.0])], [Giving([0.0, 0.5, 1.0]), Giving(wrong)]):
-        _, faults = outcome(UnguardedScoring, scorers, [share, share])
+        _, faults = outcome(together, scorers, [share, share])
         assert len(faults) == 1

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.explain.explained import Explained
 from proxy.explain.kept import Kept
-from proxy.scheduling.scheduler import Scheduler
 from proxy.sim import SimConfig
 from proxy.sim.faults import Fault, Kind
 from tests.helpers.scenarios.disagg import PROMPT, disaggregated
@@ -115,8 +113,7 @@ async def test_off_is_as_if_there_were_no_such_thing() -> None:
         response, answer = await s.operate("GET", "/debug/decisions")
         assert (response.status, answer["on"], answer["decisions"]) == (200, False, [])
         assert "telemetry" in answer["hint"]
-        scheduling = s.app.schedulings["default"]
-        assert type(scheduling.scheduler) is Scheduler
+        assert s.app._process.serving.gateway.recorder.wants is None
         listeners = s.app._server.service.listeners
         assert not any(isinstance(listener, Kept) for listener in listeners.all)
 
@@ -131,7 +128,7 @@ async def test_it_is_switched_on_and_off_while_requests_run() -> None:
             await ask(s, "short")
             _, answer = await s.operate("GET", "/debug/decisions")
             assert [one["request"] for one in answer["decisions"]] == ["short"] * answer["on"]
-        assert not isinstance(s.app.schedulings["default"].scheduler, Explained)
+        assert s.app._process.serving.gateway.recorder.wants is None
         await long
         await s.idle()
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.app import App
+from proxy.composition.decisions import Shadows
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
@@ -71,9 +72,9 @@ def shadowed(app: App, forecast: Forecast | None, shadow: str) -> None:
     if forecast is not None:
         request.state.write(LATENCY, forecast)
     pods = {endpoint.name: endpoint for endpoint in app.fleet.endpoints}
-    app._process.decisions.shadow(
-        request, Decision(pods["pod-0"]), ProfileResult("other", (ScoredEndpoint(pods[shadow], 1.0),))
-    )
+    other = ProfileResult("other", (ScoredEndpoint(pods[shadow], 1.0),))
+    decision = Decision(pods["pod-0"], shadows=(other,))
+    Shadows(app.observer).decided(request, tuple(pods.values()), decision, 0.0, None)
 
 
 async def test_what_the_live_choice_is_expected_to_cost_is_the_shadows_regret() -> None:
