@@ -121,15 +121,20 @@ class Damping:
         self._lowest_in_panic = Line(min, panic.period)
         self._panic_ends: float | None = None
 
-    def change(self, behavior: Behavior) -> None:
-        """What was recommended and applied so far counts on, within the windows there are now."""
+    @property
+    def behavior(self) -> Behavior:
+        """Where it changes, what was recommended and applied so far still counts, within the new windows."""
+        return self._behavior
+
+    @behavior.setter
+    def behavior(self, behavior: Behavior) -> None:
         self._behavior = behavior
         up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
-        self._highest_recommended.change(down.stabilization)
-        self._lowest_recommended.change(up.stabilization)
-        self._highest_applied.change(down.period)
-        self._lowest_applied.change(up.period)
-        self._lowest_in_panic.change(panic.period)
+        self._highest_recommended.length = down.stabilization
+        self._lowest_recommended.length = up.stabilization
+        self._highest_applied.length = down.period
+        self._lowest_applied.length = up.period
+        self._lowest_in_panic.length = panic.period
 
     def begin(self, now: float, current: int) -> None:
         """At the start, and when nothing has been known for longer than the windows: as if the current total had been

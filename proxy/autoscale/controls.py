@@ -26,12 +26,18 @@ class Controls:
     def __init__(self, pool: PoolSettings, clock: Clock) -> None:
         self._clock = clock
         self._overrides: dict[str, tuple[int, float]] = {}
-        self.change(pool)
+        self.pool = pool
         self.paused = False
         self.acknowledged: Acknowledged | None = None
 
-    def change(self, pool: PoolSettings) -> None:
-        """An order that the bounds do not allow any more is void."""
+    @property
+    def pool(self) -> PoolSettings:
+        """The policy. Where it changes, an order that the new bounds do not allow is void."""
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool: PoolSettings) -> None:
+        self._pool = pool
         self._bounds = bounds = {role.name: (role.min, role.max) for role in pool.roles}
         self._overrides = {
             role: one

@@ -58,9 +58,9 @@ class Loop:
         self._pool = pool
         self._source = source
         self._clock = clock
-        self._actuators = actuators or {}
+        self.actuators = actuators or {}
         self._sleep = sleep
-        self._patience = patience
+        self.patience = patience
         self._recommender = Recommender(pool)
         self.controls = Controls(pool, clock)
         self.history: deque[Decision] = deque(maxlen=HISTORY)
@@ -76,12 +76,14 @@ class Loop:
         """The latest that there was, as far back as decisions are kept."""
         return next((one.recommendation for one in reversed(self.history) if one.valid), None)
 
-    def change(self, pool: PoolSettings, actuators: Mapping[str, Actuator], patience: float = PATIENCE) -> None:
-        """Another policy; what was seen and said stays."""
-        self._pool, self._actuators, self._patience = pool, actuators, patience
-        self._recommender.change(pool)
-        self.controls.change(pool)
-        self.history = deque(self.history, maxlen=HISTORY)
+    @property
+    def pool(self) -> PoolSettings:
+        """The policy. Where it changes, what was seen and decided stays."""
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool: PoolSettings) -> None:
+        self._pool = self._recommender.pool = self.controls.pool = pool
 
     async def run(self, interval: float) -> None:
         while True:
@@ -101,7 +103,7 @@ class Loop:
 
     async def _observe(self) -> Mapping[str, Observed]:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience):
                 return await self._source.observe()
         except Exception:  # whatever it is: nothing was seen, the last values are held, and it goes on
             log.warning("pool %s cannot be observed", self._name, exc_info=True)
@@ -146,11 +148,11 @@ class Loop:
 
     async def _act(self, decision: Decision, role: str) -> Outcome:
         """In a dry run everything is done but this."""
-        actuator = self._actuators.get(role)
+        actuator = self.actuators.get(role)
         if decision.mode != "active" or actuator is None:
             return Outcome.DRY_RUN
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience):
                 return await actuator.apply(decision, role)
         except Exception:  # it is tried again with the next decision
             log.warning("pool %s: role %s cannot be scaled", self._name, role, exc_info=True)

@@ -46,10 +46,15 @@ class Recommender:
         self._seen: float | None = None
         self._moved: float | None = None
 
-    def change(self, pool: PoolSettings) -> None:
-        """Another policy, and the same past."""
+    @property
+    def pool(self) -> PoolSettings:
+        """The policy. Where it changes, the past stays."""
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool: PoolSettings) -> None:
         self._pool = pool
-        self._damping.change(pool.behavior)
+        self._damping.behavior = pool.behavior
 
     def recommend(self, now: float, situations: Mapping[str, Situation]) -> Recommendation | None:
         """`situations` has every role of the pool. None: of no role is anything known that it could be sized by."""

@@ -17,8 +17,13 @@ class _Window:
         self._length = length
         self._values: deque[tuple[float, int]] = deque()
 
-    def change(self, length: float) -> None:
-        """What it has seen is seen, as far as the length reaches."""
+    @property
+    def length(self) -> float:
+        """Where it changes, what was seen still counts, as far as the length reaches."""
+        return self._length
+
+    @length.setter
+    def length(self, length: float) -> None:
         self._length = length
         if length <= 0:
             self._values.clear()

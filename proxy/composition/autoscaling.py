@@ -103,7 +103,7 @@ class Autoscaling:
             self.on_first_pool()
         for name, settings in self._settings.pools.items():
             if name in self.pools:
-                self.pools[name].change(settings)
+                self.pools[name].settings = settings
                 continue
             pool = self.pools[name] = ScaledPool(
                 name,

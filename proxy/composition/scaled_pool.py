@@ -74,7 +74,7 @@ class ScaledPool:
         self._queries = Queries(ask, clock)
         self._taken: dict[str, Taken] = {}
         self._guard: Guard | None = None
-        self.settings = settings
+        self._settings = settings
         self.orders = Orders(clock)
         self.drains = Drains(settings.drain, self, clock)
         self.decisions: Counter[tuple[str, str, str]] = Counter()
@@ -82,21 +82,26 @@ class ScaledPool:
         self.actuations: Counter[tuple[str, str, str]] = Counter()
         self.loop = Loop(name, settings, self, clock, self._make_actuators(settings), patience=_patience(settings))
 
-    def change(self, settings: PoolSettings) -> None:
-        """Another policy; what was seen, said and ordered stays."""
-        same_hands = settings.actuator == self.settings.actuator
+    @property
+    def settings(self) -> PoolSettings:
+        """The policy. Where it changes, what was seen, decided and ordered stays."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: PoolSettings) -> None:
+        same_hands = settings.actuator == self._settings.actuator
         guard, names = self._guard, {role.name for role in settings.roles}
-        for role in self.settings.roles:
+        for role in self._settings.roles:
             if role.name not in names or settings.mode != "active":
                 self._let_go(role.name)
-        self.settings, self.drains.settings = settings, settings.drain
+        self._settings, self.drains.settings = settings, settings.drain
         actuators = self._make_actuators(settings)
         if same_hands and guard is not None and self._guard is not None:
             self._guard.roles = guard.roles
         for counted in (self.decisions, self.actuations):
             for key in [key for key in counted if key[0] not in names]:
                 del counted[key]
-        self.loop.change(settings, actuators, _patience(settings))
+        self.loop.pool, self.loop.actuators, self.loop.patience = settings, actuators, _patience(settings)
 
     def end(self) -> None:
         """Pods that drain serve again; it is not asked any more."""

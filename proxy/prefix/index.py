@@ -71,10 +71,15 @@ class PrefixIndex:
         self.is_crowded = False
         """So many requests wait for the same provisional blocks that a match ignores these: `prove` may help."""
 
-    def change(self, max_bytes: float) -> None:
-        """Set the memory limit; the next changes drop what is beyond it."""
-        self._max_bytes = max_bytes
-        self._upkeep.change(max_bytes)
+    @property
+    def max_bytes(self) -> float:
+        """The memory limit. Where it changes, the next changes of the index drop what is beyond it."""
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, max_bytes: float) -> None:
+        self._max_bytes = self._upkeep.max_bytes = max_bytes
+        self._upkeep.expire_soon()
         self.version += 1
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:

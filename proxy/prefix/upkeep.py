@@ -21,13 +21,9 @@ class Upkeep:
         self._forest = forest
         self._pods = pods
         self._ttl = ttl
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._expire_at = -math.inf
         self.due_at = -math.inf
-
-    def change(self, max_bytes: float) -> None:
-        self._max_bytes = max_bytes
-        self.expire_soon()
 
     def expire_soon(self) -> None:
         self.due_at = self._expire_at = -math.inf
@@ -42,9 +38,9 @@ class Upkeep:
             self._evict(pod, pod.limit - min(capacity // 64, 512))
         if now >= self._expire_at:
             self._expire(now)
-        if self._forest.bytes > self._max_bytes:
+        if self._forest.bytes > self.max_bytes:
             self._shrink()
-        done = cleared and self._forest.bytes <= self._max_bytes
+        done = cleared and self._forest.bytes <= self.max_bytes
         self.due_at = self._expire_at if done else -math.inf
 
     def _evict(self, pod: PodMemory, target: float) -> None:
@@ -79,7 +75,7 @@ class Upkeep:
             victim = min(self._pods.values(), key=_age)
             for _ in range(WORK // 8):
                 oldest = victim.oldest
-                if oldest is None or self._forest.bytes <= self._max_bytes:
+                if oldest is None or self._forest.bytes <= self.max_bytes:
                     return
                 self._forest.drop(victim, oldest)
 

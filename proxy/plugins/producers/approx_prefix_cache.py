@@ -109,7 +109,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         """The index, unless its blocks have another size."""
         if predecessor._block_size == self._block_size:
             self.index = predecessor.index
-            self.index.change(self.max_bytes)
+            self.index.max_bytes = self.max_bytes
             self._windows, self._reservations = predecessor._windows, predecessor._reservations
 
     async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:

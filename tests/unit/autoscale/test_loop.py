@@ -344,7 +344,7 @@ async def test_another_policy_keeps_windows_and_history() -> None:
     await rig.step(40.0)
     rig.cluster.metrics = {"prefill": {BACKLOG: 0.1}, "decode": {KV_SUM: 0.1}}
     changed = pool(mode="active", behavior={"scaleDown": {"select": "none", "stabilization": "50s"}})
-    rig.loop.change(changed, {"prefill": rig.cluster, "decode": rig.cluster})
+    rig.loop.pool = changed
     assert sum((await rig.step(5.0)).desired.values()) == 10, "ten were recommended 40 s ago"
     assert sum((await rig.step(10.0)).desired.values()) == 10
     decision = await rig.step()
@@ -359,7 +359,7 @@ async def test_an_order_that_new_bounds_do_not_allow_is_void() -> None:
         {"name": "prefill", "min": 1, "max": 20, "metrics": [{"name": BACKLOG, "kind": "total", "target": 1.5}]},
         {"name": "decode", "min": 1, "max": 10, "metrics": [{"name": KV_SUM, "kind": "total", "target": 0.8}]},
     ]
-    rig.loop.change(pool(mode="active", roles=roles), {})
+    rig.loop.pool, rig.loop.actuators = pool(mode="active", roles=roles), {}
     assert rig.loop.controls.overrides() == {"prefill": 5}
 
 
@@ -367,6 +367,6 @@ async def test_nothing_more_is_said_of_a_role_that_is_gone() -> None:
     rig = Rig()
     await rig.step()
     roles = [{"name": "prefill", "min": 1, "max": 20, "metrics": [{"name": BACKLOG, "kind": "total", "target": 1.5}]}]
-    rig.loop.change(pool(mode="active", roles=roles), {})
+    rig.loop.pool, rig.loop.actuators = pool(mode="active", roles=roles), {}
     rig.cluster.breaks = True
     assert set((await rig.step()).desired) == {"prefill"}

@@ -115,7 +115,7 @@ async def test_what_a_pod_said_long_ago_it_has_not_said() -> None:
 async def test_another_policy_keeps_what_was_seen() -> None:
     rig = Rig(decode=4)
     await rig.step()
-    rig.pool.change(policy(behavior={"scaleDown": {"stabilization": "60s", "select": "none"}}))
+    rig.pool.settings = policy(behavior={"scaleDown": {"stabilization": "60s", "select": "none"}})
     rig.take_hand()
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
@@ -133,7 +133,7 @@ async def test_nothing_is_left_of_a_role_that_is_gone() -> None:
         "max": 2,
         "metrics": [{"name": "requests_in_flight", "kind": "avg", "target": 1}],
     }
-    rig.pool.change(policy(roles=[decode]))
+    rig.pool.settings = policy(roles=[decode])
     decision = await rig.step()
     assert {role for role, _, _ in rig.pool.decisions} == {"decode"}
     assert set(decision.desired) == {"decode"}
@@ -162,7 +162,7 @@ async def test_pods_that_nobody_will_take_away_serve_again(how: str) -> None:
     elif how == "no policy":
         rig.pool.end()
     else:
-        rig.pool.change(policy(mode="dry_run") if how == "dry_run" else policy(actuator=None))
+        rig.pool.settings = policy(mode="dry_run") if how == "dry_run" else policy(actuator=None)
     rig.take_hand()
     if how != "no policy":
         await rig.step(0.5)
