@@ -53,8 +53,8 @@ from proxy.http.upstream.pool import UpstreamPool
 from proxy.pool_settings import PoolSettings
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import NOBODY, Breakers, Company, call_later
+from proxy.reliability.health import generates
 from proxy.reliability.liveness import Liveness
-from proxy.reliability.probe import generates
 from proxy.scheduling.build import Scheduling
 from proxy.settings import Settings, effective
 from proxy.telemetry import loop_lag

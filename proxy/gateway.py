@@ -32,7 +32,7 @@ from proxy.openai.asked_usage import asking
 from proxy.openai.parse import Parsed
 from proxy.openai.paths import response_id
 from proxy.openai.weight import SMALL
-from proxy.parsing.reader import (
+from proxy.parsing import (
     BodyParser,
     is_large_form,
     is_parsed_at_once,

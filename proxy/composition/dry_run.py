@@ -24,7 +24,7 @@ from proxy.explain.imagined import Imagined, reweighed
 from proxy.explain.table import imagined, short
 from proxy.fleet.handover import steer
 from proxy.openai.parse import Parsed, parse
-from proxy.parsing.reader import request_of
+from proxy.parsing import request_of
 from proxy.pool import Pool
 from proxy.production import Production
 from proxy.scheduling.build import Scheduling

@@ -30,16 +30,14 @@ from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
 from proxy.explain.explained import Explained
 from proxy.explain.kept import Kept
-from proxy.extproc.addresses import Addresses
-from proxy.extproc.subset import SubsetGate
+from proxy.extproc.addresses import Addresses, SubsetGate
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.model_reads import ModelReads, ReadsAfterNotFound
 from proxy.fleet.pool_pods import PoolPods, pods_of
 from proxy.fleet.settings import WarmupSettings
-from proxy.fleet.warmup import TIMEOUT, Warmup
-from proxy.fleet.warmup_prompts import SharedPrompts
+from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
 from proxy.flowcontrol.controller import FlowControl
 from proxy.flowcontrol.series import FlowSeries
 from proxy.flowcontrol.settings import FlowControlSettings
@@ -55,7 +53,7 @@ from proxy.models.resolver import Resolver
 from proxy.models.series import ModelSeries
 from proxy.models.settings import ModelSettings, Wake
 from proxy.models.wake import Waker
-from proxy.parsing.reader import BodyParser
+from proxy.parsing import BodyParser
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.budget import RetryBudget

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxy.core.identity import Identity
+from proxy.extproc.addresses import SUBSET, told_subset
 from proxy.extproc.messages import plain
 from proxy.extproc.stream import Stream
-from proxy.extproc.subset import SUBSET, told_subset
 from proxy.http.body import Upload
 from proxy.http.head import INTERNAL, INTERNAL_PREFIXES, Pairs
 from proxy.http.paths import split_target

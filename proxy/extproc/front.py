@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from proxy.core.tasks import Tasks
-from proxy.extproc.frames import GO_AWAY, Frames
+from proxy.extproc.messages import GO_AWAY, Frames
 from proxy.http.server import listeners, port_of
 from proxy.http.settings import ServerTls
 from proxy.http.tls import server_context

@@ -6,12 +6,14 @@ grpc/health/v1/health.proto of gRPC, google/protobuf/struct.proto. A field that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+
+from proxy.http.head import Pairs
 
 PACKAGE = "kvlane.extproc"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -116,3 +118,138 @@ def _plain(value: Any) -> Any:
     if kind == "struct_value":
         return plain(value.struct_value.fields)
     return None if kind is None else getattr(value, kind)
+
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""Header, and key of the metadata, by which a gateway is told where a request goes."""
+SERVED = "x-gateway-destination-endpoint-served"
+NAMESPACE = "envoy.lb"
+
+PIECE = 60 * 1024
+"""Bytes of a body in one message; Envoy's documentation asks for no more than 64 KiB."""
+
+WHOLE = (BUFFERED, BUFFERED_PARTIAL)
+
+
+def go_on(kind: str) -> Any:
+    """With the message of this kind, as it is."""
+    reply = ProcessingResponse()
+    getattr(reply, kind).SetInParent()
+    return reply
+
+
+def with_fields(kind: str, add: Pairs, remove: Iterable[str] = ()) -> Any:
+    """With other header fields; `kind` is headers, or a body that came whole."""
+    reply = ProcessingResponse()
+    common = getattr(reply, kind).response
+    common.SetInParent()
+    _change(common.header_mutation, add, remove)
+    return reply
+
+
+def with_destination(reply: Any, destination: str) -> None:
+    """By both of the ways that there are, and to a route that is looked for anew: it may depend on the fields."""
+    getattr(reply, reply.WhichOneof("kind")).response.clear_route_cache = True
+    balancer = reply.dynamic_metadata.fields.add(key=NAMESPACE).value.struct_value
+    balancer.fields.add(key=DESTINATION).value.string_value = destination
+
+
+def streamed(kind: str, body: bytes, last: bool) -> Iterator[Any]:
+    """A body, or a piece of one, in as many messages as it takes."""
+    for start in range(0, len(body) or 1, PIECE):
+        reply = ProcessingResponse()
+        piece = getattr(reply, kind).response.body_mutation.streamed_response
+        piece.body = body[start : start + PIECE]
+        piece.end_of_stream = last and start + PIECE >= len(body)
+        yield reply
+
+
+def with_body(reply: Any, body: bytes) -> Any:
+    """In place of the one that came with the message that this replies to."""
+    change = getattr(reply, reply.WhichOneof("kind")).response.body_mutation
+    if body:
+        change.body = body
+    else:
+        change.clear_body = True
+    return reply
+
+
+def pieces_of(mode: int, body: bytes, last: bool, came: bytes) -> Iterator[Any]:
+    """The reply to a piece of the pod's answer that `came`, of which this `body` is to reach the client."""
+    if mode == FULL_DUPLEX_STREAMED:
+        yield from streamed("response_body", body, last)
+    elif body == came:
+        yield go_on("response_body")
+    else:
+        yield with_body(go_on("response_body"), body)
+
+
+def immediate(status: int, headers: Pairs, body: bytes) -> Any:
+    """An answer of our own."""
+    reply = ProcessingResponse()
+    answer = reply.immediate_response
+    answer.status.code = status
+    answer.body = body
+    answer.details = "kvlane"
+    _change(answer.headers, headers, ())
+    return reply
+
+
+def _change(mutation: Any, add: Pairs, remove: Iterable[str]) -> None:
+    for name, value in add:
+        option = mutation.set_headers.add(append_action=OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode("utf-8", "surrogateescape")
+    mutation.remove_headers.extend(remove)
+
+
+HEAD = 9
+"""Bytes before the payload of a frame: its length in three, its type, its flags, its stream in four."""
+
+GO_AWAY = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + b"\x7f\xff\xff\xff" + b"\x00\x00\x00\x00"
+"""No new streams here, please; whatever stream was opened by now is served, and nothing is wrong."""
+
+_UNFINISHED = {1, 5, 9}
+"""Types whose header block goes on in the next frame, which must be the very next, unless a flag says that it ends."""
+
+_ENDS_HEADERS = 4
+
+
+class Frames:
+    """Of one direction of a connection, as its bytes go by."""
+
+    __slots__ = ("_head", "_is_between", "_left")
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left = 0
+        self._is_between = False
+        """Not before the first frame: a connection begins with settings."""
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all that went by were whole frames, and another one may follow."""
+        return self._is_between and not self._left and not self._head
+
+    def passed(self, data: bytes, stops: bool = False) -> int:
+        """How many of these bytes have gone by: all of them, or with `stops` those up to the first place between."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._left:
+                step = min(self._left, end - at)
+                self._left -= step
+                at += step
+            else:
+                missing = HEAD - len(self._head)
+                self._head += data[at : at + missing]
+                at = min(at + missing, end)
+                if len(self._head) == HEAD:
+                    self._begin()
+            if stops and self.is_between:
+                break
+        return at
+
+    def _begin(self) -> None:
+        head, self._head = self._head, b""
+        self._left = int.from_bytes(head[:3])
+        self._is_between = head[3] not in _UNFINISHED or bool(head[4] & _ENDS_HEADERS)

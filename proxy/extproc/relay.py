@@ -12,11 +12,11 @@ from proxy.core.errors import BadGateway, GatewayTimeout, PassedOver, UpstreamTi
 from proxy.core.ports import Race, Relay
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.call import EnvoyCall, fields_of
-from proxy.extproc.messages import FULL_DUPLEX_STREAMED, NONE
-from proxy.extproc.passage import Passage
-from proxy.extproc.replies import (
+from proxy.extproc.messages import (
     DESTINATION,
+    FULL_DUPLEX_STREAMED,
     NAMESPACE,
+    NONE,
     SERVED,
     go_on,
     pieces_of,
@@ -25,6 +25,7 @@ from proxy.extproc.replies import (
     with_destination,
     with_fields,
 )
+from proxy.extproc.passage import Passage
 from proxy.extproc.stream import attributes_of, metadata_of
 from proxy.http.answer import Rim
 from proxy.http.relay import ClientRelay, passed_on

@@ -19,8 +19,8 @@ from proxy.extproc import messages
 from proxy.extproc.addresses import Addresses
 from proxy.extproc.call import EnvoyCall
 from proxy.extproc.front import Front
+from proxy.extproc.messages import immediate
 from proxy.extproc.relay import EnvoyRelay
-from proxy.extproc.replies import immediate
 from proxy.extproc.settings import ExtProcSettings
 from proxy.extproc.stream import Stream
 from proxy.http.answer import Rim

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from proxy.core.errors import BadRequest, BodyTooLarge, RequestError
-from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, ProcessingRequest, plain
-from proxy.extproc.replies import WHOLE, go_on
+from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
 
 QUEUED = 64
 """Messages that may wait here; then the gateway has to."""

@@ -1,20 +1,25 @@
-"""Sends a pod that comes, or came back empty, the system prompts that its siblings are asked about most."""
+"""The prompts that pods of a pool are asked about most, sent to a pod that is new or has lost its cache."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from math import exp
 from types import TracebackType
 from typing import Protocol
+
+from xxhash import xxh3_128_digest
 
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import UpstreamFailed
 from proxy.core.ports import Clock, Random
+from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import WarmupSettings
-from proxy.fleet.warmup_prompts import SharedPrompts
-from proxy.openai.heads import Head
+from proxy.openai.heads import Head, head
 
 log = logging.getLogger(__name__)
 
@@ -90,3 +95,113 @@ class Warmup:
             elif status is not None:
                 sent += 1
         return sent
+
+
+MOST_COUNTED = 4096
+"""Heads that are known by their digests, and were not shared by enough so far."""
+
+LARGEST_BODY = 256 * 1024
+"""Bytes; what is larger is not looked at: to read it would hold up others."""
+
+SHARED_BY = 8
+"""Different requests that must have begun with a system prompt before it is kept."""
+
+SAMPLE = 8
+"""One answered request in so many is read."""
+
+MOST_BYTES = 4 << 20
+"""Bytes of the prompts that are kept; beyond them the least used ones are dropped."""
+
+MEMORY = 600.0
+"""Seconds in which the weight of past requests shrinks to 1/e."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """`requests` are digests of the different requests so far, while they are fewer than it takes; then `head` is the
+    text that they share."""
+
+    requests: set[bytes] = field(default_factory=set)
+    head: Head | None = None
+    heat: float = 0.0
+    at: float = 0.0
+
+
+class SharedPrompts:
+    """Of a head that too few requests share, nothing is kept but digests."""
+
+    def __init__(
+        self,
+        settings: WarmupSettings,
+        clock: Clock,
+        read: Callable[..., Head | None] = head,
+        *,
+        shared_by: int = SHARED_BY,
+        sample: int = SAMPLE,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.settings = settings
+        self._shared_by = shared_by
+        self._sample = sample
+        self._most_bytes = most_bytes
+        self._now = clock.now
+        self._read = read
+        self._unseen = 0
+        self._heads: OrderedDict[bytes, _Counted] = OrderedDict()
+        self.bytes = 0
+        """Of the texts that are kept."""
+
+    def see(self, request: InferenceRequest) -> None:
+        """A request that was answered well; one in `sample` is read."""
+        self._unseen += 1
+        if self._unseen < self._sample or not 0 < len(request.body) <= LARGEST_BODY:
+            return
+        self._unseen = 0
+        found = self._read(request.path, request.model, request.body)
+        if found is not None:
+            self._count(found, request.body)
+
+    def hottest(self, models: Set[str] | None) -> list[Head]:
+        """Of every model that is served (None: any), the most used ones, the most used one first."""
+        now, number = self._now(), dict[str, int]()
+        chosen = []
+        for counted in sorted(self._kept(), key=lambda counted: _heat(counted, now), reverse=True):
+            prompt = counted.head
+            if prompt is None or (models is not None and prompt.model not in models):
+                continue
+            number[prompt.model] = number.get(prompt.model, 0) + 1
+            if number[prompt.model] <= self.settings.prompts:
+                chosen.append(prompt)
+        return chosen
+
+    def _count(self, found: Head, body: bytes) -> None:
+        now, key = self._now(), xxh3_128_digest(found.path.encode() + found.body)
+        counted = self._heads.setdefault(key, _Counted())
+        self._heads.move_to_end(key)
+        counted.heat, counted.at = _heat(counted, now) + 1.0, now
+        if counted.head is None:
+            counted.requests.add(xxh3_128_digest(body))
+            if len(counted.requests) >= self._shared_by:
+                counted.requests.clear()
+                counted.head = found
+                self.bytes += len(found.body)
+        while len(self._heads) > MOST_COUNTED:
+            self._drop(next(iter(self._heads)))
+        while self.bytes > self._most_bytes:
+            self._drop(min((key for key, one in self._heads.items() if one.head), key=lambda key: self._heat(key, now)))
+
+    def _kept(self) -> list[_Counted]:
+        return [counted for counted in self._heads.values() if counted.head is not None]
+
+    def _heat(self, key: bytes, now: float) -> float:
+        return _heat(self._heads[key], now)
+
+    def _drop(self, key: bytes) -> None:
+        dropped = self._heads.pop(key)
+        if dropped.head is not None:
+            self.bytes -= len(dropped.head.body)
+
+
+def _heat(counted: _Counted, now: float) -> float:
+    """Requests, those of late for more."""
+    return counted.heat * exp((counted.at - now) / MEMORY)

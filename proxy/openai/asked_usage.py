@@ -1,17 +1,18 @@
-"""Asks for the usage of a stream in its client's place, and takes it out of the stream again."""
+"""Usage requested on behalf of the client and removed from its response, and cached tokens put into usage."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import orjson
 
 from proxy.core.request import InferenceRequest, changed
-from proxy.openai.events import fields_of
+from proxy.openai.events import FLAT_OBJECT, fields_of
 from proxy.openai.weight import bounded_int, is_light
 
 OPTIONS = b'"stream_options":{"include_usage":true}'
@@ -159,3 +160,33 @@ def _stamped(event: bytes, fingerprint: Any) -> bytes:
     if fingerprint is None or end < 0 or b'"system_fingerprint"' in event:
         return event
     return b'%b,"system_fingerprint":%b%b' % (event[:end], orjson.dumps(fingerprint), event[end:])
+
+
+_USAGE = re.compile(rb'("usage"\s*:\s*)(' + FLAT_OBJECT + rb")")
+"""With objects of details in it, which have none in them. Inside a JSON string the quotes are escaped."""
+
+
+def telling(cached: int) -> Callable[[bytes], bytes]:
+    """Says so wherever usage with prompt tokens is given, be it in events or in a whole answer."""
+    return partial(_USAGE.sub, partial(_told, cached))
+
+
+def _told(cached: int, found: re.Match[bytes]) -> bytes:
+    try:
+        usage: dict[str, Any] = orjson.loads(found[2])
+    except orjson.JSONDecodeError:
+        return found[0]
+    if "cache_read_input_tokens" in usage:
+        usage["cache_read_input_tokens"] = cached
+    elif "prompt_tokens" in usage:
+        _put(usage, "prompt_tokens_details", cached)
+    elif "input_tokens_details" in usage:
+        _put(usage, "input_tokens_details", cached)
+    else:
+        return found[0]
+    return found[1] + orjson.dumps(usage)
+
+
+def _put(usage: dict[str, Any], name: str, cached: int) -> None:
+    details = usage.get(name)
+    usage[name] = {**(details if isinstance(details, dict) else {}), "cached_tokens": cached}

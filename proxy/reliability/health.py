@@ -1,4 +1,4 @@
-"""Asks every pod whether it is well, and casts doubt on those that do not say so."""
+"""Health checks of every pod, and the smallest request that an engine must work for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+import orjson
+
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.ports import Poster, Random
 from proxy.core.tasks import Tasks
 from proxy.reliability.breaker import Doubts
-from proxy.reliability.probe import generates
 from proxy.reliability.settings import HealthSettings
 
 UNHEALTHY, MUTE = "fails its health checks", "fails its inference checks"
@@ -148,3 +149,23 @@ class HealthChecks:
         if endpoint.load.requests or endpoint.metrics.waiting or endpoint.state is EndpointState.STARTING:
             return None
         return await generates(endpoint, self._asker, timeout)
+
+
+PATH = "/v1/completions"
+
+
+async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:
+    """Whether the engine generates a token within so many seconds; None if it says that it does not take such
+    requests, or names no model to ask for. Raises OutOfFiles, which says nothing of the engine."""
+    models = (endpoint.models or frozenset()) - endpoint.adapters
+    if not models:
+        return None
+    body = orjson.dumps({"model": min(models), "prompt": "1", "max_tokens": 1, "temperature": 0})
+    try:
+        async with asyncio.timeout(timeout):
+            status, _ = await poster.post(endpoint.url + PATH, body, endpoint.api_key)
+    except OutOfFiles:
+        raise
+    except (UpstreamFailed, TimeoutError):
+        return False
+    return None if 400 <= status < 500 else status == 200

@@ -27,7 +27,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.gateway import Gateway
 from proxy.openai.parse import Parsed, parse
-from proxy.parsing.reader import BodyParser
+from proxy.parsing import BodyParser
 from proxy.plugins.session_affinity import ID_HEADER
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers

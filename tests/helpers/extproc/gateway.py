@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.extproc.subset import KEY
+from proxy.extproc.addresses import KEY
 from proxy.sim import SimConfig
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack

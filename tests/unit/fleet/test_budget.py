@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.fleet.budget import UNSEEN, Budget, PodBudget, metered
+from proxy.fleet.refresh import UNSEEN, Budget, PodBudget, metered
 
 
 def test_a_small_fleet_is_asked_as_often_as_configured() -> None:

@@ -14,8 +14,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import UpstreamFailed
 from proxy.fleet import warmup as warmup_module
 from proxy.fleet.settings import WarmupSettings
-from proxy.fleet.warmup import Warmup
-from proxy.fleet.warmup_prompts import SharedPrompts
+from proxy.fleet.warmup import SharedPrompts, Warmup
 from proxy.openai.heads import Head
 from tests.helpers.waiting import PATIENCE
 from tests.unit.fleet.test_warmup_prompts import see

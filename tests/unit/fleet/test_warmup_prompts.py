@@ -9,7 +9,7 @@ import orjson
 from proxy.core.clock import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.settings import WarmupSettings
-from proxy.fleet.warmup_prompts import LARGEST_BODY, MOST_COUNTED, SharedPrompts
+from proxy.fleet.warmup import LARGEST_BODY, MOST_COUNTED, SharedPrompts
 
 CHAT = "/v1/chat/completions"
 

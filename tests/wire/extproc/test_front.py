@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from proxy.extproc import front
-from proxy.extproc.frames import GO_AWAY, Frames
+from proxy.extproc.messages import GO_AWAY, Frames
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.extproc.test_protocol import BODY, gateway, set_by, talk
 

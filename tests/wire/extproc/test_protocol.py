@@ -18,8 +18,7 @@ from proxy.app import App
 from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
 from proxy.extproc import messages
-from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
-from proxy.extproc.replies import DESTINATION
+from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
 from proxy.settings import from_mapping, load
 from proxy.sim import SimConfig, SimFleet
 from tests.helpers.http.authority import Authority

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
-from proxy.fleet.budget import Budget
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import Engines
-from proxy.fleet.refresh import Refresher
+from proxy.fleet.refresh import Budget, Refresher
 from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.helpers.fleet.pods import FakePod, exposition, models

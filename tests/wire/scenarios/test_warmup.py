@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.fleet.warmup_prompts import SAMPLE, SHARED_BY
+from proxy.fleet.warmup import SAMPLE, SHARED_BY
 from proxy.settings import from_mapping
 from proxy.sim import SimConfig, SimFleet
 from tests.helpers.scenarios.stack import CHAT, Stack, stack

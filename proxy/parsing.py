@@ -94,7 +94,7 @@ class BodyParser:
     take."""
 
     def __init__(self) -> None:
-        self.pool = OffloadPool("proxy.parsing.reader", limits=(QUICK, math.inf), kill_above=QUICK)
+        self.pool = OffloadPool("proxy.parsing", limits=(QUICK, math.inf), kill_above=QUICK)
 
     async def __aenter__(self) -> BodyParser:
         return self

@@ -13,7 +13,7 @@ import pytest
 from proxy.core.errors import BadRequest, BodyTooLarge, InvalidJson
 from proxy.core.identity import Identity
 from proxy.openai.parse import parse
-from proxy.parsing.reader import (
+from proxy.parsing import (
     MOST,
     MOST_PARTS,
     QUICK,

@@ -1,1 +1,0 @@
-"""Reading what requests ask for, wherever it takes least from the others."""
