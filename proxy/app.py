@@ -24,7 +24,6 @@ from proxy.composition.dry_run import DryRun, OwnDecisions
 from proxy.composition.explaining import Explaining
 from proxy.composition.indexes import index_bytes, prefix_producers
 from proxy.composition.observation import Observation
-from proxy.composition.picking import picker_of
 from proxy.composition.polling import Polling
 from proxy.composition.senses import OwnSenses
 from proxy.composition.serving import Process, Serving, build_serving
@@ -32,11 +31,13 @@ from proxy.configurations import Configurations, Reader
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
+from proxy.core.ports import Clock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.differences import servable
+from proxy.extproc.addresses import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
@@ -219,7 +220,7 @@ class App:
             connections,
             lambda why, number: cells[why].add(number),
         )
-        self._picker = picker_of(self._settings, server, self._process.addresses, self._clock)
+        self._picker = _picker_of(self._settings, server, self._process.addresses, self._clock)
 
     async def _works(self, endpoint: Endpoint) -> bool | None:
         """Whether the engine generates a token; None if that cannot be found out."""
@@ -448,3 +449,15 @@ class App:
         scheduling = self.schedulings.get(endpoint.pool)
         if scheduling is not None:
             scheduling.forget(endpoint)
+
+
+def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clock: Clock) -> Picker | None:
+    """None where no port is configured. What both ports have in common is the server's: the budget of bodies, who is
+    told of first bytes and ends, the connections to pods."""
+    if not settings.extproc.is_on:
+        return None
+    from proxy.extproc.bodies import StreamedBodies
+    from proxy.extproc.server import Picker
+
+    bodies = StreamedBodies(settings.listen, server.budget)
+    return Picker(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.rim, clock)

@@ -1,4 +1,4 @@
-"""The autoscaler of a process that knows the fleet: a loop for each pool with a policy, and what is shown of it."""
+"""The autoscaler of a process that polls the pods: a loop for each pool with a policy, its series, and its lease."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from math import inf
+from typing import Protocol
 
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
 from proxy.autoscale.recommender import Recommendation
 from proxy.autoscale.settings import AutoscaleSettings
-from proxy.composition.lead import Lead
 from proxy.composition.scaled_pool import Blocks, ScaledPool, ask_nobody
 from proxy.composition.senses import Senses
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.datastore import Fleet
+from proxy.replicas.lease import Lease
+from proxy.replicas.settings import ReplicaSettings
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
+
+LEASE = "autoscale"
+LEASE_SECONDS = 30.0
+"""For which a lease holds; it is taken again after a third of that."""
 
 
 class Autoscaling:
@@ -188,3 +195,55 @@ class Autoscaling:
             states = [one["state"] for one in pool.drains.described(role.name)]
             self._catalogue.draining_replicas.cell(name, role.name).value = states.count("draining")
             self._catalogue.drain_ready_replicas.cell(name, role.name).value = states.count("drain_ready")
+
+
+class Leasing(Protocol):
+    """`replicas.lease.Lease` is one."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    async def take(self) -> bool: ...
+    async def release(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Lead:
+    """Always ours, where nobody else could have it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until = inf
+        self._lease: Leasing | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Not for longer than the lease holds: a process that got no CPU meanwhile has lost it before it can say so."""
+        return self._clock.now() < self._until
+
+    async def begin(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
+        if settings.is_shared:
+            await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS))
+
+    async def share(self, stack: AsyncExitStack, lease: Leasing, every: float = LEASE_SECONDS / 3) -> None:
+        self._lease, self._until = lease, -inf
+        stack.push_async_callback(self._end)
+        tasks = await stack.enter_async_context(Tasks())
+        tasks.keep(lambda: self._keep(lease, every), "lease-of-the-autoscaler")
+
+    async def _keep(self, lease: Leasing, every: float) -> None:
+        was_ours = False
+        while True:
+            asked_at = self._clock.now()
+            taken = await lease.take()
+            if taken is not was_ours:
+                log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")
+            was_ours, self._until = taken, asked_at + lease.seconds if taken else -inf
+            await asyncio.sleep(every)
+
+    async def _end(self) -> None:
+        if self._lease is not None:
+            if self.is_ours:
+                await self._lease.release()
+            self._until = -inf
+            await self._lease.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from proxy.access.admission import Admission
 from proxy.access.door import Door, door_of
 from proxy.access.gate import LimitsGate
 from proxy.access.series import LimitSeries
-from proxy.composition import picking
 from proxy.composition.decisions import Decisions, Shadows
 from proxy.composition.explaining import Explaining
 from proxy.composition.indexes import session_headers
@@ -20,7 +20,7 @@ from proxy.composition.polling import Polling, fleet_settings
 from proxy.composition.senses import OwnSenses
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import RequestError
+from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
 from proxy.core.ports import Clock, Gate, Names, Random
 from proxy.core.record import Recorder
@@ -31,6 +31,7 @@ from proxy.disagg.transfer import SplitRequests
 from proxy.explain.explained import Explained
 from proxy.explain.kept import Kept
 from proxy.extproc.addresses import Addresses, SubsetGate
+from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
@@ -147,7 +148,7 @@ class _Build:
     def serving(self) -> Serving:
         settings, process, draft = self.settings, self.process, self.draft
         names = settings.all_pools
-        picking.check(settings.extproc)
+        _check_extra(settings.extproc)
         draft.assign(process.fleet, settings=fleet_settings(settings, process.polling is not None))
         draft.assign(process.trust, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(process.breakers, settings=settings.reliability.breaker)
@@ -408,6 +409,15 @@ class _Build:
         warming: list[Listener] = [_Prompts(prompts)] if prompts else []
         observers = [*decisions, *process.observation.listeners, *shadows, *scaled, *warming]
         return Listeners([process.ledger, *reliability, process.bindings, *observers])
+
+
+def _check_extra(settings: ExtProcSettings) -> None:
+    """Raises ConfigError if the port for gateways is configured and its packages are missing."""
+    try:
+        if settings.is_on:
+            importlib.import_module("proxy.extproc.server")
+    except ImportError:
+        raise ConfigError([Problem("extproc.port", "needs the extra: pip install 'kvlane[extproc]'")]) from None
 
 
 class _Prompts(Listener):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.composition.lead import Lead
+from proxy.composition.autoscaling import Lead
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import failures
 from proxy.replicas.lease import Lease

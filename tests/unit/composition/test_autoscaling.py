@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack
 from proxy.autoscale.measures import Known
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
-from proxy.composition.autoscaling import Autoscaling
-from proxy.composition.lead import Lead
+from proxy.composition.autoscaling import Autoscaling, Lead
 from proxy.core.clock import ManualClock
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
