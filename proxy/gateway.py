@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from proxy.core.attempt import Attempt, Ending
+from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import (
@@ -233,10 +233,14 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         attempt = self.attempt
+        listeners = attempt.listeners
+        told = listeners.attempt_ended
         if attempt.ending is None:
             attempt.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
-        for listener in attempt.listeners.attempt_ended:
+        if attempt.status != 200 or attempt.ending is not COMPLETE:
+            told = listeners.attempt_failed + told
+        for listener in told:
             try:
                 listener(attempt, error)
             except Exception:  # noqa: BLE001  # the other listeners are still called
-                attempt.listeners.failed(listener, attempt.request.id)
+                listeners.failed(listener, attempt.request.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.listener import NO_LISTENERS, Listeners
@@ -74,6 +75,8 @@ class Attempt:
         self.response_headers: list[tuple[str, str]] = []
         self.listeners: Listeners = NO_LISTENERS
         """Those of its pool, from its start on; one that is in flight during a reload keeps them."""
+        self.state: dict[DataKey[Any], Any] = {}
+        """What listeners and hooks keep of the attempt until it ends, each by a key of its own."""
         self.record: DecisionRecord | None = None
         """That of its decision, where it has one."""
         self.told_cached: int | None = None

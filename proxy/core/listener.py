@@ -53,6 +53,9 @@ class Listener:
     def first_byte(self, attempt: Attempt) -> None:
         """The first byte of a pod's response arrived; `status` and `first_byte_at` are set."""
 
+    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
+        """An attempt ended, and not with a whole response of status 200; comes before `attempt_ended`."""
+
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt is over; its fields are final, `ending` is set. Called once for each attempt that started.
 
@@ -74,6 +77,7 @@ class Listeners:
         "_failed",
         "all",
         "attempt_ended",
+        "attempt_failed",
         "attempt_started",
         "decided",
         "first_byte",
@@ -88,6 +92,7 @@ class Listeners:
         self.refused = tuple(each.refused for each in _overriding(self.all, "refused"))
         self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
         self.first_byte = tuple(each.first_byte for each in _overriding(self.all, "first_byte"))
+        self.attempt_failed = tuple(each.attempt_failed for each in _overriding(self.all, "attempt_failed"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
         self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))
 

@@ -32,7 +32,7 @@ class Poison(Listener):
         self._broken: deque[tuple[float, Endpoint, Casualties]] = deque()
         """Attempts that pods broke off in the last TOGETHER seconds: when, on which pod, of which request."""
 
-    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
         """Note an attempt that its pod broke off, whatever its client got."""
         if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
             return

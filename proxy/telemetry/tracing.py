@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -34,11 +34,10 @@ IDS = RandomIdGenerator()
 
 @dataclass(slots=True)
 class Trace:
-    """Of one request that is drawn, as long as it lives. `legs` are those that run."""
+    """Of one request that is sampled, as long as it lives."""
 
     span: Span
     inside: Context
-    legs: dict[Attempt, Span] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,8 @@ class Undrawn:
 
 
 TRACE: DataKey[Trace | Undrawn] = DataKey("Trace")
+SPAN: DataKey[Span] = DataKey("Span")
+"""Of an attempt."""
 
 
 class Tracing(Listener):
@@ -90,14 +91,14 @@ class Tracing(Listener):
         span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
         if span.is_recording():
             span.set_attributes(attributes.of_leg(attempt))
-        trace.legs[attempt] = span
+        attempt.state[SPAN] = span
         told: dict[str, str] = {}
         PROPAGATOR.inject(told, set_span_in_context(span))
         attempt.upstream_headers.extend(told.items())
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         trace = self._of(attempt.request)
-        if isinstance(trace, Undrawn) or (span := trace.legs.pop(attempt, None)) is None:
+        if isinstance(trace, Undrawn) or (span := attempt.state.pop(SPAN, None)) is None:
             return
         if span.is_recording():
             span.set_attributes(attributes.of_leg_end(attempt))

@@ -147,7 +147,8 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         reservation = self._reservations.pop(attempt, None)
         if reservation is None:
             return
-        if not _computed(attempt):
+        status = attempt.status
+        if status is None or status >= 300 or (attempt.ending is not COMPLETE and not _is_computed(attempt)):
             self.index.release(reservation)
             return
         usage = attempt.usage
@@ -217,11 +218,6 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         return self.max_prefix_blocks_to_match or UNLIMITED
 
 
-def _computed(attempt: Attempt) -> bool:
-    """Whether the pod has been through the prompt: a good answer was complete, or under way when somebody ended it."""
-    status, ending = attempt.status, attempt.ending
-    if status is None or status >= 300:
-        return False
-    if ending is COMPLETE:
-        return True
-    return ending in (Ending.CLIENT_GONE, Ending.EVICTED) and attempt.first_byte_at is not None
+def _is_computed(attempt: Attempt) -> bool:
+    """Return whether the pod has been through the prompt: a good response was under way when it was ended."""
+    return attempt.ending in (Ending.CLIENT_GONE, Ending.EVICTED) and attempt.first_byte_at is not None

@@ -117,10 +117,11 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
     max_bytes: Size = param(Size(1 << 30), "memory of the index; what pods store beyond that is not seen", at_least=0)
     index: ExactIndex = field(init=False, repr=False, compare=False)
     _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _legs: dict[Attempt, Leg] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _reserved: DataKey[Leg] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._key = PREFIX_MATCH.of(self.name)
+        self._reserved = DataKey("Reserved", self.name)
         weights = {backend.name.lower(): backend.weight for backend in self.indexer_config.kv_cache_backend_configs}
         most = self.max_bytes // PAIR_BYTES
         block_size = self.token_processor_config.block_size_tokens
@@ -155,10 +156,10 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
         told = not comes and not index.expects(endpoint)
         if self.speculative_indexing and not comes:
             reserved = [index.reserve(chain, endpoint, depth) for chain, depth in match.reserved(endpoint)]
-        self._legs[attempt] = (reserved, predicted if told else None, index.block_size(endpoint))
+        attempt.state[self._reserved] = (reserved, predicted if told else None, index.block_size(endpoint))
 
     def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        leg = self._legs.pop(attempt, None)
+        leg: Leg | None = attempt.state.pop(self._reserved, None)
         if leg is None:
             return
         reserved, predicted, block_size = leg

@@ -323,7 +323,7 @@ def beside(world: World, name: str, text: bytes = b"innocent") -> None:
     request = world.first(text).request
     attempt = Attempt(request, Decision(pod), pod, 0, world.clock.now())
     attempt.ending = Ending.UPSTREAM_FAILED
-    world.failover.poison.attempt_ended(attempt, None)
+    world.failover.poison.attempt_failed(attempt, None)
 
 
 async def test_a_request_is_not_refused_for_two_pods_that_had_other_requests_too() -> None:
