@@ -26,7 +26,7 @@ from proxy.http.pipeline import (
 )
 from proxy.http.request import HttpCall
 from proxy.http.tunnel import Tunnel
-from proxy.http.upstream.connection import TAIL, Connection
+from proxy.http.upstream.connection import MOST_PASSED, Connection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.first_event import ABORTED, ENDING, aborted
 from proxy.openai.observe import DONE, ends_whole, is_cut, usage_from
@@ -34,16 +34,10 @@ from proxy.openai.render import stream_error
 from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:
-    from proxy.http.client import ClientConnection
     from proxy.http.relay import Lane
 
 ASK_AFTER = 1.0
 """Seconds of silence after which it is asked whether there is anything to wait for."""
-
-UNSETTLED = 2 * TAIL
-"""Bytes that pass before the meter is settled: 60 events or more at its price."""
-
-LINE_FEED = ord("\n")
 
 _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
 _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
@@ -94,6 +88,7 @@ class Answer:
     """What was read until then."""
     _has_begun = False
     """Whether the client has a part of the answer."""
+    _lane: Lane | None = None
     _continuation: Continuation | None = None
     _resumes = False
     """Whether this is the rest of an answer whose beginning another pod has sent."""
@@ -114,11 +109,12 @@ class Answer:
         self._rim = rim
         self._connection = connection
         self.done: asyncio.Future[KvlaneError | None] = rim.loop.create_future()
-        self._lane = lane
-        self._outlet: ClientConnection | Lane = call.connection if lane is None else lane
-        self._outlet.sink = self
-        if self._outlet.writing_paused:
+        self._outlet = outlet = call.connection if lane is None else lane
+        outlet.sink = self
+        if outlet.writing_paused:
             self.pause()
+        if lane is not None:
+            self._lane = lane
         if attempt.request.naming is not None or attempt.told_cached is not None:
             self.reads_head = is_changed(attempt)
 
@@ -163,7 +159,7 @@ class Answer:
         self._undecided = self._events or head.declines or head.status == NOT_FOUND
 
     def received(self, raw: bytes) -> None:
-        """Any read but the last. From the second on, those of whole chunks go to `_pass_chunks`, without all this."""
+        """Any read but the last. From the second on, those of whole chunks go out without all this."""
         if self._undecided and self.head is not None:
             self._decide(self.head, raw)
             return
@@ -187,8 +183,10 @@ class Answer:
         self._settle()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
+        elif framing.is_staged:
+            connection.receive = self._pass_events
         else:
-            connection.receive = self._pass_events if framing.is_staged else self._pass_chunks
+            connection.pass_chunks(self._call.transport.write)
         if self._continuation is not None:
             self._check_engine(self._continuation)
 
@@ -215,7 +213,9 @@ class Answer:
             for listener in attempt.listeners.first_byte:
                 listener(attempt)
         attempt.ending = COMPLETE
-        self._close(None)
+        self._outlet.sink = None
+        if not self.done.done():
+            self.done.set_result(None)
 
     def _finish(self, head: AnswerHead | None, raw: bytes, exact: bool) -> bool:
         """As `finished`, for an answer that is not simple; False if it failed."""
@@ -332,8 +332,9 @@ class Answer:
         """For the sweep: ends what has stalled. `now` is monotonic seconds."""
         timeouts, attempt = self._rim.timeouts, self._attempt
         request = attempt.request
-        if self._passed != self._seen or self.paused or not self._connection.request_sent:
-            self._seen, self._seen_at = self._passed, now
+        passed = self._passed + self._connection.passed
+        if passed != self._seen or self.paused or not self._connection.request_sent:
+            self._seen, self._seen_at = passed, now
         heard_at = self._seen_at or attempt.started_at
         if now > request.deadline:
             self._time_out(f"not answered within {request.deadline - request.received_at:g} s")
@@ -345,22 +346,10 @@ class Answer:
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
-    # what `Connection.receive` is while chunks go by
-
-    def _pass_chunks(self, raw: bytes) -> None:
-        """A paced event is one read of one chunk, and its price is this and the parser's: 55 bytecodes, two calls.
-
-        Where the last edge is a CLOSED there is no other line feed behind it: one at the end is the chunk's, and to ask
-        for one byte takes 500 instructions less than for two."""
-        passed = self._passed + len(raw)
-        if self._connection.meter.marks[-1] and raw[-1] == LINE_FEED and passed < self._settle_at:
-            self._passed = passed
-            self._call.transport.write(raw)
-        else:
-            self.received(raw)
+    # what `Connection.receive` is while events go through stages
 
     def _pass_events(self, raw: bytes) -> None:
-        """The same for a response with stages."""
+        """Reads of a response with stages."""
         pieces = self._connection.meter.pieces
         body = pieces[-1] if len(pieces) == self._fed + 1 else b"".join(pieces[self._fed :])
         self._fed = len(pieces)
@@ -398,7 +387,7 @@ class Answer:
 
     def _settle(self) -> None:
         self._connection.meter.settle(self._attempt)
-        self._settle_at = self._passed + UNSETTLED
+        self._settle_at = self._passed + MOST_PASSED
         self._fed = 0
 
     def _check_engine(self, continuation: Continuation) -> None:

@@ -184,6 +184,8 @@ class BodyReader:
         buffers = settings.retained_bodies // BUFFERS
         self.budget = Budget(settings.retained_bodies - buffers, buffers if buffers >= SMALL_BODIES else 0)
         self.buffers = Budget(buffers)
+        self.give_back: Callable[[int], None] = self.budget.give
+        """Give bytes back to the budget."""
 
     def collects(self, call: HttpCall, size: int) -> bool:
         """Whether a body of `size` bytes that is still coming is one that nobody has to wait for, refuse, read in part
@@ -222,9 +224,6 @@ class BodyReader:
             await self._watch(call, lambda progress: self._reserve(call, len(call.body), progress))
         else:
             await self._watch(call, lambda progress: self._collect(call, payload, declared, progress))
-
-    def give_back(self, size: int) -> None:
-        self.budget.give(size)
 
     async def _watch(self, call: HttpCall, work: Callable[[_Progress], Awaitable[None]]) -> None:
         progress = _Progress(self._settings.body_timeout, self._settings.min_body_rate)

@@ -87,11 +87,6 @@ class ClientRelay:
         self._rim = rim
         self.attempt: Attempt | None = None
 
-    async def relay(self, attempt: Attempt) -> None:
-        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again."""
-        self.attempt = attempt
-        await self.send(attempt, self._rim)
-
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:
         """See the port."""
         call = self._call
@@ -99,11 +94,14 @@ class ClientRelay:
             return None
         return Race(self, call, self._rim, begins)
 
-    async def send(self, attempt: Attempt, rim: Rim, lane: Lane | None = None) -> None:
-        """As `relay`, on the client's connection or, beside other attempts, in a lane.
+    async def relay(self, attempt: Attempt, rim: Rim | None = None, lane: Lane | None = None) -> None:
+        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again. `rim` and
+        `lane` are given for one of several attempts.
 
         If the pod was just closing the idle connection that it was sent on, it is sent again on a fresh one.
         """
+        if rim is None:
+            rim, self.attempt = self._rim, attempt
         call = self._call
         upload, continuation, timer = call.upload, None, None
         if rim.continued and upload is None:
@@ -324,7 +322,7 @@ class Race:
         lane = Lane(self, attempt)
         self._lanes.append(lane)
         try:
-            await self._relay.send(attempt, self._rim, lane)
+            await self._relay.relay(attempt, self._rim, lane)
         finally:
             self._lanes.remove(lane)
 

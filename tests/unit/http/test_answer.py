@@ -9,14 +9,18 @@ import pytest
 
 from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import Disconnected, Garbled, UpstreamFailed
-from proxy.http.answer import UNSETTLED
 from proxy.http.framing import HELD_LIMIT
-from proxy.http.upstream.connection import HEAD_LIMIT, MOST_INFORMATIONAL
+from proxy.http.upstream.connection import HEAD_LIMIT, MOST_INFORMATIONAL, MOST_PASSED
 from proxy.reliability.settings import Timeouts
-from tests.helpers.http.support import SSE_HEAD, chunk, event, plain
+from tests.helpers.http.support import SSE_HEAD, chunk, event, plain, understand
 from tests.helpers.http.wire import Leg
 
 END = b"0\r\n\r\n"
+
+
+def passes_chunks(leg: Leg) -> bool:
+    """Whether whole chunks go out without the answer."""
+    return leg.connection.receive is None
 
 
 async def test_a_stream_of_events_is_written_as_it_comes_and_hardly_kept() -> None:
@@ -26,8 +30,8 @@ async def test_a_stream_of_events_is_written_as_it_comes_and_hardly_kept() -> No
     for at, each in enumerate(events):
         leg.read(each)
         assert leg.client.written.endswith(each)
-        assert sum(map(len, leg.connection.meter.pieces)) <= UNSETTLED
-        assert at < 1 or leg.connection.receive == leg.answer._pass_chunks
+        assert sum(map(len, leg.connection.meter.pieces)) <= MOST_PASSED
+        assert at < 1 or passes_chunks(leg)
     leg.read(event('{"usage":{"prompt_tokens":4,"completion_tokens":2}}'))
     leg.read(END)
     assert (
@@ -52,7 +56,7 @@ async def test_a_chunk_that_is_cut_waits_and_the_next_ones_pass_again(cut: int) 
     leg.read(event("second")[cut:])
     leg.read(event("third"))
     assert leg.client.written == before + event("second") + event("third")
-    assert leg.connection.receive == leg.answer._pass_chunks
+    assert passes_chunks(leg)
     leg.read(END)
     assert leg.attempt.chunks == 4
 
@@ -66,7 +70,7 @@ async def test_a_large_chunk_among_small_ones_is_split_and_the_next_ones_pass_ag
     leg.read(event("after"))
     leg.read(event("last"))
     assert leg.client.written.endswith(event("after") + event("last"))
-    assert leg.connection.receive == leg.answer._pass_chunks
+    assert passes_chunks(leg)
     leg.read(END)
     assert leg.attempt.response_bytes == len(b"data: firstmoreafterlast" * 1) + 3 * 6 + 4 * 2 + 3 * HELD_LIMIT
 
@@ -270,3 +274,45 @@ async def test_a_client_that_does_not_read_and_an_upload_that_is_not_over_are_no
         for second in range(20):
             leg.answer.check(float(second))
         assert leg.asked == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"0d\r\ndata: other\n\n\r\n",
+        b"D\r\ndata: other\n\n\r\n",
+        b"d;x=1\r\ndata: other\n\n\r\n",
+        event("x") * 2,
+        event("y" * 600),
+    ],
+)
+async def test_chunks_that_pass_at_once_are_counted_in_order_with_those_that_do_not(odd: bytes) -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD)
+    reads = [event(str(number)) for number in range(50)]
+    for place in (45, 20, 3):
+        reads.insert(place, odd)
+    for each in reads:
+        leg.read(each)
+    leg.answer.gone()
+    body = understand(SSE_HEAD + b"".join(reads) + END).body
+    assert understand(leg.client.written + END).body == body
+    assert leg.attempt.response_bytes == len(body)
+    assert leg.attempt.chunks == body.count(b"data:")
+    assert leg.connection.meter.tail == body
+
+
+@pytest.mark.parametrize(
+    "garbled", [b"zz\r\n", b"5\r\nabcdeXX", b"5\r\nabcd\r\n", b"\r\n", b"1_0\r\n" + b"x" * 16 + b"\r\n"]
+)
+async def test_a_chunk_that_is_none_ends_the_stream_with_an_error_wherever_it_comes(garbled: bytes) -> None:
+    leg = Leg()
+    leg.read(SSE_HEAD)
+    for number in range(5):
+        leg.read(event(str(number)))
+    leg.read(garbled)
+    leg.end(ConnectionResetError())
+    assert leg.attempt.ending is Ending.UPSTREAM_FAILED
+    body, mark, _ = understand(leg.client.written).body.partition(b'data: {"error"')
+    assert body.strip() == b"data: 0\n\ndata: 1\n\ndata: 2\n\ndata: 3\n\ndata: 4"
+    assert mark
