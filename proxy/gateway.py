@@ -237,7 +237,7 @@ class Running:
         told = listeners.attempt_ended
         if attempt.ending is None:
             attempt.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
-        if attempt.status != 200 or attempt.ending is not COMPLETE:
+        if attempt.status != 200 or attempt.ending is not COMPLETE or attempt.endpoint.is_watched:
             told = listeners.attempt_failed + told
         for listener in told:
             try:

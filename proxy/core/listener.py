@@ -54,7 +54,8 @@ class Listener:
         """The first byte of a pod's response arrived; `status` and `first_byte_at` are set."""
 
     def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
-        """An attempt ended, and not with a whole response of status 200; comes before `attempt_ended`."""
+        """An attempt ended without a whole response of status 200, or on a pod on which others have failed
+        (`Endpoint.is_watched`). Called before `attempt_ended`."""
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt is over; its fields are final, `ending` is set. Called once for each attempt that started.

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.core.attempt import COMPLETE, Attempt, Ending
+from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import GONE, Endpoint, update
 from proxy.core.errors import BadGateway, ConnectFailed, Declined, OutOfFiles, UpstreamFailed, UpstreamTimedOut
 from proxy.core.listener import Listener
@@ -93,6 +93,16 @@ class Circuit:
         """That it opened; the timer of the last one counts."""
 
 
+class _ProbeAnswered(Listener):
+    """Observes the first bytes of probes."""
+
+    def __init__(self, breakers: Breakers) -> None:
+        self._breakers = breakers
+
+    def first_byte(self, attempt: Attempt) -> None:
+        self._breakers.probe_answered(attempt)
+
+
 class Breakers(Listener):
     """A circuit breaker for each pod on which requests failed."""
 
@@ -111,6 +121,7 @@ class Breakers(Listener):
         self._later = later
         self._company = company
         self._probes = probes
+        self._answered = _ProbeAnswered(self)
         self._circuits: dict[Endpoint, Circuit] = {}
         self._out: dict[tuple[Endpoint, str], float] = {}
         """Until when a pod is to be left alone, by the reason."""
@@ -129,22 +140,19 @@ class Breakers(Listener):
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)
+            attempt.listeners = attempt.listeners.plus(self._answered)
             if len(circuit.probes) >= self._probes:
                 self._fleet.doubt(attempt.endpoint, PROBED)
                 self._company.breaker_tried(attempt.endpoint)
 
-    def first_byte(self, attempt: Attempt) -> None:
+    def probe_answered(self, attempt: Attempt) -> None:
         """Close the breaker whose probe gets a good response, which need not end for that."""
-        if not attempt.endpoint.is_watched:
-            return
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
             self._recover(attempt.endpoint)
 
-    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
         endpoint = attempt.endpoint
-        if attempt.status == 200 and attempt.ending is COMPLETE and not endpoint.is_watched:
-            return
         if endpoint.state is GONE:
             return
         circuit = self._circuits.get(endpoint)

@@ -61,7 +61,7 @@ class World:
     ) -> None:
         attempt.status = None if error else status
         attempt.ending = Ending.UPSTREAM_FAILED if error else ending
-        self.breakers.attempt_ended(attempt, error)
+        self.breakers.attempt_failed(attempt, error)
 
     def fail(self, times: int = 1, error: BaseException = FAILED) -> None:
         for _ in range(times):
@@ -145,7 +145,7 @@ def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     world.clock.advance(0.1)
     attempt.status, attempt.ending = None if error else 200, Ending.TIMED_OUT
-    world.breakers.attempt_ended(attempt, error)
+    world.breakers.attempt_failed(attempt, error)
     assert world.state == state
 
 
@@ -154,7 +154,7 @@ def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed()
     request = InferenceRequest("r", "/", "m", headers={HEADER: "100000"}, deadline=world.clock.now() + 100)
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     attempt.ending = Ending.TIMED_OUT
-    world.breakers.attempt_ended(attempt, UpstreamTimedOut("no first byte within 30 s"))
+    world.breakers.attempt_failed(attempt, UpstreamTimedOut("no first byte within 30 s"))
     assert world.state == "open"
 
 
@@ -209,13 +209,19 @@ def test_there_are_never_more_probes_than_allowed() -> None:
     assert (world.state, world.doubts) == ("half-open", set()), "whose client left has shown nothing"
 
 
+def begins(attempt: Attempt) -> None:
+    """The first byte of its response arrives."""
+    for listener in attempt.listeners.first_byte:
+        listener(attempt)
+
+
 def test_the_first_byte_of_a_probe_is_enough() -> None:
     world = World(failures=1)
     world.fail()
     world.wait(10)
     probe = world.begin()
     probe.status = 200
-    world.breakers.first_byte(probe)
+    begins(probe)
     assert world.state == "closed"
     world.end(probe, ending=Ending.UPSTREAM_FAILED)
     assert world.state == "open", "it counts as any other"
@@ -226,7 +232,7 @@ def test_legs_from_before_it_opened_decide_nothing() -> None:
     old = world.begin()
     world.fail()
     world.wait(10)
-    world.breakers.first_byte(old)
+    begins(old)
     assert world.state == "half-open"
 
 
