@@ -460,4 +460,4 @@ def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clo
     from proxy.extproc.server import Picker
 
     bodies = StreamedBodies(settings.listen, server.budget)
-    return Picker(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.rim, clock)
+    return Picker(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.context, clock)

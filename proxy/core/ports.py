@@ -59,7 +59,7 @@ class Tally(Protocol):
 
 
 class Call(Protocol):
-    """One HTTP request of a client, as the rim hands it to the gateway. Header keys are found in any case."""
+    """One HTTP request of a client, as the transport hands it to the gateway. Header keys are found in any case."""
 
     @property
     def id(self) -> str: ...

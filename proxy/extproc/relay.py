@@ -27,21 +27,21 @@ from proxy.extproc.messages import (
 )
 from proxy.extproc.passage import Passage
 from proxy.extproc.stream import attributes_of, metadata_of
-from proxy.http.answer import Rim
 from proxy.http.relay import ClientRelay, passed_on
 from proxy.http.request import HttpCall
+from proxy.http.response import RelayContext
 from proxy.http.upstream.pool import Address
 
 
 class EnvoyRelay(Relay):
     """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
 
-    def __init__(self, call: EnvoyCall, rim: Rim, addresses: Addresses, fallbacks: int) -> None:
+    def __init__(self, call: EnvoyCall, context: RelayContext, addresses: Addresses, fallbacks: int) -> None:
         """`fallbacks` that are named at most."""
         self.attempt: Attempt | None = None
         self._call = call
         self._stream = call.stream
-        self._rim = rim
+        self._context = context
         self._addresses = addresses
         self._fallbacks = fallbacks
         self._head: Any = None
@@ -73,7 +73,7 @@ class EnvoyRelay(Relay):
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port. A leg that is not for the client does not go through the gateway."""
         call = cast(HttpCall, self._call)  # of which only the request's head is read
-        return await ClientRelay(call, self._rim).collect(attempt, seconds)
+        return await ClientRelay(call, self._context).collect(attempt, seconds)
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         """See the port."""
@@ -100,7 +100,7 @@ class EnvoyRelay(Relay):
         with_destination(reply, destination)
         if changed and stream.kind == "request_body":
             with_body(reply, request.body)
-        attempt.sent_at = self._rim.clock.now()
+        attempt.sent_at = self._context.clock.now()
         await stream.write(reply)
         if stream.request_mode == FULL_DUPLEX_STREAMED and not stream.head.request_headers.end_of_stream:
             for piece in streamed("request_body", request.body, not stream.trailers):
@@ -117,7 +117,7 @@ class EnvoyRelay(Relay):
 
     async def _answer_head(self, attempt: Attempt) -> Any:
         """Raises UpstreamTimedOut."""
-        seconds = attempt.request.deadline - self._rim.clock.now()
+        seconds = attempt.request.deadline - self._context.clock.now()
         try:
             async with asyncio.timeout(seconds):
                 kind, message = await self._stream.next()
@@ -182,7 +182,7 @@ class EnvoyRelay(Relay):
         return last
 
     def _first_byte(self, attempt: Attempt) -> None:
-        attempt.first_byte_at = self._rim.clock.now()
+        attempt.first_byte_at = self._context.clock.now()
         for listener in attempt.listeners.first_byte:
             listener(attempt)
 
@@ -192,13 +192,13 @@ class EnvoyRelay(Relay):
             passage.feed(b"", True)
         if attempt.first_byte_at is None:
             self._first_byte(attempt)
-        attempt.last_byte_at = self._rim.clock.now()
+        attempt.last_byte_at = self._context.clock.now()
         attempt.ending = Ending.COMPLETE
         self._stream.is_answered = True
 
     def _cut(self, attempt: Attempt) -> Ending:
         """By the client or its pod, of which a gateway does not say which it was; or by us."""
-        attempt.last_byte_at = self._rim.clock.now()
+        attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
             if self._call.answered:
                 self._call.break_off()

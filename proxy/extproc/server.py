@@ -23,7 +23,7 @@ from proxy.extproc.messages import immediate
 from proxy.extproc.relay import EnvoyRelay
 from proxy.extproc.settings import ExtProcSettings
 from proxy.extproc.stream import Stream
-from proxy.http.answer import Rim
+from proxy.http.response import RelayContext
 from proxy.http.service import Service
 
 READY = ("", "readiness", messages.SERVICE)
@@ -48,15 +48,15 @@ class Picker:
         settings: ExtProcSettings,
         make_service: Callable[[], Service[EnvoyCall]],
         addresses: Addresses,
-        rim: Callable[[], Rim],
+        context: Callable[[], RelayContext],
         clock: Clock,
     ) -> None:
-        """`make_service` is called again by `renew`, and `rim` with each request."""
+        """`make_service` is called again by `renew`, and `context` with each request."""
         self._make_service = make_service
         self.service = make_service()
         self._settings = settings
         self._addresses = addresses
-        self._rim = rim
+        self._context = context
         self._clock = clock
         self._tasks = Tasks()
         self._ids = map(f"{os.urandom(8).hex()}{{:012x}}".format, itertools.count(1))
@@ -144,7 +144,7 @@ class Picker:
                 asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_answered else 0.0, serving.cancel)
 
     async def _serve(self, call: EnvoyCall, context: Any) -> None:
-        relay = EnvoyRelay(call, self._rim(), self._addresses, self._settings.fallbacks)
+        relay = EnvoyRelay(call, self._context(), self._addresses, self._settings.fallbacks)
         try:
             await self.service.serve(call, relay)
         finally:

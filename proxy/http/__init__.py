@@ -1,1 +1,1 @@
-"""The rim: what speaks HTTP with clients, pods and operators."""
+"""HTTP with clients, pods and operators."""

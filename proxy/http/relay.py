@@ -23,7 +23,6 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.tasks import Tasks
-from proxy.http.answer import ASK_AFTER, LOST, Answer, Rim
 from proxy.http.body import Upload
 from proxy.http.framing import LAST_CHUNK, chunk
 from proxy.http.head import (
@@ -38,6 +37,7 @@ from proxy.http.head import (
 )
 from proxy.http.pipeline import continuation_of
 from proxy.http.request import HttpCall, RequestHead
+from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
 from proxy.openai.render import stream_error
@@ -55,11 +55,11 @@ the request arrived. An engine that crashes as fast is told apart by the fresh c
 class DeadlineTimer:
     """Checks an attempt when a deadline passes that the client has set: the sweep may be a second late."""
 
-    __slots__ = ("_deadline", "_outlet", "_rim", "_timer")
+    __slots__ = ("_context", "_deadline", "_outlet", "_timer")
 
-    def __init__(self, deadline: float, rim: Rim, outlet: ClientConnection | Lane) -> None:
+    def __init__(self, deadline: float, context: RelayContext, outlet: ClientConnection | Lane) -> None:
         self._deadline = deadline
-        self._rim = rim
+        self._context = context
         self._outlet = outlet
         self._timer: asyncio.TimerHandle | None = None
         self._check()
@@ -70,9 +70,9 @@ class DeadlineTimer:
 
     def _check(self) -> None:
         """Loops keep time less exactly than the clock, so the timer may be early; then it is set again."""
-        now, self._timer = self._rim.clock.now(), None
+        now, self._timer = self._context.clock.now(), None
         if now <= self._deadline:
-            self._timer = self._rim.loop.call_later(self._deadline - now + 0.001, self._check)
+            self._timer = self._context.loop.call_later(self._deadline - now + 0.001, self._check)
         elif (sink := self._outlet.sink) is not None:
             sink.check(now)
 
@@ -80,11 +80,11 @@ class DeadlineTimer:
 class ClientRelay:
     """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
 
-    __slots__ = ("_call", "_rim", "attempt")
+    __slots__ = ("_call", "_context", "attempt")
 
-    def __init__(self, call: HttpCall, rim: Rim) -> None:
+    def __init__(self, call: HttpCall, context: RelayContext) -> None:
         self._call = call
-        self._rim = rim
+        self._context = context
         self.attempt: Attempt | None = None
 
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:
@@ -92,35 +92,35 @@ class ClientRelay:
         call = self._call
         if call.upload is not None or call.wants_websocket or call.answered:
             return None
-        return Race(self, call, self._rim, begins)
+        return Race(self, call, self._context, begins)
 
-    async def relay(self, attempt: Attempt, rim: Rim | None = None, lane: Lane | None = None) -> None:
-        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again. `rim` and
-        `lane` are given for one of several attempts.
+    async def relay(self, attempt: Attempt, context: RelayContext | None = None, lane: Lane | None = None) -> None:
+        """See the port. Raises RequestError too, if the client's upload broke off or cannot be sent again. `context`
+        and `lane` are given for one of several attempts.
 
         If the pod was just closing the idle connection that it was sent on, it is sent again on a fresh one.
         """
-        if rim is None:
-            rim, self.attempt = self._rim, attempt
+        if context is None:
+            context, self.attempt = self._context, attempt
         call = self._call
         upload, continuation, timer = call.upload, None, None
-        if rim.continued and upload is None:
+        if context.continued and upload is None:
             continuation = call.continuation
             if not call.answered:
-                continuation = call.continuation = continuation_of(continuation, attempt, rim.continued)
+                continuation = call.continuation = continuation_of(continuation, attempt, context.continued)
         body = attempt.request.body
         if HEADER in attempt.request.headers:
-            timer = DeadlineTimer(attempt.request.deadline, rim, call.connection if lane is None else lane)
+            timer = DeadlineTimer(attempt.request.deadline, context, call.connection if lane is None else lane)
         try:
-            pod = rim.pool.pods[attempt.endpoint.url]
+            pod = context.pool.pods[attempt.endpoint.url]
             head = self._head(attempt, pod.address, call.raw_headers, call.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
-                connection = used or await _connected(rim.pool, pod, raced, attempt.request.deadline)
-                answer = Answer(call, attempt, rim, connection, lane)
+                connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
+                answer = Response(call, attempt, context, connection, lane)
                 if continuation is not None:
                     answer.continue_with(continuation)
-                attempt.sent_at = rim.clock.now()
+                attempt.sent_at = context.clock.now()
                 try:
                     if upload is None:
                         if not body:
@@ -151,15 +151,15 @@ class ClientRelay:
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         """See the port."""
-        rim = self._rim
+        context = self._context
         try:
-            pod = rim.pool.pods[attempt.endpoint.url]
+            pod = context.pool.pods[attempt.endpoint.url]
             head = self._head(attempt, pod.address, _unpacked(self._call.raw_headers))
             used, raced = pod.take(), None
             while True:
-                connection = used or await _connected(rim.pool, pod, raced, attempt.request.deadline)
-                answer = Collected(attempt, rim, connection)
-                attempt.sent_at = rim.clock.now()
+                connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
+                answer = Collected(attempt, context, connection)
+                attempt.sent_at = context.clock.now()
                 connection.send(answer, head, attempt.request.body)
                 try:
                     return await answer.body(seconds)
@@ -191,14 +191,14 @@ class ClientRelay:
         """Return whether the pod was closing an idle connection when the request reached it: then it has not begun."""
         if not isinstance(error, Disconnected) or not error.silent:
             return False
-        if attempt.sent_at is None or self._rim.clock.now() - attempt.sent_at > CLOSE_RACE:
+        if attempt.sent_at is None or self._context.clock.now() - attempt.sent_at > CLOSE_RACE:
             return False
         casualties = casualties_of(attempt.request)
         was_first, casualties.had_close_race = not casualties.had_close_race, True
         return was_first
 
     async def _upload(
-        self, answer: Answer, connection: Connection, head: bytes, body: bytes, upload: Upload
+        self, answer: Response, connection: Connection, head: bytes, body: bytes, upload: Upload
     ) -> KvlaneError | None:
         """The answer may come, and even end, before all is sent. `body` is the beginning."""
         chunked = self._call.chunked
@@ -275,7 +275,7 @@ def _untraced(headers: RawHeaders, added: list[tuple[str, str]]) -> RawHeaders:
     return [pair for pair in headers if pair[0].lower() not in (b"traceparent", b"tracestate")]
 
 
-async def _pump(upload: Upload, connection: Connection, answer: Answer, chunked: bool) -> None:
+async def _pump(upload: Upload, connection: Connection, answer: Response, chunked: bool) -> None:
     try:
         while piece := await upload.next():
             connection.write(chunk(piece) if chunked else piece)
@@ -298,12 +298,14 @@ class Race:
     of them writes any.
     """
 
-    def __init__(self, relay: ClientRelay, call: HttpCall, rim: Rim, begins: Callable[[Attempt], None]) -> None:
+    def __init__(
+        self, relay: ClientRelay, call: HttpCall, context: RelayContext, begins: Callable[[Attempt], None]
+    ) -> None:
         self.call = call
         self.winner: Attempt | None = None
         self._relay = relay
-        self._rim = replace(rim, takes=self._takes)
-        self._takes_alone = rim.takes
+        self._context = replace(context, takes=self._takes)
+        self._takes_alone = context.takes
         self._begins = begins
         self._lanes: list[Lane] = []
 
@@ -322,7 +324,7 @@ class Race:
         lane = Lane(self, attempt)
         self._lanes.append(lane)
         try:
-            await self._relay.relay(attempt, self._rim, lane)
+            await self._relay.relay(attempt, self._context, lane)
         finally:
             self._lanes.remove(lane)
 
@@ -355,7 +357,7 @@ class Race:
 
     def evict(self) -> None:
         for sink in self._sinks():
-            if isinstance(sink, Answer):
+            if isinstance(sink, Response):
                 sink.evict()
 
     def _sinks(self) -> list[Sink]:
@@ -388,7 +390,7 @@ class Lane:
 
     def give_up(self) -> None:
         """Another attempt answers."""
-        if isinstance(self.sink, Answer):
+        if isinstance(self.sink, Response):
             self.sink.abandon()
         elif self._task is not None:
             self.attempt.ending = Ending.EVICTED
@@ -404,14 +406,14 @@ class Collected:
 
     reads_head = False
 
-    def __init__(self, attempt: Attempt, rim: Rim, connection: Connection) -> None:
+    def __init__(self, attempt: Attempt, context: RelayContext, connection: Connection) -> None:
         self.head: AnswerHead | None = None
         self._attempt = attempt
-        self._rim = rim
+        self._context = context
         self._connection = connection
-        self._heard_at = rim.clock.now()
+        self._heard_at = context.clock.now()
         self._body = b""
-        self._done: asyncio.Future[KvlaneError | None] = rim.loop.create_future()
+        self._done: asyncio.Future[KvlaneError | None] = context.loop.create_future()
 
     async def body(self, seconds: float) -> bytes:
         """Waits for it, but no longer than the request has. Raises what `Relay.collect` raises."""
@@ -440,7 +442,7 @@ class Collected:
         self._connection.until_close = not head.sized and not head.chunked
 
     def received(self, raw: bytes) -> None:
-        self._heard_at = self._rim.clock.now()
+        self._heard_at = self._context.clock.now()
         self._take()
         if len(self._body) > LARGEST:
             self._connection.abort()
@@ -451,7 +453,7 @@ class Collected:
         self._take()
         self._connection.meter.finish_at_once(attempt, self._body)
         self._connection.meter.take()
-        attempt.first_byte_at = attempt.last_byte_at = self._rim.clock.now()
+        attempt.first_byte_at = attempt.last_byte_at = self._context.clock.now()
         if head is None or not head.declines:
             attempt.ending = Ending.COMPLETE
         attempt.status = None if head is None else head.status
@@ -478,7 +480,7 @@ class Collected:
         self._connection.meter.pieces.clear()
 
     def _ask(self) -> None:
-        if not self._done.done() and (why := self._rim.given_up(self._attempt, self._heard_at)):
+        if not self._done.done() and (why := self._context.given_up(self._attempt, self._heard_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -486,7 +488,7 @@ class Collected:
         """Nobody waits for it any more."""
         if not self._done.done():
             self._attempt.ending = ending
-            self._attempt.last_byte_at = self._rim.clock.now()
+            self._attempt.last_byte_at = self._context.clock.now()
             self._connection.abort()
             self._done.cancel()
 

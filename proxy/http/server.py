@@ -21,12 +21,12 @@ from proxy.core.errors import RequestError
 from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.http.answer import Answer, Rim
 from proxy.http.body import BodyReader, Budget
 from proxy.http.client import ClientConnection
 from proxy.http.guards import HungUp, Sweep, Tell, guarded, look_at, untold
 from proxy.http.relay import ClientRelay, Race
 from proxy.http.request import Heads, HttpCall
+from proxy.http.response import RelayContext, Response
 from proxy.http.service import Bodies, C, Cors, Door, Gateway, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
@@ -234,7 +234,7 @@ TURNS = 3
 class Served:
     """How requests are served under one configuration.
 
-    `takes`, `given_up` and `continued`: see `Rim`. Without a door no credentials are asked for.
+    `takes`, `given_up` and `continued`: see `RelayContext`. Without a door no credentials are asked for.
     """
 
     gateway: Gateway
@@ -268,7 +268,7 @@ class DataServer:
         self._bodies = BodyReader(settings, self._sweep)
         self._hung_up = hung_up
         self.service: Service[HttpCall] = self.service_of(self._bodies, hung_up)
-        self._rim: Rim
+        self._context: RelayContext
         self._tasks = Tasks()
         self._clients: Clients
         self._listeners: list[asyncio.Server]
@@ -282,7 +282,7 @@ class DataServer:
         self._clients = Clients(serve, self._collects, self._unserved, settings, self._clock, buffers, self._hung_up)
         self._sweep.watched.add(self._clients)
         accept: Callable[[], asyncio.Protocol] = self._clients
-        self._make_rim()
+        self._make_context()
         context = None
         if settings.tls is not None:
             context = server_context(settings.tls)
@@ -297,9 +297,9 @@ class DataServer:
         return port_of(self._listeners)
 
     @property
-    def rim(self) -> Rim:
+    def context(self) -> RelayContext:
         """That of requests which come now."""
-        return self._rim
+        return self._context
 
     @property
     def budget(self) -> Budget:
@@ -324,7 +324,7 @@ class DataServer:
         self.service.stopping = is_stopping
         self._sweep.shortest = self._shortest(served.timeouts)
         self.pool.connect_timeout = served.timeouts.connect
-        self._make_rim()
+        self._make_context()
 
     def service_of(self, bodies: Bodies[C], hung_up: Tell = untold) -> Service[C]:
         """Return what serves the requests of a port whose bodies these are."""
@@ -358,17 +358,17 @@ class DataServer:
         ours = (listen.body_timeout, listen.head_timeout, listen.keep_alive, listen.send_timeout)
         return min(timeouts.first_byte, timeouts.idle, timeouts.request, *ours)
 
-    def _make_rim(self) -> None:
+    def _make_context(self) -> None:
         loop, served = asyncio.get_running_loop(), self._served
         told = (served.takes, served.given_up, served.continued)
-        self._rim = Rim(self.pool, served.timeouts, self._clock, loop, *told)
+        self._context = RelayContext(self.pool, served.timeouts, self._clock, loop, *told)
 
     def _collects(self, call: HttpCall, size: int) -> bool:
         """What is refused on its head, or answered here, does not wait for its body."""
         return self.service.wants(call) and self._bodies.collects(call, size)
 
     def _serve(self, call: HttpCall) -> Coroutine[Any, Any, None]:
-        return self.service.serve(call, ClientRelay(call, self._rim))
+        return self.service.serve(call, ClientRelay(call, self._context))
 
     def _unserved(self, call: HttpCall, why: RequestError | Ending) -> None:
         self.service.unserved(call, why)
@@ -382,7 +382,7 @@ class DataServer:
         """Closing their connections would make some answers look whole. All at once, so that nobody who waits gets the
         room that others leave."""
         for connection in tuple(self._clients.connections):
-            if isinstance(connection.sink, Answer | Race):
+            if isinstance(connection.sink, Response | Race):
                 connection.sink.evict()
             elif connection.sink is None:
                 connection.evict()

@@ -50,7 +50,7 @@ BYTES_PER_EVENT = 220
 
 @dataclass(frozen=True, slots=True)
 class VirtualCall:
-    """What the rim would hand to the gateway; see `proxy.core.ports.Call`."""
+    """What the transport would hand to the gateway; see `proxy.core.ports.Call`."""
 
     id: str
     body: bytes

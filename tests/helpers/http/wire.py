@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
 from proxy.core.listener import Listeners, OnFirstByte
 from proxy.core.request import InferenceRequest, Naming
-from proxy.http.answer import Answer, Rim
+from proxy.http.response import RelayContext, Response
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
@@ -101,9 +101,9 @@ class Leg:
         """Why the answer is not waited for."""
         self.asked: list[float] = []
         """Since when nothing had come, whenever that was asked."""
-        self.rim = Rim(pool, Timeouts(), clock, asyncio.get_running_loop(), self._takes, self._give_up)
+        self.context = RelayContext(pool, Timeouts(), clock, asyncio.get_running_loop(), self._takes, self._give_up)
         caller = cast(Any, Caller(self.client, speaks_11))
-        self.answer = Answer(caller, self.attempt, self.rim, self.connection)
+        self.answer = Response(caller, self.attempt, self.context, self.connection)
         self.connection.send(self.answer, b"POST", b"")
 
     def _takes(self, attempt: Attempt, status: int) -> bool:

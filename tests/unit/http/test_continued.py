@@ -15,9 +15,9 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import CutShort, KvlaneError
 from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.http import pipeline
-from proxy.http.answer import Answer
 from proxy.http.framing import chunk
 from proxy.http.pipeline import Continuation, continuation_of
+from proxy.http.response import Response
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import reads
 from tests.helpers.http.support import CHAT, SSE_HEAD, Seen, understand
@@ -44,7 +44,7 @@ class Continued(Leg):
         self.attempt.request = changed(self.attempt.request, body=body)
         continuation = continuation_of(None, self.attempt, ["m"])
         assert continuation is not None
-        self.answer = Answer(call, self.attempt, self.rim, self.connection)
+        self.answer = Response(call, self.attempt, self.context, self.connection)
         self.answer.continue_with(continuation)
         self.connection.send(self.answer, b"POST", b"")
         self.continuation: Continuation = continuation

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from proxy.core.listener import Listeners, OnFirstByte
-from proxy.http.answer import Answer
 from proxy.http.reader import CountedReader
+from proxy.http.response import Response
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Meter
 from tests.helpers.http.support import (
@@ -109,7 +109,7 @@ async def test_an_error_at_the_first_byte_ends_the_request(caplog: pytest.LogCap
 async def test_an_error_before_anything_is_sent_is_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Answer, "begin", breaks)
+    monkeypatch.setattr(Response, "begin", breaks)
     async with Pod(answering(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
         assert seen.status == 500
@@ -131,7 +131,7 @@ async def test_an_error_while_a_client_reads_slowly_ends_its_request(
             left.set()
             raise
 
-    monkeypatch.setattr(Answer, callback, breaks)
+    monkeypatch.setattr(Response, callback, breaks)
     async with Pod(script) as pod, rig(pod) as port, port.client(65536) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post(body=STREAMED))
@@ -152,7 +152,7 @@ async def test_an_error_of_the_sweep_ends_the_request(
         await request.body()
         await request.gone()
 
-    monkeypatch.setattr(Answer, "check", breaks)
+    monkeypatch.setattr(Response, "check", breaks)
     async with Pod(script) as pod, rig(pod) as port:
         await port.ask(post(body=STREAMED))
         await has_ended(port, caplog)

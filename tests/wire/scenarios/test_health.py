@@ -131,7 +131,7 @@ async def world(settings: Mapping[str, Any] = FAST) -> AsyncIterator[World]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "SILENT", 0.3)
     monkeypatch.setattr(liveness, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr("proxy.http.answer.ASK_AFTER", 0.05)
+    monkeypatch.setattr("proxy.http.response.ASK_AFTER", 0.05)
 
 
 async def test_requests_on_a_frozen_engine_behind_a_healthy_server_are_answered_by_another(impatient: None) -> None:

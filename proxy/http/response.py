@@ -49,7 +49,7 @@ EVICTED = "More urgent requests needed the room; this answer is incomplete."
 
 
 @dataclass(frozen=True, slots=True)
-class Rim:
+class RelayContext:
     """What all relays of a server share."""
 
     pool: UpstreamPool
@@ -65,11 +65,11 @@ class Rim:
     """Patterns of models whose answers another pod goes on with."""
 
 
-class Answer:
-    """One leg's answer, from the request being sent to its ending. `done` is given what went wrong while nothing had
-    reached the client, else None.
+class Response:
+    """The response of one attempt, from the request being sent to its ending. `done` gets what went wrong while nothing
+    had reached the client, else None.
 
-    What most answers never change stands on the class, and is not stored for each.
+    Attributes that most responses never change stand on the class, and are not stored for each.
     """
 
     head: AnswerHead | None = None
@@ -101,14 +101,14 @@ class Answer:
     _seen_at = 0.0
 
     def __init__(
-        self, call: HttpCall, attempt: Attempt, rim: Rim, connection: Connection, lane: Lane | None = None
+        self, call: HttpCall, attempt: Attempt, context: RelayContext, connection: Connection, lane: Lane | None = None
     ) -> None:
         """`lane` stands for the client's connection while several answers may begin."""
         self._call = call
         self._attempt = attempt
-        self._rim = rim
+        self._context = context
         self._connection = connection
-        self.done: asyncio.Future[KvlaneError | None] = rim.loop.create_future()
+        self.done: asyncio.Future[KvlaneError | None] = context.loop.create_future()
         self._outlet = outlet = call.connection if lane is None else lane
         outlet.sink = self
         if outlet.writing_paused:
@@ -177,7 +177,7 @@ class Answer:
         if out:
             self._call.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
-            attempt.first_byte_at = self._rim.clock.now()
+            attempt.first_byte_at = self._context.clock.now()
             for listener in attempt.listeners.first_byte:
                 listener(attempt)
         self._settle()
@@ -193,7 +193,7 @@ class Answer:
     def finished(self, raw: bytes, exact: bool) -> None:
         """The last read; of most answers that are no streams, the only one. A whole answer without a body has its first
         byte now."""
-        head, attempt, rim = self.head, self._attempt, self._rim
+        head, attempt, context = self.head, self._attempt, self._context
         meter = self._connection.meter
         if head is not None and raw.find(ABORTED, -ENDING if self._events else 0) >= 0:
             meter.take()
@@ -207,7 +207,7 @@ class Answer:
             meter.finish_at_once(attempt, raw)
         elif not self._finish(head, raw, exact):
             return
-        attempt.last_byte_at = now = rim.clock.now()
+        attempt.last_byte_at = now = context.clock.now()
         if attempt.first_byte_at is None:
             attempt.first_byte_at = now
             for listener in attempt.listeners.first_byte:
@@ -251,7 +251,7 @@ class Answer:
         if self.head is not None:
             self._call.transport.write(self._opening(self.head) + rest)
         self._call.closing = True
-        self._attempt.first_byte_at = self._rim.clock.now()
+        self._attempt.first_byte_at = self._context.clock.now()
         for listener in self._attempt.listeners.first_byte:
             listener(self._attempt)
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
@@ -280,7 +280,7 @@ class Answer:
             self.done.set_exception(error)
 
     def pause_writing(self) -> None:
-        self.upload_room = self._rim.loop.create_future()
+        self.upload_room = self._context.loop.create_future()
 
     def resume_writing(self) -> None:
         room, self.upload_room = self.upload_room, None
@@ -330,7 +330,7 @@ class Answer:
 
     def check(self, now: float) -> None:
         """For the sweep: ends what has stalled. `now` is monotonic seconds."""
-        timeouts, attempt = self._rim.timeouts, self._attempt
+        timeouts, attempt = self._context.timeouts, self._attempt
         request = attempt.request
         passed = self._passed + self._connection.passed
         if passed != self._seen or self.paused or not self._connection.request_sent:
@@ -342,7 +342,7 @@ class Answer:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
         elif request.stream and attempt.first_byte_at is not None and now - heard_at > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
-        elif now - heard_at > ASK_AFTER and (why := self._rim.given_up(attempt, heard_at)):
+        elif now - heard_at > ASK_AFTER and (why := self._context.given_up(attempt, heard_at)):
             self._connection.abort()
             self.failed(UpstreamFailed(why))
 
@@ -453,7 +453,7 @@ class Answer:
         if error is None or self._resumes:
             return error
         upload = self._call.upload
-        if (upload is not None and upload.begun) or not self._rim.takes(self._attempt, error.status):
+        if (upload is not None and upload.begun) or not self._context.takes(self._attempt, error.status):
             return None
         return error
 
@@ -503,7 +503,7 @@ class Answer:
     def _end(self, ending: Ending, error: KvlaneError | None = None) -> None:
         """Not by the pod's connection, or not well."""
         self._connection.meter.settle(self._attempt)
-        self._attempt.last_byte_at = self._rim.clock.now()
+        self._attempt.last_byte_at = self._context.clock.now()
         self._attempt.ending = ending
         self._close(error)
 
