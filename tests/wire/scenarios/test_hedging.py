@@ -70,6 +70,22 @@ async def test_a_late_request_is_answered_by_another_pod_and_the_late_one_hears_
         assert not await s.sample("kvlane_retries_total")
 
 
+async def test_a_second_attempt_of_a_stream_that_may_be_resumed_shows_no_counts_that_only_the_proxy_asked_for() -> None:
+    settings = hedged()
+    settings["reliability"]["continuation"] = {"models": ["sim"]}
+    async with stack(2, SLOW, {**settings, **BLIND}) as s:
+        late(s, 0)
+        for attempt in range(50):
+            said = {"model": "sim", "messages": [{"role": "user", "content": f"Question {attempt}"}], "max_tokens": 2}
+            async with s.http.post(s.url + CHAT, json={**said, "stream": True}) as response:
+                body = await response.read()
+            assert body.endswith(b"data: [DONE]\n\n")
+            assert b'"usage":{' not in body
+            if sum(s.pods[0].faults.met):
+                break
+        assert await counted(s, WON) == 1.0
+
+
 async def test_who_begins_first_answers_also_if_it_was_asked_first() -> None:
     async with stack(2, SLOW, {**hedged(after="20ms"), **BLIND}) as s:
         s.pods[0].faults.set([])
