@@ -222,12 +222,15 @@ class Running:
             attempt.response_headers.append(("x-kvlane-endpoint", attempt.endpoint.name))
             if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
                 attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
-        attempt.listeners = self.pool.listeners
-        for listener in attempt.listeners.attempt_started:
+        attempt.listeners = listeners = self.pool.listeners
+        told = listeners.attempt_started
+        if attempt.endpoint.is_watched:
+            told += listeners.probe_started
+        for listener in told:
             try:
                 listener(attempt)
             except Exception:  # noqa: BLE001  # the request goes on
-                attempt.listeners.failed(listener, attempt.request.id)
+                listeners.failed(listener, attempt.request.id)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -50,6 +50,10 @@ class Listener:
     def attempt_started(self, attempt: Attempt) -> None:
         """An attempt is about to be sent, in the tick of its decision."""
 
+    def probe_started(self, attempt: Attempt) -> None:
+        """An attempt starts on a pod on which others have failed (`Endpoint.is_watched`); comes after
+        `attempt_started`."""
+
     def first_byte(self, attempt: Attempt) -> None:
         """The first byte of a pod's response arrived; `status` and `first_byte_at` are set."""
 
@@ -82,6 +86,7 @@ class Listeners:
         "attempt_started",
         "decided",
         "first_byte",
+        "probe_started",
         "refused",
         "request_ended",
     )
@@ -92,6 +97,7 @@ class Listeners:
         self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
         self.refused = tuple(each.refused for each in _overriding(self.all, "refused"))
         self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
+        self.probe_started = tuple(each.probe_started for each in _overriding(self.all, "probe_started"))
         self.first_byte = tuple(each.first_byte for each in _overriding(self.all, "first_byte"))
         self.attempt_failed = tuple(each.attempt_failed for each in _overriding(self.all, "attempt_failed"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))

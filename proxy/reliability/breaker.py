@@ -133,10 +133,8 @@ class Breakers(Listener):
             return "closed"
         return "half-open" if circuit.tries else "open"
 
-    def attempt_started(self, attempt: Attempt) -> None:
+    def probe_started(self, attempt: Attempt) -> None:
         """Count a probe of a half-open pod."""
-        if not attempt.endpoint.is_watched:
-            return
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)

@@ -49,7 +49,8 @@ class World:
 
     def begin(self) -> Attempt:
         attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
-        self.breakers.attempt_started(attempt)
+        if self.pod.is_watched:
+            self.breakers.probe_started(attempt)
         return attempt
 
     def end(
