@@ -86,8 +86,8 @@ class Response:
     """Whether nothing goes out, head and all, until it is known that the pod does not decline."""
     _held = b""
     """What was read until then."""
-    _has_begun = False
-    """Whether the client has a part of the answer."""
+    _is_plain = True
+    """Whether it has neither a lane nor a continuation."""
     _lane: Lane | None = None
     _continuation: Continuation | None = None
     _resumes = False
@@ -114,16 +114,16 @@ class Response:
         if outlet.writing_paused:
             self.pause()
         if lane is not None:
-            self._lane = lane
+            self._lane, self._is_plain = lane, False
         if attempt.request.naming is not None or attempt.told_cached is not None:
             self.reads_head = is_changed(attempt)
 
     def continue_with(self, continuation: Continuation) -> None:
         """Let another pod go on with the answer when this one fails. If the client has a part of it, this is the
         rest."""
-        self._continuation = continuation
+        self._continuation, self._is_plain = continuation, False
         if self._call.answered:
-            self._resumes = self._has_begun = self._undecided = self._events = self.reads_head = True
+            self._resumes = self._undecided = self._events = self.reads_head = True
             if continuation.pipeline is not None:
                 self._framing, continuation.pipeline = continuation.pipeline, None
 
@@ -378,6 +378,11 @@ class Response:
             self._continuation.resume(self._framing)
         self._connection.until_close = not head.chunked
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the client has a part of the response."""
+        return self._resumes or self._attempt.status is not None
+
     def _stages(self, head: AnswerHead) -> Sequence[Stage]:
         """Of a body whose length nobody knows. Errors name no model but in their text."""
         is_named = self.reads_head and head.status < 300
@@ -460,14 +465,14 @@ class Response:
     def _opening(self, head: AnswerHead) -> bytes:
         """The head towards the client, about to be sent. The rest of an answer has none."""
         call, attempt = self._call, self._attempt
-        if self._resumes:
-            attempt.status = head.status
-            return b""
-        self._has_begun = True
-        if self._lane is not None:
-            self._lane.begins()
-        if self._continuation is not None:
-            call.continuation = self._continuation
+        if not self._is_plain:
+            if self._resumes:
+                attempt.status = head.status
+                return b""
+            if self._lane is not None:
+                self._lane.begins()
+            if self._continuation is not None:
+                call.continuation = self._continuation
         if not self._connection.request_sent:
             call.closing = True
         last = b"\r\n" if call.speaks_11 and not call.closing else call.connection_header() + b"\r\n"
