@@ -49,6 +49,7 @@ class ConcurrencyDetector:
     max_concurrency: int = param(100, "requests in flight on a pod that is full", at_least=1)
     max_token_concurrency: int = param(1_000_000, "uncached prompt tokens in flight on a pod that is full", at_least=1)
     headroom: float = param(0.0, "accepted and without effect: pods are not filtered by it", at_least=0)
+    in_flight_load_producer_name: str = param("", "accepted and without effect: the proxy counts by itself")
 
     def saturation(self) -> dict[str, Any]:
         mode = self.concurrency_mode

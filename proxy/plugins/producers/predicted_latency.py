@@ -48,6 +48,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         0.03, "what a second of delay costs an answer that is under way, in seconds before its start", at_least=0
     )
     prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
+    in_flight_load_producer_name: str = param("", UNUSED + "the proxy counts what is in flight by itself")
     slo_buffer_factor: float = param(1.0, UNUSED + "objectives are taken as they are")
     context_ttl: Duration = param(Duration(300.0), UNUSED + "what is known of a request ends with it", key="contextTTL")
     streaming_mode: bool = param(False, UNUSED + "what is streamed is told apart request by request")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
-from proxy.core.request import InferenceRequest
+from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
 from proxy.core.units import Duration
 
 
@@ -21,6 +23,12 @@ class ActiveRequestScorer(Scorer):
     idle_threshold: int = param(0, "requests up to which a pod counts as idle", at_least=0)
     max_busy_score: float = param(1.0, "what a busy pod's score comes near to; outside [0, 1]: 1")
     request_timeout: Duration | None = param(None, "accepted and without effect: every request is counted out exactly")
+    in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
+
+    @property
+    def requires(self) -> tuple[DataKey[Any], ...]:
+        name = self.in_flight_load_producer_name
+        return (OUTPUT_ESTIMATE.of(name),) if name else ()
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         active = [endpoint.load.requests for endpoint in endpoints]

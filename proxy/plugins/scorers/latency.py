@@ -48,6 +48,9 @@ class LatencyScorer(Scorer):
     latency_prediction_info_producer_name: str = param(
         "", "whose predictions to read; empty: those of the first producer"
     )
+    prefix_match_info_producer_name: str = param(
+        "", "accepted and without effect: predictions include the prefix match"
+    )
     _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -16,6 +16,8 @@ from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
 from proxy.core.request import InferenceRequest
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 
+UNUSED = "accepted and without effect: matches are those of a producer, see prefixMatchInfoProducerName"
+
 
 @plugin("no-hit-lru-scorer")
 @dataclass(slots=True)
@@ -24,6 +26,8 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
     lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
+    prefix_plugin_type: str = param("", UNUSED)
+    prefix_plugin_name: str = param("", UNUSED)
     prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the first producer.")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False, default_factory=OrderedDict)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.errors import ConfigError
 from proxy.core.request import InferenceRequest
 from proxy.plugins.producers.agent_identity import AGENT_IDENTITY
 from proxy.scheduling.accepted import accepted
@@ -150,6 +151,33 @@ def test_a_reporter_of_costs_to_an_envoy_has_no_effect() -> None:
     made = document(reporter, {"type": "queue-scorer"}, schedulingProfiles=[profile])
     assert [entry.label for entry in made.plugins] == ["queue-scorer"]
     assert remarks(made) == ["plugins.cost"]
+
+
+def test_plugins_may_name_the_producers_that_llm_d_lets_them_name() -> None:
+    load, prefix = {"inFlightLoadProducerName": "load"}, {"prefixMatchInfoProducerName": "prefix"}
+    document(
+        {"type": "inflight-load-producer", "name": "load"},
+        {"type": "approx-prefix-cache-producer", "name": "prefix"},
+        {"type": "predicted-latency-producer", "parameters": {**load, **prefix}},
+        {"type": "active-request-scorer", "parameters": load},
+        {"type": "latency-scorer", "parameters": prefix},
+        {
+            "type": "no-hit-lru-scorer",
+            "parameters": {"prefixPluginType": "prefix-cache-scorer", "prefixPluginName": "p"},
+        },
+        {
+            "type": "utilization-filter",
+            "parameters": {**load, "conditions": [{"metric": "active-requests", "maxValue": 9}]},
+        },
+        {"type": "concurrency-detector", "parameters": load},
+        flowControl={"saturationDetector": {"pluginRef": "concurrency-detector"}},
+        featureGates=["flowControl"],
+    )
+
+
+def test_a_producer_of_the_load_that_a_scorer_names_must_be_there() -> None:
+    with pytest.raises(ConfigError, match="active-request-scorer: no producer of OutputEstimate is named 'load'"):
+        document({"type": "active-request-scorer", "parameters": {"inFlightLoadProducerName": "load"}})
 
 
 def test_gates_that_are_gone_and_a_gate_that_is_shut() -> None:
