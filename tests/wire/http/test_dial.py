@@ -112,3 +112,20 @@ async def test_a_pod_whose_addresses_are_all_dead_fails_at_the_connect_timeout()
         pool = UpstreamPool(0.1, ManualClock(), resolve)
         with pytest.raises(ConnectFailed):
             await pool.connect(pool.pods["http://pod.test"])
+
+
+async def test_a_pod_that_speaks_no_tls_is_a_failed_connection() -> None:
+    async def answer_in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer_in_clear, "127.0.0.1", 0) as server:
+        address = info(server.sockets[0].getsockname())
+
+        async def resolve(host: str, port: int) -> Sequence[AddrInfoType]:
+            return [address]
+
+        pool = UpstreamPool(PATIENCE, ManualClock(), resolve)
+        with pytest.raises(ConnectFailed):
+            await pool.connect(pool.pods["https://pod.test"])

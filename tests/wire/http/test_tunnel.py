@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from proxy.core.attempt import Ending
 from tests.helpers.http.support import ROOM, Pod, Received, plain, rig, timeouts
@@ -16,6 +17,24 @@ SWITCHED = (
     b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n"
 )
+
+
+async def until_still(size: Callable[[], int]) -> None:
+    """Wait until a size that is not 0 stays as it is."""
+    seen = 0
+    while seen == 0 or seen != size():
+        seen = size()
+        await asyncio.sleep(0.2)
+
+
+async def read_until(reader: asyncio.StreamReader, end: bytes) -> int:
+    """Read until `end` and return the number of bytes."""
+    size, tail = 0, b""
+    while not tail.endswith(end):
+        data = await asyncio.wait_for(reader.read(2**20), PATIENCE)
+        assert data
+        size, tail = size + len(data), (tail + data)[-len(end) :]
+    return size
 
 
 async def echo(request: Received) -> None:
@@ -99,6 +118,50 @@ async def test_neither_side_is_read_faster_than_the_other_reads() -> None:
             seen = sent
             await asyncio.sleep(0.2)
         assert sent < 64 * 2**20
+
+
+async def test_a_client_that_reads_again_gets_every_byte() -> None:
+    size, starts, blocked = 64 * 2**20, asyncio.Event(), asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.send(SWITCHED)
+        await starts.wait()
+        sending = asyncio.ensure_future(request.send(b"x" * size + b"end"))
+        await until_still(lambda: request.writer.transport.get_write_buffer_size())
+        blocked.set()
+        await sending
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(UPGRADE)
+        await client.until(b"\r\n\r\n")
+        transport: asyncio.Transport = client.reader._transport  # type: ignore[attr-defined]
+        transport.pause_reading()
+        starts.set()
+        await asyncio.wait_for(blocked.wait(), PATIENCE)
+        transport.resume_reading()
+        received = await read_until(client.reader, b"end")
+        assert received == size + 3
+
+
+async def test_a_pod_that_reads_again_gets_every_byte() -> None:
+    size, reads, received = 64 * 2**20, asyncio.Event(), 0
+
+    async def script(request: Received) -> None:
+        nonlocal received
+        await request.send(SWITCHED)
+        await reads.wait()
+        received = await read_until(request.reader, b"end")
+        await request.send(b"thanks")
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(UPGRADE)
+        await client.until(b"\r\n\r\n")
+        client.send(b"x" * size + b"end")
+        await until_still(lambda: client.writer.transport.get_write_buffer_size())
+        reads.set()
+        await client.until(b"thanks")
+        assert received == size + 3
 
 
 async def test_a_pod_that_does_not_read_stops_the_client() -> None:
