@@ -225,6 +225,31 @@ async def test_pods_that_report_queues_are_full_until_they_report_less() -> None
         assert it.names == "a"
 
 
+async def test_requests_that_ended_since_the_scrape_do_not_shorten_the_reported_queue() -> None:
+    pod = Endpoint("a", state=EndpointState.READY)
+    async with world([pod], saturation=Saturation("utilization", queue_depth=5)) as it:
+        pod.publish(replace(pod.metrics, waiting=5, freshness=Freshness.FRESH), 3)
+        assert it.control.room.saturation() == 1.0
+
+
+async def test_saturation_is_0_without_a_detector() -> None:
+    async with world(saturation=Saturation("none")) as it:
+        assert it.control.room.saturation() == 0.0
+
+
+async def test_requests_that_leave_the_queue_together_cause_one_search_for_pods() -> None:
+    async def searches(leaving: int) -> int:
+        async with world(max_concurrent=1) as it:
+            await it.come("x", *(f"{number}" for number in range(20)))
+            before = it.asked
+            for number in range(leaving):
+                it._tasks[f"{number}"].cancel()
+            await it.settle()
+            return it.asked - before
+
+    assert await searches(10) == await searches(1)
+
+
 @pytest.mark.parametrize(
     ("fairness", "order"), [("strict", "aaabbb"), ("round-robin", "ababab"), ("deficit-round-robin", "abbbaa")]
 )

@@ -176,6 +176,14 @@ def test_how_many_go_before_counts_turns_and_not_all_that_wait() -> None:
     assert strict.queue.ahead(Waiting(request, strict.queue.band(0), 4.0, lambda refusal: None)) == 2
 
 
+def test_later_deadlines_of_its_own_tenant_are_not_ahead_of_a_request() -> None:
+    line = Line(fairness="round-robin", ordering="edf")
+    line.come("a", deadline=90.0)
+    line.come("b", deadline=90.0)
+    request = InferenceRequest("r", "/", "m", Prompt((b"",)), b"", tenant="a", deadline=50.0)
+    assert line.queue.ahead(Waiting(request, line.queue.band(0), 4.0, lambda refusal: None)) == 1
+
+
 def test_requests_that_left_from_the_middle_are_not_held() -> None:
     line = Line()
     first = line.come()

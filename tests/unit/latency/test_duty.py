@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.endpoint import Endpoint
-from proxy.latency.transfer import MOST, Duty
+from proxy.latency.transfer import MOST, Duty, Transfer
 
 
 def busy(seconds: float, duty: Duty, pod: Endpoint, share: float) -> None:
@@ -43,3 +43,11 @@ def test_what_was_long_ago_is_forgotten_and_a_pod_that_is_gone_at_once() -> None
     assert duty.of(pod, 80.0) < 0.01
     duty.forget(pod)
     assert duty.of(pod, 20.0) == 0.0
+
+
+def test_a_transfer_is_predicted_by_its_given_terms_until_observations_replace_them() -> None:
+    transfer = Transfer(fixed=0.02, per_token=1e-5)
+    assert transfer.seconds(1000) == pytest.approx(0.03)
+    for tokens in (500, 8000, 2000) * 100:
+        transfer.observe(tokens, 0.05 + 4e-5 * tokens)
+    assert transfer.seconds(4000) == pytest.approx(0.21, rel=0.05)

@@ -312,6 +312,18 @@ def test_a_request_that_failed_leaves_nothing_expected() -> None:
     assert fleet.cached(ids, one) == [0]
 
 
+def test_a_failed_request_leaves_a_block_that_an_earlier_request_still_computes() -> None:
+    fleet, one = Fleet(block_size=SIZE), pod()
+    ids = list(range(9))
+    fleet.reserve(ids, one)
+    fleet.store(one, ids[:4])
+    fleet.remove(one, ids[:4])
+    (second,) = fleet.reserve(ids, one)
+    fleet.index.release(second, computed=False)
+    fleet.store(one, ids[:4])
+    assert fleet.cached(ids, one) == [8]
+
+
 def test_a_match_that_is_frozen_does_not_see_its_own_blocks() -> None:
     fleet, one = Fleet(block_size=SIZE), pod()
     match = ExactMatch(fleet.index, prompt(range(9)), "m", [one])

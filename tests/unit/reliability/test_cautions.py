@@ -29,6 +29,7 @@ def test_the_defaults_are_beyond_doubt(pods: int) -> None:
         ({"health": {"stall": "300s"}}, "health.stall"),
         ({"health": {"timeout": "30m"}}, "health.timeout"),
         ({"hedging": {"after": "10m"}}, "hedging.after"),
+        ({"hedging": {"after": "300s"}}, "hedging.after"),
         ({"retries": {"backoff": {"initial": "2s"}}}, "retries.backoff.initial"),
         ({"continuation": {"models": ["*"]}, "retries": {"attempts": 1}}, "continuation.models"),
         ({"continuation": {"models": ["*"]}, "retries": {"on": ["connect"]}}, "continuation.models"),

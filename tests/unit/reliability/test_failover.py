@@ -281,6 +281,14 @@ async def test_what_failed_beside_a_leg_is_not_asked_after_it_and_may_have_died_
         await world.failover.following(second, BROKE_OFF)
 
 
+async def test_a_failed_hedged_attempt_counts_as_one_of_the_attempts() -> None:
+    world = World("abcd", attempts=3)
+    first = world.first()
+    other = world.pods[1]
+    world.failover.failed_beside(first, Attempt(first.request, first.decision, other, 0, 0.0), GARBLED)
+    assert await world.journey(GARBLED, GARBLED, attempt=first) == "ac AllFailed"
+
+
 async def test_who_may_only_ask_one_pod_has_no_other_beside_it() -> None:
     world = World("a")
     assert world.failover.next_after(world.first()) is None

@@ -98,6 +98,18 @@ async def test_any_counter_that_moves_shows_that_it_works(world: World, what: st
     assert world.doubts == set()
 
 
+async def test_an_engine_that_has_computed_no_token_yet_may_be_stalled(world: World) -> None:
+    assert STALLED in world.stand_still(32, progress=0.0)
+
+
+async def test_no_task_is_left_after_a_stalled_engine_was_watched() -> None:
+    world, before = World(), asyncio.all_tasks()
+    async with world.liveness:
+        world.stand_still(31)
+        assert asyncio.all_tasks() != before
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_pod_that_nobody_waits_for_may_stand_still(world: World) -> None:
     world.stand_still(20)
     world.clock.advance(GAP + 15.0)

@@ -70,6 +70,14 @@ def test_what_the_producer_says_itself_counts_more() -> None:
     assert parameters(made, "approx-prefix-cache-producer") == {"blockSizeTokens": 256, "lruCapacityPerServer": 9000}
 
 
+def test_parameters_of_the_index_go_to_a_declared_producer_without_parameters() -> None:
+    made = document(
+        {"type": "prefix-cache-scorer", "parameters": {"lruCapacityPerServer": 9000}},
+        {"type": "approx-prefix-cache-producer"},
+    )
+    assert parameters(made, "approx-prefix-cache-producer") == {"lruCapacityPerServer": 9000}
+
+
 def test_scorers_of_two_stages_have_an_index_each_unless_they_say_the_same() -> None:
     made = document(
         *({"type": "prefix-cache-scorer", "name": name, "parameters": {"lruCapacityPerServer": most}}
