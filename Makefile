@@ -1,4 +1,4 @@
-# make demo | test | test-all | check FILE=proxy/… | test-vllm | test-clients | docs | bench | lock | audit
+# make demo | test | test-all | check FILE=proxy/… | mutants | test-vllm | test-clients | docs | bench | lock | audit
 # Each installs what it needs, with uv if it is there.
 
 SHELL := /bin/bash
@@ -17,7 +17,7 @@ PYTEST = $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 # Compiled modules and rewritten tests are stored; otherwise every process of a test run compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check axe lint test-vllm test-clients docs bench lock audit clean
+.PHONY: demo test test-all check axe lint test-vllm test-clients docs bench mutants lock audit clean
 
 demo: .venv/.runtime
 	@$(BIN)/kvlane demo
@@ -98,6 +98,10 @@ test-clients: .venv/.dev .venv-clients/.ready .venv-clients/node/.ready
 	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix .venv-clients/node openai@6.49.0; \
 		else echo "npm is missing: the client for Node is left out"; fi
 	@touch $@
+
+# How many small faults in the core the unit tests miss: docs/notes/mutation.md. Takes ten minutes.
+mutants: .venv/.dev
+	$(BIN)/python bench/mutants.py
 
 # The site of the documentation, in build/site; build/site/index.html needs no server.
 docs: .venv/.dev
