@@ -161,6 +161,13 @@ class BadFilter(Filter):
         return endpoints
 
 
+@plugin("empty-filter")
+@dataclass
+class EmptyFilter(Filter):
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return []
+
+
 @plugin("bad-handler")
 @dataclass
 class BadHandler(ProfileHandler):
@@ -170,7 +177,7 @@ class BadHandler(ProfileHandler):
         return Decision(Endpoint("never"))
 
 
-BAD = (BadHooks, BadProducer, HungProducer, BadScorer, BadFilter, BadHandler)
+BAD = (BadHooks, BadProducer, HungProducer, BadScorer, BadFilter, BadHandler, EmptyFilter)
 
 PLUGINS = ("prefix-cache-scorer", "queue-scorer", "no-hit-lru-scorer", "session-affinity-scorer", "round-robin-picker")
 
@@ -256,7 +263,13 @@ async def test_a_good_answer_leaves_its_blocks_and_nothing_else() -> None:
 
 
 class Faulty(Listener):
-    """Fails where attempts start and end."""
+    """Fails at every decision, and where attempts start and end."""
+
+    def decided(self, *_: object) -> None:
+        explode()
+
+    def refused(self, *_: object) -> None:
+        explode()
 
     def attempt_started(self, attempt: Attempt) -> None:
         explode()
@@ -272,9 +285,21 @@ async def test_listeners_that_fail_cost_no_request_and_are_logged_once(caplog: p
         assert leg.succeeded
     failures = [record.getMessage() for record in caplog.records if record.exc_info]
     assert [failure.split(" failed ")[0] for failure in failures] == [
+        "listener Faulty.decided",
         "listener Faulty.attempt_started",
         "listener Faulty.attempt_ended",
     ]
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_listener_that_fails_at_a_refusal_does_not_change_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("empty-filter", first=Faulty())
+    relay = ScriptedRelay([good])
+    with pytest.raises(NoEndpoints):
+        await world.gateway.serve(FakeCall(), relay)
+    assert relay.legs == []
+    (failure,) = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert failure.startswith("listener Faulty.refused failed ")
     world.assert_that_nothing_is_left()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -178,6 +178,44 @@ async def test_a_pod_that_does_not_answer_in_time_sees_the_request_leave() -> No
         assert gateway.attempt is not None
         assert gateway.attempt.ending is Ending.TIMED_OUT
         await asyncio.wait_for(left.wait(), PATIENCE)
+
+
+async def test_a_pod_that_is_given_up_while_it_computes_sees_the_request_leave() -> None:
+    left = asyncio.Event()
+
+    async def slow(request: Received) -> None:
+        await silent(request)
+        left.set()
+
+    async with Pod(slow) as pod, collecting(pod) as (port, gateway):
+        port.server.served = replace(port.server.served, given_up=lambda attempt, heard_at: "its engine died")
+        seen = await port.ask(post())
+        assert seen.json() == {"second": 1}
+        assert isinstance(gateway.error, UpstreamFailed)
+        assert str(gateway.error) == "its engine died"
+        await asyncio.wait_for(left.wait(), PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(b'{"error":{}}', "application/json"), (b"no such model", "text/plain; charset=utf-8")]
+)
+async def test_an_error_that_is_passed_on_reaches_the_client_as_the_pod_sent_it(body: bytes, kind: str) -> None:
+    fault = plain(body).replace(b"200 OK", b"400 Bad Request")
+    async with Pod(answering(fault)) as pod, collecting(pod) as (port, gateway):
+
+        async def serve(call: Call, relay: Relay) -> None:
+            attempt = gateway._leg(
+                InferenceRequest(call.id, call.path, "m", body=call.body, headers=call.headers), pod.endpoint
+            )
+            attempt.response_headers.append(("x-kvlane-endpoint", "a"))
+            relay.pass_on(attempt, await relay.collect(attempt, 5.0))
+
+        port.gateway.serve = serve  # type: ignore[method-assign]
+        seen = await port.ask(post("/v1/chat/completions", b'{"model":"m"}', "x-request-id: r-7"))
+        assert (seen.status, seen.body) == (400, body)
+        assert seen.all("content-type") == [kind]
+        assert seen.all("x-request-id") == ["r-7"]
+        assert seen.all("x-kvlane-endpoint") == ["a"]
 
 
 async def test_a_client_that_leaves_takes_the_request_with_it_and_the_next_pod_gets_none() -> None:

@@ -235,6 +235,13 @@ async def test_a_body_that_does_not_come_within_the_grace_is_refused() -> None:
         assert port.server.retained == 0
 
 
+async def test_a_collected_body_that_begins_fast_and_stops_is_refused_after_the_pause_between_two_pieces() -> None:
+    async with rig(body_timeout=Duration(0.1), min_body_rate=Size(1)) as port, port.client() as client:
+        client.send(head(1000) + b"x" * 900)
+        assert (await client.until_closed()).status == 408
+        assert port.server.retained == 0
+
+
 async def test_what_breaks_after_a_refusal_is_reported_and_the_connection_ends(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
