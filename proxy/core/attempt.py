@@ -103,6 +103,12 @@ class Attempt:
         """Prompt tokens the prefix index expects in the pod's KV cache, set when the leg begins; None: no
         prediction."""
 
+    def begin_response(self, now: float) -> None:
+        """The first byte of the response arrived. `now` is monotonic seconds."""
+        self.first_byte_at = now
+        for listener in self.listeners.first_byte:
+            listener(self)
+
     @property
     def succeeded(self) -> bool:
         """The pod gave the whole of a good answer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ class Listeners:
         self.refused = tuple(each.refused for each in _overriding(self.all, "refused"))
         self.attempt_started = tuple(each.attempt_started for each in _overriding(self.all, "attempt_started"))
         self.probe_started = tuple(each.probe_started for each in _overriding(self.all, "probe_started"))
-        self.first_byte = tuple(each.first_byte for each in _overriding(self.all, "first_byte"))
+        self.first_byte: tuple[Callable[[Attempt], object], ...] = tuple(
+            each.first_byte for each in _overriding(self.all, "first_byte")
+        )
         self.attempt_failed = tuple(each.attempt_failed for each in _overriding(self.all, "attempt_failed"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
         self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))
@@ -107,24 +110,18 @@ class Listeners:
         """Return these with others behind them."""
         return Listeners((*self.all, *more))
 
-    def failed(self, listener: Callable[..., None], request_id: str) -> None:
+    def at_first_byte(self, call: Callable[[Attempt], object]) -> Listeners:
+        """Return these, for one attempt, with a function that is called at its first byte too."""
+        listeners = copy(self)
+        listeners.first_byte += (call,)
+        return listeners
+
+    def failed(self, listener: Callable[..., object], request_id: str) -> None:
         """Log the error that is being handled, once for each listener. The request and the other listeners go on."""
         name = listener.__qualname__
         if name not in self._failed:
             self._failed.add(name)
             log.exception("listener %s failed for request %s; its further failures are not logged", name, request_id)
-
-
-class OnFirstByte(Listener):
-    """Calls a function at the first byte of an attempt: for who waits for one attempt alone."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-
-    def first_byte(self, attempt: Attempt) -> None:
-        self._call()
 
 
 def _overriding(listeners: Sequence[Listener], event: str) -> list[Listener]:

@@ -14,7 +14,6 @@ from proxy.core.casualties import CASUALTIES, casualties_of
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
-from proxy.core.listener import OnFirstByte
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.connector import Split
@@ -158,7 +157,7 @@ class SplitRequest:
 
     async def _one_by_one(self, attempt: Attempt, prefill: Attempt | None, held: ExitStack) -> bool:
         """False if nobody has computed the prompt, and the decode pod can."""
-        attempt.listeners = attempt.listeners.plus(OnFirstByte(held.close))
+        attempt.listeners = attempt.listeners.at_first_byte(lambda _: held.close())
         if prefill is not None:
             with _no_fault_of(attempt):
                 self.handed = await self._prefilled(attempt, prefill, held)
@@ -226,7 +225,7 @@ class SplitRequest:
         split = self._split(prefill, attempt.endpoint)
         self._name(attempt, prefill.endpoint)
         begun, lost = asyncio.Event(), list[UpstreamFailed]()
-        attempt.listeners, attempt.told_cached = attempt.listeners.plus(OnFirstByte(begun.set)), NOT_YET
+        attempt.listeners, attempt.told_cached = attempt.listeners.at_first_byte(lambda _: begun.set()), NOT_YET
         try:
             async with asyncio.TaskGroup() as group:
                 beside = group.create_task(self._beside(attempt, prefill, begun, lost))

@@ -168,7 +168,7 @@ class EnvoyRelay(Relay):
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
         if attempt.first_byte_at is None and piece.body:
-            self._first_byte(attempt)
+            attempt.begin_response(self._context.clock.now())
         out = passage.feed(piece.body, last)
         if last:
             self._finish(attempt)
@@ -181,17 +181,12 @@ class EnvoyRelay(Relay):
             await stream.write(go_on("response_trailers"))
         return last
 
-    def _first_byte(self, attempt: Attempt) -> None:
-        attempt.first_byte_at = self._context.clock.now()
-        for listener in attempt.listeners.first_byte:
-            listener(attempt)
-
     def _finish(self, attempt: Attempt, passage: Passage | None = None) -> None:
         """Before the last reply: the gateway may end the stream as soon as it has that."""
         if passage is not None:
             passage.feed(b"", True)
         if attempt.first_byte_at is None:
-            self._first_byte(attempt)
+            attempt.begin_response(self._context.clock.now())
         attempt.last_byte_at = self._context.clock.now()
         attempt.ending = Ending.COMPLETE
         self._stream.is_answered = True

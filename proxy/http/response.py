@@ -177,9 +177,7 @@ class Response:
         if out:
             self._call.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
-            attempt.first_byte_at = self._context.clock.now()
-            for listener in attempt.listeners.first_byte:
-                listener(attempt)
+            attempt.begin_response(self._context.clock.now())
         self._settle()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
@@ -209,9 +207,7 @@ class Response:
             return
         attempt.last_byte_at = now = context.clock.now()
         if attempt.first_byte_at is None:
-            attempt.first_byte_at = now
-            for listener in attempt.listeners.first_byte:
-                listener(attempt)
+            attempt.begin_response(now)
         attempt.ending = COMPLETE
         self._outlet.sink = None
         if not self.done.done():
@@ -251,9 +247,7 @@ class Response:
         if self.head is not None:
             self._call.transport.write(self._opening(self.head) + rest)
         self._call.closing = True
-        self._attempt.first_byte_at = self._context.clock.now()
-        for listener in self._attempt.listeners.first_byte:
-            listener(self._attempt)
+        self._attempt.begin_response(self._context.clock.now())
         tunnel = Tunnel(self._call.connection, self._connection.transport, self._tunnel_ended, self.broke)
         self._connection.splice(tunnel)
         self._outlet.sink = tunnel

@@ -93,16 +93,6 @@ class Circuit:
         """That it opened; the timer of the last one counts."""
 
 
-class _ProbeAnswered(Listener):
-    """Observes the first bytes of probes."""
-
-    def __init__(self, breakers: Breakers) -> None:
-        self._breakers = breakers
-
-    def first_byte(self, attempt: Attempt) -> None:
-        self._breakers.probe_answered(attempt)
-
-
 class Breakers(Listener):
     """A circuit breaker for each pod on which requests failed."""
 
@@ -121,7 +111,6 @@ class Breakers(Listener):
         self._later = later
         self._company = company
         self._probes = probes
-        self._answered = _ProbeAnswered(self)
         self._circuits: dict[Endpoint, Circuit] = {}
         self._out: dict[tuple[Endpoint, str], float] = {}
         """Until when a pod is to be left alone, by the reason."""
@@ -138,12 +127,12 @@ class Breakers(Listener):
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)
-            attempt.listeners = attempt.listeners.plus(self._answered)
+            attempt.listeners = attempt.listeners.at_first_byte(self._probe_answered)
             if len(circuit.probes) >= self._probes:
                 self._fleet.doubt(attempt.endpoint, PROBED)
                 self._company.breaker_tried(attempt.endpoint)
 
-    def probe_answered(self, attempt: Attempt) -> None:
+    def _probe_answered(self, attempt: Attempt) -> None:
         """Close the breaker whose probe gets a good response, which need not end for that."""
         circuit = self._circuits.get(attempt.endpoint)
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:

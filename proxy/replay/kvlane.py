@@ -227,9 +227,7 @@ class Kvlane(Policy):
 
     def _answer_begins(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
-        attempt.first_byte_at = now
-        for listener in attempt.listeners.first_byte:
-            listener(attempt)
+        attempt.begin_response(now)
 
     def _proceed(
         self, index: int, job: Job, serving: Coroutine[Any, Any, None], error: UpstreamFailed | None

@@ -10,7 +10,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
-from proxy.core.listener import Listeners, OnFirstByte
+from proxy.core.listener import NO_LISTENERS
 from proxy.core.request import InferenceRequest, Naming
 from proxy.http.response import RelayContext, Response
 from proxy.http.upstream.connection import Connection
@@ -95,7 +95,7 @@ class Leg:
         endpoint = Endpoint("p", "http://p")
         request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(asked))
         self.attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
-        self.attempt.listeners = Listeners([OnFirstByte(self._first_byte)])
+        self.attempt.listeners = NO_LISTENERS.at_first_byte(lambda _: self._first_byte())
         pool = UpstreamPool(1.0, clock)
         self.given_up = ""
         """Why the answer is not waited for."""

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from proxy.core.listener import Listeners, OnFirstByte
+from proxy.core.listener import NO_LISTENERS
 from proxy.http.reader import CountedReader
 from proxy.http.response import Response
 from proxy.http.tunnel import Tunnel
@@ -101,7 +101,7 @@ async def test_an_error_while_an_answer_is_read_ends_its_request(
 
 async def test_an_error_at_the_first_byte_ends_the_request(caplog: pytest.LogCaptureFixture) -> None:
     async with Pod(answering(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
-        port.gateway.listeners = Listeners([OnFirstByte(breaks)])
+        port.gateway.listeners = NO_LISTENERS.at_first_byte(lambda _: breaks())
         assert (await port.ask(post(body=STREAMED))).ending == "reset"
         await has_ended(port, caplog)
 
