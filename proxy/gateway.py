@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -97,19 +97,13 @@ class Gateway:
         if self.failover.poison.suspects:
             self.failover.poison.check(request)  # as it is sent: what has no prompt is known by its body
         try:
-            if request.naming is None or self.names is None or parsed.previous_response_id:
-                await self.pools.send(request, parsed, relay)
-            else:
-                await self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
+            await self._send(request, parsed, relay)
             return
         except (UnknownModel, NoEndpoints) as error:
             stored = parsed.previous_response_id
             if stored or isinstance(error, ShuttingDown) or not await self._appears(request):
                 raise
-        if request.naming is None or self.names is None:
-            await self.pools.send(anew(request), parsed, relay)
-        else:
-            await self.names.try_each(anew(request), lambda one: self.pools.send(one, parsed, relay))
+        await self._send(anew(request), parsed, relay)
 
     def health(self) -> bool:
         """Return whether a pod can serve requests."""
@@ -119,6 +113,12 @@ class Gateway:
         """The cards of /v1/models of all live pods, one per id."""
         cards = self.fleet.models()
         return cards if self.names is None else self.names.listed(cards)
+
+    def _send(self, request: InferenceRequest, parsed: Parsed, relay: Relay) -> Awaitable[None]:
+        """To a pool; under each name of the model in turn, where it has several."""
+        if request.naming is None or self.names is None or parsed.previous_response_id:
+            return self.pools.send(request, parsed, relay)
+        return self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
 
     async def _appears(self, request: InferenceRequest) -> bool:
         """Return whether a ready pod serves the model once the models of the ready pods have been read again.
