@@ -7,9 +7,8 @@ from typing import Protocol
 
 from proxy.autoscale.measures import Known
 from proxy.autoscale.quantile import Buckets
-from proxy.autoscale.recent import Recent
+from proxy.autoscale.recent import ScaledPools
 from proxy.autoscale.roles import pods_of_role, role_of
-from proxy.autoscale.settings import PoolSettings
 from proxy.composition.indexes import predictors
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
@@ -30,7 +29,7 @@ class Senses(Protocol):
     def known(self, pool: str, role: str, now: float) -> Known: ...
 
 
-class OwnSenses(Listener):
+class OwnSenses(ScaledPools, Listener):
     """Signals of one process. Attempts are counted only where `autoscale` names the pool."""
 
     def __init__(
@@ -41,25 +40,12 @@ class OwnSenses(Listener):
         flow_controls: Callable[[], Mapping[str, FlowControl]],
         schedulings: Callable[[], Mapping[str, Scheduling]],
     ) -> None:
+        super().__init__()
         self._fleet = fleet
         self._catalogue = catalogue
         self._clock = clock
         self._flow_controls = flow_controls
         self._schedulings = schedulings
-        self._recent: dict[tuple[str, str], Recent] = {}
-        self._pools: Mapping[str, PoolSettings] = {}
-
-    @property
-    def pools(self) -> Mapping[str, PoolSettings]:
-        """The pools that are scaled."""
-        return self._pools
-
-    @pools.setter
-    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
-        self._pools = pools
-        roles = {(name, role.name) for name, pool in self._pools.items() for role in pool.roles}
-        for gone in self._recent.keys() - roles:
-            del self._recent[gone]
 
     def first_byte(self, attempt: Attempt) -> None:
         if attempt.first_byte_at is not None and attempt.stage is Stage.WHOLE:
@@ -75,29 +61,27 @@ class OwnSenses(Listener):
     def known(self, pool: str, role: str, now: float) -> Known:
         flow_control = self._flow_controls().get(pool)
         waiting = 0 if flow_control is None else flow_control.queue.waiting
-        recent = self._recent.setdefault((pool, role), Recent())
-        ttft = recent.look(now, buckets_of(self._catalogue.leg_ttft.cell(pool, role)))
+        ttft = self.recent(pool, role, now, buckets_of(self._catalogue.leg_ttft.cell(pool, role)))
         return Known(waiting, self._backlog(pool, role), ttft)
 
     def read(self) -> None:
         """For an exposition."""
         gauge = self._catalogue.prefill_backlog
         gauge.clear()
-        for name, pool in self._pools.items():
-            for role in pool.roles:
-                if (backlog := self._backlog(name, role.name)) is not None:
-                    gauge.cell(name, role.name).value = backlog
+        for pool, role in self.roles:
+            if (backlog := self._backlog(pool, role)) is not None:
+                gauge.cell(pool, role).value = backlog
 
     def _observe(self, attempt: Attempt, at: float) -> None:
         endpoint = attempt.endpoint
-        pool = self._pools.get(endpoint.pool)
+        pool = self.pools.get(endpoint.pool)
         role = None if pool is None else role_of(pool, endpoint)
         if role is not None and attempt.status is not None and attempt.status < 300:
             self._catalogue.leg_ttft.cell(endpoint.pool, role).observe(at - attempt.started_at)
 
     def _backlog(self, pool: str, role: str) -> float | None:
         scheduling = self._schedulings().get(pool)
-        pods = pods_of_role(self._pools[pool], role, self._fleet.within(pool).ready)
+        pods = pods_of_role(self.pools[pool], role, self._fleet.within(pool).ready)
         found = predictors(scheduling) if scheduling is not None and pods else ()
         known = [backlog for one in found if (backlog := one.backlog(pods)) is not None]
         return max(known, default=None)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 from proxy.autoscale.measures import Known
 from proxy.autoscale.quantile import Buckets
-from proxy.autoscale.recent import Recent
-from proxy.autoscale.settings import PoolSettings
+from proxy.autoscale.recent import ScaledPools
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.prometheus_text import Sample, SampleReader, sums_by
 
@@ -43,35 +42,21 @@ class Shown:
         return sorted(self._buckets.get(role, ()))
 
 
-class WorkersSenses:
+class WorkersSenses(ScaledPools):
     """Senses of the autoscaler. `ask` gives what every worker shows."""
 
     def __init__(self, catalogue: Catalogue, ask: Callable[[], Awaitable[Iterable[bytes]]]) -> None:
+        super().__init__()
         self._catalogue = catalogue
         self._ask = ask
         self._shown = Shown()
-        self._recent: dict[Role, Recent] = {}
-        self._pools: Mapping[str, PoolSettings] = {}
-        self._roles: set[Role] = set()
-
-    @property
-    def pools(self) -> Mapping[str, PoolSettings]:
-        """The pools that are scaled."""
-        return self._pools
-
-    @pools.setter
-    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
-        self._pools = pools
-        self._roles = {(name, role.name) for name, pool in pools.items() for role in pool.roles}
-        for gone in self._recent.keys() - self._roles:
-            del self._recent[gone]
 
     async def look(self) -> None:
         self._shown = Shown(await self._ask())
 
     def known(self, pool: str, role: str, now: float) -> Known:
         found, key = self._shown, (pool, role)
-        ttft = self._recent.setdefault(key, Recent()).look(now, found.ttfts(key))
+        ttft = self.recent(pool, role, now, found.ttfts(key))
         return Known(found.queued.get(pool, 0), found.backlogs.get(key), ttft)
 
     def read(self) -> None:
@@ -79,5 +64,5 @@ class WorkersSenses:
         gauge = self._catalogue.prefill_backlog
         gauge.clear()
         for role, backlog in self._shown.backlogs.items():
-            if role in self._roles:
+            if role in self.roles:
                 gauge.cell(*role).value = backlog
