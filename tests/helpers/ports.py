@@ -1,10 +1,13 @@
-"""Ports that nobody has, for programs that are told which to take."""
+"""Ports that nobody has, for programs that are told which to take, and a port that accepts nothing."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 FIRST, LAST, STEP = 10_000, 32_000, 8
 
@@ -22,6 +25,22 @@ def free_port(count: int = 1) -> int:
         if all(_is_free(one) for one in range(port, port + count)):
             return port
     raise AssertionError("the turns do not end")
+
+
+@contextmanager
+def full_address(host: str = "127.0.0.1") -> Iterator[Any]:
+    """An address that takes no connection and refuses none, because its queue is full. Raise OSError if there is no
+    such host."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket(family))
+        server.bind((host, 0))
+        server.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket(family))
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        yield server.getsockname()
 
 
 def _is_free(port: int) -> bool:

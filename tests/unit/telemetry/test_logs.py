@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,16 +10,6 @@ from proxy.core import params
 from proxy.core.errors import ConfigError
 from proxy.telemetry.logs import set_up
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
-
-
-@pytest.fixture(autouse=True)
-def root_logger() -> Iterator[None]:
-    """Given back as it was found."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_a_line_for_people_says_when_what_and_where() -> None:

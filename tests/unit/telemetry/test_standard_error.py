@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -44,16 +43,6 @@ def read_until(descriptor: int, enough: Callable[[bytes], object]) -> bytes:
 
     wait_until(is_enough)
     return found
-
-
-@pytest.fixture(autouse=True)
-def root_logger() -> Iterator[None]:
-    """Given back as it was found."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_lines_are_written_in_order() -> None:

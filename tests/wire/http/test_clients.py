@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -28,6 +27,7 @@ from tests.helpers.http.support import (
     rig,
     timeouts,
 )
+from tests.helpers.ports import full_address
 from tests.helpers.waiting import PATIENCE, until
 
 CANCEL_WITHIN = 10.0
@@ -114,26 +114,15 @@ async def test_a_client_that_leaves_takes_the_pods_request_with_it(phase: Phase,
 
 
 async def test_a_client_that_leaves_while_the_pod_is_being_connected_ends_the_request() -> None:
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        number = full.getsockname()[1]
-        filling = [socket.socket() for _ in range(4)]
-        try:
-            for each in filling:
-                each.setblocking(False)
-                each.connect_ex(("127.0.0.1", number))
-            async with rig(Endpoint("full", f"http://127.0.0.1:{number}"), timeouts=timeouts(connect=30)) as port:
-                async with port.client() as client:
-                    client.send(post())
-                    await until(lambda: bool(port.gateway.attempts))
-                    client.leave()
-                ended = await port.until_ended()
-                assert (ended.status, ended.outcome) == (499, Ending.CLIENT_GONE)
-                assert port.attempt.ending is Ending.CLIENT_GONE
-        finally:
-            for each in filling:
-                each.close()
+    with full_address() as (host, number):
+        async with rig(Endpoint("full", f"http://{host}:{number}"), timeouts=timeouts(connect=30)) as port:
+            async with port.client() as client:
+                client.send(post())
+                await until(lambda: bool(port.gateway.attempts))
+                client.leave()
+            ended = await port.until_ended()
+            assert (ended.status, ended.outcome) == (499, Ending.CLIENT_GONE)
+            assert port.attempt.ending is Ending.CLIENT_GONE
 
 
 async def test_after_a_client_left_the_pod_serves_others() -> None:

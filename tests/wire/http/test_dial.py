@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 import uvloop
@@ -15,6 +15,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.errors import ConnectFailed
 from proxy.http.upstream.pool import UpstreamPool
 from tests.helpers.http.support import Pod, answering, plain
+from tests.helpers.ports import full_address
 
 PATIENCE = 20.0
 """Seconds: many times what a race takes, less than a kernel takes to give an address up."""
@@ -27,23 +28,14 @@ def info(address: Sequence[object]) -> AddrInfoType:
 
 @asynccontextmanager
 async def silent() -> AsyncIterator[AddrInfoType]:
-    """An address that takes no connection and refuses none: its queue is full."""
-    with socket.socket(socket.AF_INET6) as server:
+    """An address that takes no connection and refuses none."""
+    with ExitStack() as stack:
         try:
-            server.bind(("::1", 0))
+            address = stack.enter_context(full_address("::1"))
         except OSError:
             pytest.skip("no IPv6 loopback here")
-        server.listen(0)
-        fillers = [socket.socket(socket.AF_INET6) for _ in range(4)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(server.getsockname())
         await asyncio.sleep(0.02)
-        try:
-            yield info(server.getsockname())
-        finally:
-            for filler in fillers:
-                filler.close()
+        yield info(address)
 
 
 async def connect(pod: Pod, *before: AddrInfoType) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -25,7 +24,7 @@ from tests.helpers.http.support import (
     rig,
     timeouts,
 )
-from tests.helpers.ports import free_port
+from tests.helpers.ports import free_port, full_address
 
 
 def breaking_off(*pieces: bytes) -> Script:
@@ -61,22 +60,11 @@ async def test_a_name_that_does_not_resolve_and_a_url_that_is_none_are_failures_
 
 
 async def test_a_connection_that_does_not_come_about_in_time_is_given_up() -> None:
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        port_number = full.getsockname()[1]
-        filling = [socket.socket() for _ in range(4)]
-        try:
-            for each in filling:
-                each.setblocking(False)
-                each.connect_ex(("127.0.0.1", port_number))
-            async with rig(Endpoint("full", f"http://127.0.0.1:{port_number}"), timeouts=timeouts(connect=0.1)) as port:
-                seen = await port.ask(post())
-                assert seen.status == 502
-                assert port.attempt.ending is Ending.UPSTREAM_FAILED
-        finally:
-            for each in filling:
-                each.close()
+    with full_address() as (host, number):
+        async with rig(Endpoint("full", f"http://{host}:{number}"), timeouts=timeouts(connect=0.1)) as port:
+            seen = await port.ask(post())
+            assert seen.status == 502
+            assert port.attempt.ending is Ending.UPSTREAM_FAILED
 
 
 @pytest.mark.parametrize(
