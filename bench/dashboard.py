@@ -33,8 +33,8 @@ from proxy.composition.dashboard import Dashboard, of_process
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import InstanceName
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import Admin
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer

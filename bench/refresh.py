@@ -23,11 +23,11 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.core.clock import SystemClock
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.scrape import parse
 from proxy.fleet.settings import PodSettings, PodSources
+from proxy.fleet.store import Fleet
 from proxy.http.upstream.fetch import PooledFetcher
 
 EXPOSITION_BYTES = 69_000

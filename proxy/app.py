@@ -39,10 +39,10 @@ from proxy.core.tasks import Tasks
 from proxy.differences import servable
 from proxy.extproc.addresses import Addresses
 from proxy.fleet.bindings import Bindings
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.model_reads import ModelReads
-from proxy.fleet.slow_start import SlowStart
+from proxy.fleet.models import ModelReads
+from proxy.fleet.records import SlowStart
+from proxy.fleet.store import Fleet
 from proxy.flowcontrol.series import FlowSeries
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained

@@ -24,9 +24,9 @@ from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.record import NO_RECORDER, DecisionRecord, Recorder
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.handover import steer
-from proxy.fleet.model_reads import LONGEST_WAIT, ModelReads
+from proxy.fleet.drain_affinity import steer
+from proxy.fleet.models import LONGEST_WAIT, ModelReads
+from proxy.fleet.store import Fleet
 from proxy.models.resolver import anew
 from proxy.openai.asked_usage import asking
 from proxy.openai.parse import Parsed

@@ -11,7 +11,7 @@ from proxy.configurations import Configurations, Reader
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.replicas.deployment import Alone, Deployment
 from proxy.replicas.drains import SharedDrains
 from proxy.replicas.redis_line import check

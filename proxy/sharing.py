@@ -10,8 +10,8 @@ from proxy.app import App
 from proxy.composition.indexes import prefix_producers
 from proxy.core.endpoint import Endpoint
 from proxy.fleet.bindings import SharedBindings
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import SharedLedger
+from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowControl
 from proxy.flowcontrol.siblings import Lent, Siblings
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer

@@ -19,7 +19,7 @@ from proxy.composition.scaled_pool import Blocks, ScaledPool, ask_nobody
 from proxy.composition.senses import Senses
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.replicas.lease import Lease
 from proxy.replicas.settings import ReplicaSettings
 from proxy.settings import Settings

@@ -19,7 +19,7 @@ from proxy.dashboard.routes import DashboardRoutes
 from proxy.dashboard.samples import NAMES, Sampling
 from proxy.dashboard.series import CatalogueSeries, Series, TextSeries
 from proxy.dashboard.summed import SummedCounts
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowControl
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling

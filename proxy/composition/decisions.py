@@ -18,8 +18,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft
 from proxy.core.wiring import Ports
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.pool_pods import PoolPods
+from proxy.fleet.store import Fleet, PoolPods
 from proxy.kvevents.subscriptions import KvSubscriptions
 from proxy.latency.forecast import LATENCY
 from proxy.scheduling.build import Keep, Scheduling, build

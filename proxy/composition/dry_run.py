@@ -22,7 +22,7 @@ from proxy.core.state import Draft
 from proxy.explain.entry import Entry
 from proxy.explain.imagined import Imagined, reweighed
 from proxy.explain.table import imagined, short
-from proxy.fleet.handover import steer
+from proxy.fleet.drain_affinity import steer
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import request_of
 from proxy.pool import Pool

@@ -12,7 +12,7 @@ from proxy.explain.explained import Chosen, Explained, MayAsk, Notes
 from proxy.explain.kept import Kept
 from proxy.explain.table import whole
 from proxy.explain.wanted import Wanted
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.settings import DecisionSettings
 

@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.prefix.index import PrefixIndex
 from proxy.replay.recorder import Recorder
 from proxy.scheduling.build import Scheduling

@@ -9,9 +9,9 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
-from proxy.fleet.datastore import Fleet, FleetSettings
-from proxy.fleet.model_reads import ModelRounds
+from proxy.fleet.models import ModelRounds
 from proxy.fleet.runner import STATIC, FleetRunner, named
+from proxy.fleet.store import Fleet, FleetSettings
 from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.pool_settings import PoolSettings

@@ -29,7 +29,7 @@ from proxy.autoscale.victims import Replica
 from proxy.composition.senses import Senses
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import Clock, Random
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 
 FIRST_SIGHT = 60.0
 """Seconds in which pods of a role that is never empty should have been found: until then none means that nothing is

@@ -13,7 +13,7 @@ from proxy.composition.indexes import predictors
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowControl
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.catalogue import Catalogue

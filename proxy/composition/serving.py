@@ -33,11 +33,10 @@ from proxy.explain.kept import Kept
 from proxy.extproc.addresses import Addresses, SubsetGate
 from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.bindings import Bindings
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.model_reads import ModelReads, ReadsAfterNotFound
-from proxy.fleet.pool_pods import PoolPods, pods_of
+from proxy.fleet.models import ModelReads, ReadsAfterNotFound
 from proxy.fleet.settings import WarmupSettings
+from proxy.fleet.store import Fleet, PoolPods, pods_of
 from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
 from proxy.flowcontrol.controller import FlowControl
 from proxy.flowcontrol.series import FlowSeries

@@ -13,7 +13,7 @@ import orjson
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import Clock
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 
 PODS_AT_ONCE = 50
 """Read without a pause: half a millisecond."""

@@ -13,9 +13,9 @@ import orjson
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.ports import Clock
 from proxy.core.tls import PodTls
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.member import Member
+from proxy.fleet.records import Member
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 
 
 class News(Enum):

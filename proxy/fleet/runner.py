@@ -10,16 +10,15 @@ from types import TracebackType
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import Engines
+from proxy.fleet.discovery import Source
 from proxy.fleet.discovery.dns import DnsSource
 from proxy.fleet.discovery.file import FileSource
 from proxy.fleet.discovery.kubernetes import KubernetesSource
-from proxy.fleet.discovery.source import Source
-from proxy.fleet.pool_pods import PoolPods
 from proxy.fleet.refresh import Budget, Refresher
 from proxy.fleet.scrape import Fetcher
 from proxy.fleet.settings import PodSettings, PodSources
+from proxy.fleet.store import Fleet, PoolPods
 
 SWEEP_INTERVAL = 0.1
 

@@ -16,7 +16,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, MethodNotAllowed, NotFound, RequestError
 from proxy.core.tasks import Tasks
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
 from proxy.http.admin_config import ConfigRoutes, Configurations, DecisionRoutes, Explained, LoggingRoutes
 from proxy.http.admin_keys import (

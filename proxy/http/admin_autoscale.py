@@ -13,7 +13,7 @@ from proxy.autoscale.loop import Loop
 from proxy.core.errors import BadRequest, Forbidden, NotFound
 from proxy.core.params import suggestion
 from proxy.core.units import parse_duration
-from proxy.fleet.datastore import Fleet
+from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import UNKNOWN, WHO, audit, json_answer, json_body
 from proxy.http.admin_pods import LOOK_INTERVAL, describe, named, seconds_of
 

@@ -17,8 +17,8 @@ from proxy.core import params
 from proxy.core.endpoint import DEFAULT_POOL, NEVER_SCRAPED, Endpoint, EndpointState, LoadView, Metrics
 from proxy.core.errors import BadGateway, BadRequest, ConfigError, Conflict, GatewayTimeout, UnknownPod
 from proxy.core.units import parse_duration
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import json_answer, json_body
 from proxy.http.tls import Trust
 

@@ -69,7 +69,7 @@ NOBODY = Nobody()
 
 
 class Doubts(Protocol):
-    """Who keeps pods from being chosen; `fleet.datastore.Fleet` is one."""
+    """Who keeps pods from being chosen; `fleet.store.Fleet` is one."""
 
     def doubt(self, endpoint: Endpoint, why: str) -> None: ...
     def trust(self, endpoint: Endpoint, why: str) -> None: ...

@@ -38,7 +38,7 @@ Sight = tuple[float, float, int, int, float]
 
 
 class Pods(Protocol):
-    """`fleet.datastore.Fleet` is one."""
+    """`fleet.store.Fleet` is one."""
 
     def doubt(self, endpoint: Endpoint, why: str) -> None: ...
     def trust(self, endpoint: Endpoint, why: str) -> None: ...

@@ -22,9 +22,9 @@ from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.gateway import Gateway
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import BodyParser

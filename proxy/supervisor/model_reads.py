@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from proxy.core.endpoint import Endpoint
-from proxy.fleet.model_reads import ModelReads
+from proxy.fleet.models import ModelReads
 
 
 class WorkerModelReads(ModelReads):

@@ -32,9 +32,9 @@ from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.gateway import Gateway
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.pool import Pool

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from proxy.fleet.discovery.source import Source
+from proxy.fleet.discovery import Source
 from proxy.fleet.settings import DnsSettings, PodSettings
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.params import Invalid, build, param
 from proxy.core.watched_files import WatchedFiles
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
-from proxy.fleet.discovery.source import Source
+from proxy.fleet.discovery import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates
 from proxy.yaml_source import read_data, text_of
 

@@ -16,8 +16,8 @@ from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
 from proxy.composition.scaled_pool import ScaledPool
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 
 EXEC = {"type": "exec", "command": ["scale"], "upInterval": "0s", "downInterval": "0s"}
 

@@ -13,8 +13,8 @@ import orjson
 from proxy.composition.dashboard import Dashboard, of_process
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import Admin
 from proxy.telemetry.catalogue import Catalogue

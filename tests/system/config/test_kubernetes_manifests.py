@@ -17,7 +17,7 @@ import yaml
 
 from proxy.app import App
 from proxy.cli.serve import serve
-from proxy.fleet.discovery.kubernetes_objects import PODS, POOLS, SLICES
+from proxy.fleet.discovery.kubernetes import PODS, POOLS, SLICES
 from proxy.settings import Settings, from_text
 
 FOLDER = Path(__file__).parents[3] / "config" / "deploy" / "kubernetes"

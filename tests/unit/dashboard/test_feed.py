@@ -13,8 +13,8 @@ from proxy.core.errors import Saturated
 from proxy.dashboard.feed import MOST_BEHIND, MOST_VIEWERS, Feed, Panel
 from proxy.dashboard.pods import PodRows
 from proxy.dashboard.samples import Samples
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.telemetry.endpoints import EndpointCounts
 from tests.helpers.waiting import PATIENCE
 

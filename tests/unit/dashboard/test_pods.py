@@ -8,8 +8,8 @@ import orjson
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.dashboard.pods import FIELDS, PodRows
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.core.clock import ManualClock
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 
 
 def test_models_that_name_a_parent_are_adapters_until_the_pod_says_otherwise() -> None:

@@ -8,7 +8,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectRefused
 from proxy.core.units import Duration
-from proxy.fleet.dcgm import RETRY, Gpus, utilization
+from proxy.fleet.refresh import RETRY, Gpus, utilization
 from proxy.fleet.settings import DcgmSettings
 from proxy.telemetry.prometheus_text import ScrapeError
 

@@ -11,7 +11,7 @@ from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.mirror import Mirror, News, Origin
 from proxy.fleet.scrape import parse
-from tests.unit.fleet.test_datastore import Calls, state
+from tests.unit.fleet.test_store import Calls, state
 
 
 def sleep(calls: Calls, endpoint: Endpoint, level: int = 1) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.slow_start import SlowStart
-from tests.unit.fleet.test_datastore import pod
+from proxy.fleet.records import SlowStart
+from proxy.fleet.store import Fleet
+from tests.unit.fleet.test_store import pod
 
 
 class World:

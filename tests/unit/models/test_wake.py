@@ -15,8 +15,8 @@ from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import ConnectRefused, NoEndpoints
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.models import wake
 from proxy.models.resolver import Resolver
 from proxy.models.settings import ModelSettings

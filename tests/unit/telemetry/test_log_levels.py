@@ -12,7 +12,7 @@ from proxy.telemetry.log_levels import ROOT, LogLevels
 from proxy.telemetry.logs import AUDIT, set_up
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
-ROOM, BELOW = "proxy.fleet", "proxy.fleet.datastore"
+ROOM, BELOW = "proxy.fleet", "proxy.fleet.store"
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_what_cannot_be_done_changes_nothing(wanted: object, said: str) -> None:
 def test_others_take_what_they_are_told_and_nothing_else_stays() -> None:
     told: list[bytes] = []
     here, there = LogLevels(lambda: LogLevel.INFO, told.append), levels_of()
-    there.change({"proxy.fleet.datastore": "debug"})
+    there.change({"proxy.fleet.store": "debug"})
     here.change({ROOM: "error"})
     there.take(told[-1])
     assert there.shown()["levels"].keys() == {ROOT, ROOM}

@@ -14,10 +14,9 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import EndpointState
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.discovery.kubernetes import KubernetesSource
-from proxy.fleet.kubernetes_settings import KubernetesSettings
-from proxy.fleet.settings import PodSettings
+from proxy.fleet.settings import KubernetesSettings, PodSettings
+from proxy.fleet.store import Fleet
 from tests.helpers.kubernetes.server import (
     FakeApiServer,
     Object,

@@ -7,16 +7,15 @@ from contextlib import AsyncExitStack
 
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.fleet.datastore import Fleet, FleetSettings
 from proxy.fleet.dialects import Engines
-from proxy.fleet.pool_pods import PoolPods, pods_of
+from proxy.fleet.records import SlowStart
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import PodSettings, PodSources
-from proxy.fleet.slow_start import SlowStart
+from proxy.fleet.store import Fleet, FleetSettings, PoolPods, pods_of
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.helpers.fleet.pods import FakePod
-from tests.unit.fleet.test_datastore import Calls, cards, pod
 from tests.unit.fleet.test_mirror import Pair
+from tests.unit.fleet.test_store import Calls, cards, pod
 from tests.wire.fleet.test_runner import FAST
 
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
-from proxy.fleet.datastore import Fleet
 from proxy.fleet.dialects import Engines
 from proxy.fleet.refresh import Budget, Refresher
 from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
+from proxy.fleet.store import Fleet
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.helpers.fleet.pods import FakePod, exposition, models
 from tests.helpers.waiting import PATIENCE, until

@@ -11,10 +11,10 @@ from pathlib import Path
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import EndpointState
 from proxy.core.units import Duration
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.discovery.source import Source
+from proxy.fleet.discovery import Source
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import DnsSettings, PodSettings, PodSources, RefreshSettings
+from proxy.fleet.store import Fleet
 from proxy.http.upstream.fetch import PooledFetcher
 from tests.helpers.fleet.pods import FakePod
 from tests.helpers.waiting import until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.fleet.model_reads import ROUND_EVERY
+from proxy.fleet.models import ROUND_EVERY
 from proxy.sim import SimConfig
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until

@@ -1,24 +1,20 @@
-"""The living endpoints: who is there, who may be asked for what, and what happens when one comes or goes."""
+"""The fleet's pods: their states, and which ready endpoints serve which model."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, update
 from proxy.core.ports import Clock
-from proxy.fleet.doubts import OURS, Doubts
-from proxy.fleet.heirs import Heirs
-from proxy.fleet.member import Member
-from proxy.fleet.named_models import NamedModels
+from proxy.fleet.models import NamedModels
+from proxy.fleet.records import OURS, Doubts, Heirs, Member, SlowStart
 from proxy.fleet.scrape import Card
-from proxy.fleet.serving import Serving
 from proxy.fleet.settings import PodSettings
-from proxy.fleet.slow_start import SlowStart
 
 log = logging.getLogger(__name__)
 
@@ -476,3 +472,64 @@ class Fleet:
             hook(endpoint)
         except Exception:
             log.exception("a hook failed for pod %s", endpoint.name)
+
+
+class Serving:
+    """The ready endpoints at one moment, by model. The fleet makes a new one after every change, so this one may
+    remember its answers; it remembers those for models that exist, so what clients make up takes no memory."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)
+        self.of: Callable[[str], Sequence[Endpoint]] = _ByModel(self.ready).__getitem__
+        """In the order of the fleet; an endpoint that names no models serves any, and any serves a request without."""
+        self.pools: dict[str, Serving] = {}
+        """Those of single pools that somebody has asked for."""
+
+
+class _ByModel(dict[str, tuple[Endpoint, ...]]):
+    """What is remembered: to find it takes no step of Python, twice per request."""
+
+    def __init__(self, ready: tuple[Endpoint, ...]) -> None:
+        super().__init__({"": ready})
+        self._ready = ready
+        self._any = tuple(endpoint for endpoint in ready if not endpoint.models)
+        self._named = frozenset(model for endpoint in ready for model in endpoint.models or ())
+
+    def __missing__(self, model: str) -> tuple[Endpoint, ...]:
+        if model not in self._named:
+            return self._any
+        found = tuple(endpoint for endpoint in self._ready if not endpoint.models or model in endpoint.models)
+        self[model] = found
+        return found
+
+
+class PoolPods:
+    """As the fleet has them; where there is but one pool, the fleet itself is asked instead."""
+
+    def __init__(self, fleet: Fleet, pool: str) -> None:
+        self._fleet = fleet
+        self._pool = pool
+
+    def serving(self, model: str) -> Sequence[Endpoint]:
+        """The ready ones that serve the model."""
+        return self._fleet.within(self._pool).of(model)
+
+    @property
+    def ready(self) -> Sequence[Endpoint]:
+        return self._fleet.within(self._pool).ready
+
+    def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
+        """See Fleet.watch."""
+
+        def mine(hook: Hook) -> Hook:
+            return lambda endpoint: hook(endpoint) if endpoint.pool == self._pool else None
+
+        return self._fleet.watch(mine(added), mine(removed))
+
+
+Pods = Fleet | PoolPods
+
+
+def pods_of(fleet: Fleet, pool: str, pools: int) -> Pods:
+    """Of one of so many pools."""
+    return fleet if pools == 1 else PoolPods(fleet, pool)

@@ -7,9 +7,9 @@ import pytest
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadRequest
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.named_models import MOST_KNOWN
+from proxy.fleet.models import MOST_KNOWN
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 
 
 def pod(name: str, **keys: object) -> PodSettings:

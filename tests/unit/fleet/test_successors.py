@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.endpoint import EndpointState
-from tests.unit.fleet.test_datastore import Calls, pod
+from tests.unit.fleet.test_store import Calls, pod
 
 READY, DRAINING = EndpointState.READY, EndpointState.DRAINING
 GRACE = 30.0

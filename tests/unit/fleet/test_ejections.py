@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import EndpointState
-from proxy.fleet.datastore import Fleet
-from tests.unit.fleet.test_datastore import Calls, pod, state
+from proxy.fleet.store import Fleet
+from tests.unit.fleet.test_store import Calls, pod, state
 
 
 def names(calls: Calls) -> str:

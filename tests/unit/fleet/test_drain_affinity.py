@@ -13,9 +13,9 @@ from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.fleet.datastore import Fleet
-from proxy.fleet.handover import steer
+from proxy.fleet.drain_affinity import steer
 from proxy.fleet.settings import PodSettings
+from proxy.fleet.store import Fleet
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
 from proxy.replay.kvlane import Kvlane
