@@ -301,7 +301,7 @@ class App:
             on_missed=self._missed,
             on_changed=self._roomier,
             on_moved=self._moved,
-            on_doubts=self._doubting,
+            on_ejection_change=self._doubting,
             on_drained=self._drained,
             slow_start=self._make_slow_start(),
         )

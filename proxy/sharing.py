@@ -52,7 +52,7 @@ class SharingApp(App):
             bound=self._bound_elsewhere,
             bindings=lambda: self._bindings.recent(MOST_BINDINGS),
             doubts=lambda: shared_doubts(self.fleet),
-            doubted=lambda peer, doubts: self.fleet.doubted_by(peer, doubts),
+            doubted=lambda peer, doubts: self.fleet.peer_ejected(peer, doubts),
             broke=self._broke_elsewhere,
             tried=self._tried_elsewhere,
             lost=self._lost,
@@ -156,4 +156,4 @@ class SharingApp(App):
 
 def shared_doubts(fleet: Fleet) -> Doubts:
     """All of its own but those of open breakers: each process that hears of one opens its own, with its own timer."""
-    return {name: [why for why in whys if why != OPEN] for name, whys in fleet.own_doubts().items()}
+    return {name: [why for why in whys if why != OPEN] for name, whys in fleet.own_ejections().items()}

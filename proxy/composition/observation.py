@@ -53,7 +53,7 @@ class Observation:
         self._fleet = fleet
         self._clock = clock
         self.catalogue = catalogue
-        self.endpoints = EndpointSeries(catalogue, fleet, (), clock, doubts=fleet.doubts, breaker=breaker)
+        self.endpoints = EndpointSeries(catalogue, fleet, (), clock, doubts=fleet.ejection_reasons, breaker=breaker)
         self.readers: list[Callable[[], None]] = []
         self.traces = traces_of(settings.tracing, clock, catalogue.spans_lost.cell)
         self.observer = Observer(catalogue, self.endpoints, clock)

@@ -79,7 +79,7 @@ class PodRows:
         sent = sum(attempts.values())
         return [
             *(endpoint.pool, endpoint.role, endpoint.state.value, self.breaker(endpoint)),
-            *(self.fleet.doubts(endpoint), load.requests, load.tokens),
+            *(self.fleet.ejection_reasons(endpoint), load.requests, load.tokens),
             *(view.waiting, view.running, round(view.kv_usage, 3)),
             None if never else round(metrics.scraped_at + ahead),
             metrics.freshness is Freshness.STALE,

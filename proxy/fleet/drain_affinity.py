@@ -1,4 +1,4 @@
-"""What a draining pod has cached is taken over by few others, so that it is computed once and not everywhere."""
+"""Drain affinity: requests for a prefix that a draining pod caches go to one successor, which computes it once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST_TOKENS = 512
 
 
 def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endpoint]) -> Decision:
-    """The decision, or the same with another of its candidates first. Called only while pods drain.
+    """Return the decision, or the same with another of its candidates first. Called only while pods drain.
 
     A request whose prefix a draining pod has, and the chosen one has not, goes to the candidate that has most of it, or
     is just computing it, unless that one is behind by more than what it has is worth. That the request itself is spared
@@ -29,22 +29,22 @@ def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endp
         return decision
     pods, target = decision.candidates(), decision.target
     held = dict(zip(pods, match.matched(pods), strict=True))
-    heir = max(pods, key=held.__getitem__)
-    saved = (min(held[heir], max(match.matched(draining))) - held[target]) * match.block_size
-    if saved <= 0 or not _is_near(request, match, heir, target, saved):
+    successor = max(pods, key=held.__getitem__)
+    saved = (min(held[successor], max(match.matched(draining))) - held[target]) * match.block_size
+    if saved <= 0 or not _is_near(request, match, successor, target, saved):
         return decision
-    return decision._replace(target=heir, fallbacks=tuple(pod for pod in pods if pod is not heir))
+    return decision._replace(target=successor, fallbacks=tuple(pod for pod in pods if pod is not successor))
 
 
-def _is_near(request: InferenceRequest, match: PrefixMatch, heir: Endpoint, target: Endpoint, tokens: int) -> bool:
-    """Whether the heir is behind the target by no more than so many tokens of a prompt are worth."""
+def _is_near(request: InferenceRequest, match: PrefixMatch, successor: Endpoint, target: Endpoint, tokens: int) -> bool:
+    """Whether the successor is behind the target by no more than so many tokens of a prompt are worth."""
     forecast = request.state.read(LATENCY)
     if forecast is not None:
-        its, chosen = forecast.costs((heir, target))
+        its, chosen = forecast.costs((successor, target))
         return its - chosen <= tokens / PREFILL_RATE
     prompt = (request.state.read(TOKENIZED_PROMPT) or request.prompt).tokens
     its, chosen = (
         pod.load.tokens + missing + REQUEST_TOKENS * (pod.view.waiting + pod.view.running)
-        for pod, missing in zip((heir, target), match.missing((heir, target), prompt), strict=True)
+        for pod, missing in zip((successor, target), match.missing((successor, target), prompt), strict=True)
     )
     return its - chosen <= tokens

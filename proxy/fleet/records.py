@@ -1,4 +1,4 @@
-"""What the fleet keeps of each pod, and the rules that are applied to all of them."""
+"""The record of each pod, and the rules of its state: ejection, succession and slow start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """Lives as long as the endpoint.
+class PodRecord:
+    """A pod in the fleet; lives as long as its endpoint.
 
     `contact` is starting, ready or ejected, whatever an operator wants; `leave_by` is set while it is being removed.
     """
@@ -30,17 +30,17 @@ class Member:
     asleep: bool = False
     leave_by: float | None = None
     cards: Sequence[Card] = ()
-    doubts: dict[str, set[int]] = field(default_factory=dict)
-    """Why requests should rather not be sent there, though it answers, and who says so."""
+    ejection_reasons: dict[str, set[int]] = field(default_factory=dict)
+    """Why a pod that answers gets no requests, and the processes that say so."""
     scrape_failure: str | None = None
     """Why the last scrape came to nothing, if it did."""
     refused_at: float | None = None
-    """Since when nobody listens there."""
+    """Since when it refuses connections."""
     restarted_at: float = -math.inf
 
     @property
     def answers(self) -> bool:
-        """It could have requests."""
+        """Whether it could have requests."""
         return self._is_wanted and not self.asleep and self.contact is EndpointState.READY
 
     @property
@@ -50,7 +50,7 @@ class Member:
 
     @property
     def takes_any(self) -> bool:
-        """It names no models, and has had the opportunity."""
+        """Whether it has answered and lists no models."""
         return not self.endpoint.models and self.contact is not EndpointState.STARTING
 
     @property
@@ -70,22 +70,23 @@ class Member:
         own = {card["id"]: card for card in self.cards}
         return [own.get(model) or {"id": model, "object": "model"} for model in configured]
 
-    def doubts_of(self, who: int) -> list[str]:
-        return [why for why, whose in self.doubts.items() if who in whose]
+    def reasons_of(self, who: int) -> list[str]:
+        """Return the ejection reasons of one process."""
+        return [why for why, whose in self.ejection_reasons.items() if who in whose]
 
-    def doubt(self, why: str, who: int) -> bool:
-        """Whether nobody had said so before."""
-        whose = self.doubts.setdefault(why, set())
+    def eject(self, why: str, who: int) -> bool:
+        """Add a reason; return whether no process had it before."""
+        whose = self.ejection_reasons.setdefault(why, set())
         is_new = not whose
         whose.add(who)
         return is_new
 
-    def trust(self, why: str, who: int) -> bool:
-        """Whether nobody says so any more."""
-        whose = self.doubts[why]
+    def uneject(self, why: str, who: int) -> bool:
+        """Take a reason back; return whether no process has it any more."""
+        whose = self.ejection_reasons[why]
         whose.discard(who)
         if not whose:
-            del self.doubts[why]
+            del self.ejection_reasons[why]
         return not whose
 
     @property
@@ -93,117 +94,123 @@ class Member:
         return not self.draining and self.leave_by is None
 
 
-OURS = -1
-"""Who doubts, if it is this process; siblings have numbers."""
+OWN = -1
+"""This process, among those that eject a pod; peers have numbers."""
 
 
-class Doubts:
-    """Those about `members`, who may change; `settle` is called for each whose state may be another one. Doubts about
-    more than `panic_percent` of those of a pool that answer are ignored."""
+class Ejections:
+    """Ejection of pods that answer. `settle` is called for each of `records` whose state may have changed.
 
-    def __init__(self, members: Mapping[str, Member], settle: Callable[[Member], None], panic_percent: float) -> None:
-        self._members = members
+    In a pool in which more than `panic_percent` of the pods that answer are ejected, ejections are ignored (Envoy's
+    panic threshold): so many failures have another cause than the pods.
+    """
+
+    def __init__(
+        self, records: Mapping[str, PodRecord], settle: Callable[[PodRecord], None], panic_percent: float
+    ) -> None:
+        self._records = records
         self._settle = settle
         self.panic_percent = panic_percent
         self.panics: frozenset[str] = frozenset()
-        """Pools in which doubts are ignored."""
+        """Pools in which ejections are ignored."""
 
-    def begin(self, member: Member, why: str, who: int) -> None:
-        if member.doubt(why, who):
-            if who == OURS:
-                log.warning("pod %s is in doubt: %s", member.endpoint.name, why)
+    def add(self, record: PodRecord, why: str, who: int) -> None:
+        if record.eject(why, who):
+            if who == OWN:
+                log.warning("pod %s ejected: %s", record.endpoint.name, why)
             self._review()
 
-    def end(self, member: Member, why: str, who: int) -> None:
-        if member.trust(why, who):
-            if who == OURS:
-                log.info("pod %s is no longer in doubt: %s", member.endpoint.name, why)
+    def remove(self, record: PodRecord, why: str, who: int) -> None:
+        if record.uneject(why, who):
+            if who == OWN:
+                log.info("pod %s no longer ejected: %s", record.endpoint.name, why)
             self._review()
 
     def own(self) -> Mapping[str, Sequence[str]]:
-        """Those of this process, by the names of the pods about which it has any."""
-        own = {name: member.doubts_of(OURS) for name, member in self._members.items()}
+        """Return the reasons of this process, by the names of the pods that it ejects."""
+        own = {name: record.reasons_of(OWN) for name, record in self._records.items()}
         return {name: whys for name, whys in own.items() if whys}
 
-    def hear(self, sibling: int, doubts: Mapping[str, Sequence[str]]) -> None:
-        """All that a sibling has, by the pods' names."""
-        for name, member in self._members.items():
-            whys = doubts.get(name, ())
-            for why in member.doubts_of(sibling):
+    def replace_of_peer(self, peer: int, reasons: Mapping[str, Sequence[str]]) -> None:
+        """Replace all reasons of a peer, which come by the pods' names."""
+        for name, record in self._records.items():
+            whys = reasons.get(name, ())
+            for why in record.reasons_of(peer):
                 if why not in whys:
-                    self.end(member, why, sibling)
+                    self.remove(record, why, peer)
             for why in whys:
-                self.begin(member, why, sibling)
+                self.add(record, why, peer)
 
     def reconsider(self) -> None:
-        """There are more or fewer pods that those in doubt are compared with."""
-        if any(member.doubts for member in self._members.values()):
+        """Apply the panic threshold again: the number of pods that answer has changed."""
+        if any(record.ejection_reasons for record in self._records.values()):
             self._review()
 
     def _review(self) -> None:
-        """After a change that concerns more than one pod."""
-        answering: dict[str, list[Member]] = {}
-        for member in self._members.values():
-            if member.answers:
-                answering.setdefault(member.endpoint.pool, []).append(member)
-        for pool, members in answering.items():
-            self._review_pool(pool, members)
+        answering: dict[str, list[PodRecord]] = {}
+        for record in self._records.values():
+            if record.answers:
+                answering.setdefault(record.endpoint.pool, []).append(record)
+        for pool, records in answering.items():
+            self._review_pool(pool, records)
         self.panics &= answering.keys()
 
-    def _review_pool(self, pool: str, members: Sequence[Member]) -> None:
-        doubted = sum(1 for member in members if member.doubts)
-        panics = doubted * 100 > self.panic_percent * len(members)
+    def _review_pool(self, pool: str, records: Sequence[PodRecord]) -> None:
+        ejected = sum(1 for record in records if record.ejection_reasons)
+        panics = ejected * 100 > self.panic_percent * len(records)
         if panics is not (pool in self.panics):
             self.panics ^= {pool}
             log.warning(
-                "%d of %d pods are in doubt: all are asked" if panics else "%d of %d pods are in doubt",
-                doubted,
-                len(members),
+                "%d of %d pods ejected: above the panic threshold, requests go to all of them"
+                if panics
+                else "%d of %d pods ejected: below the panic threshold again",
+                ejected,
+                len(records),
             )
-        for member in members:
-            self._settle(member)
+        for record in records:
+            self._settle(record)
 
 
 Place = tuple[str, str]
 """Pool and role."""
 
 
-class Heirs:
-    """Holds members back from leaving; `leave` lets one go."""
+class Successors:
+    """Pods that are not wanted any more and serve on until a successor does: a cut-over leaves no gap. `leave` lets a
+    pod go."""
 
-    def __init__(self, leave: Callable[[Member], None]) -> None:
+    def __init__(self, leave: Callable[[PodRecord], None]) -> None:
         self._leave = leave
-        self._held: dict[Member, float] = {}
+        self._held: dict[PodRecord, float] = {}
         """And until when."""
 
-    def replace(self, unwanted: Collection[Member], members: Iterable[Member], until: float) -> None:
-        """Of the unwanted, those leave that nobody has to be waited for: some pod of their place serves, or none is on
-        its way."""
-        kept = [member for member in members if member.leave_by is None and member not in unwanted]
-        serving = {_place(member.endpoint) for member in kept if member.endpoint.state is EndpointState.READY}
-        coming = {_place(member.endpoint) for member in kept if member.contact is EndpointState.STARTING} - serving
-        for member in unwanted:
-            is_needed = member.endpoint.state is EndpointState.READY and _place(member.endpoint) in coming
+    def replace(self, unwanted: Collection[PodRecord], records: Iterable[PodRecord], until: float) -> None:
+        """Let the unwanted pods go, except those whose place only pods take that have not answered yet."""
+        kept = [record for record in records if record.leave_by is None and record not in unwanted]
+        serving = {_place(record.endpoint) for record in kept if record.endpoint.state is EndpointState.READY}
+        coming = {_place(record.endpoint) for record in kept if record.contact is EndpointState.STARTING} - serving
+        for record in unwanted:
+            is_needed = record.endpoint.state is EndpointState.READY and _place(record.endpoint) in coming
             if is_needed:
-                self._held.setdefault(member, until)
+                self._held.setdefault(record, until)
             else:
-                self._leave(member)
+                self._leave(record)
 
-    def came(self, member: Member) -> None:
-        """It serves: those whose place it takes may go."""
-        if self._held and member not in self._held and member.endpoint.state is EndpointState.READY:
-            place = _place(member.endpoint)
+    def came(self, record: PodRecord) -> None:
+        """Let the pods go whose place the record, which serves, takes."""
+        if self._held and record not in self._held and record.endpoint.state is EndpointState.READY:
+            place = _place(record.endpoint)
             for held in [held for held in self._held if _place(held.endpoint) == place]:
                 self._leave(held)
 
     def sweep(self, now: float) -> None:
-        """Nobody is waited for any longer by those whose time is over."""
-        for member in [member for member, until in self._held.items() if now >= until]:
-            self._leave(member)
+        """Let the pods go whose time is over."""
+        for record in [record for record, until in self._held.items() if now >= until]:
+            self._leave(record)
 
-    def forget(self, member: Member) -> None:
-        """It leaves, or is wanted again."""
-        self._held.pop(member, None)
+    def forget(self, record: PodRecord) -> None:
+        """The pod leaves, or is wanted again."""
+        self._held.pop(record, None)
 
 
 def _place(endpoint: Endpoint) -> Place:
@@ -211,14 +218,14 @@ def _place(endpoint: Endpoint) -> Place:
 
 
 LEAST = 0.1
-"""Share of its share that a pod begins with: nobody learns how it is from none."""
+"""Part of its share that a pod begins with: without requests nothing is learned of it."""
 
 Of = Callable[[str], Sequence[Endpoint]]
 
 
 class SlowStart:
-    """For so many seconds the pod is a candidate for a growing part of the requests, chosen at random, and for those
-    that have no other."""
+    """Slow start: for `seconds` a pod that came back is a candidate for a growing random part of the requests, and for
+    the requests that have no other candidate."""
 
     def __init__(self, seconds: float, clock: Clock, rng: Random) -> None:
         self._seconds = seconds
@@ -247,7 +254,8 @@ class SlowStart:
         self._since.pop(endpoint, None)
 
     def thinned(self, of: Of, over: Callable[[], None]) -> Of:
-        """`of`, without those that the request at hand is not for. `over` is called when there are none any more."""
+        """Return `of` without the endpoints in slow start that are left out this time. `over` is called when no slow
+        start is left."""
 
         def thin(model: str) -> Sequence[Endpoint]:
             found = of(model)

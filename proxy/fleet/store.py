@@ -12,7 +12,7 @@ from typing import Any
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, update
 from proxy.core.ports import Clock
 from proxy.fleet.models import NamedModels
-from proxy.fleet.records import OURS, Doubts, Heirs, Member, SlowStart
+from proxy.fleet.records import OWN, Ejections, PodRecord, SlowStart, Successors
 from proxy.fleet.scrape import Card
 from proxy.fleet.settings import PodSettings
 
@@ -32,8 +32,8 @@ def _nothing(endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """`static`: by source and pool, the names of the pods that it may have; others leave before a source adds any, so
-    that a pod can move from one pool to another. `slow_start` is in seconds."""
+    """`static`: the names of the pods by source and pool. Others leave before a source adds any, so that a pod can move
+    from one pool to another. `slow_start` is in seconds."""
 
     pools: Sequence[str] = (DEFAULT_POOL,)
     static: Mapping[tuple[str, str], Collection[str]] = field(default_factory=dict)
@@ -43,21 +43,23 @@ class FleetSettings:
 
 
 class Fleet:
-    """Hooks are called in the tick of the change. One that fails is logged; the change stands.
+    """The pods and their endpoints, by name.
 
-    on_ready      a pod answered, for the first time or again after it refused
-    on_restarted  a pod lost its memory: forget what was known of its caches
-    on_removed    a pod is gone for good: forget it
-    on_missed     a scrape of a pod came to nothing
-    on_moved      a pod's state is another one
-    on_doubts     this process has other doubts about a pod than before
-    on_drained    an operator drains a pod, or takes it back
-    on_changed    a pod has reported anew, or its state is another one: what can go on may be more
+    Hooks are called in the tick of the change. A hook that fails is logged; the change stands.
+
+    on_ready      the pod answered, for the first time or again after it refused connections
+    on_restarted  the pod lost its memory: forget what was known of its caches
+    on_removed    the pod is gone for good: forget it
+    on_missed     a scrape of the pod failed
+    on_moved      the state of the pod changed
+    on_ejection_change  the reasons changed for which this process ejects the pod
+    on_drained    an operator drains the pod, or takes it back
+    on_changed    the pod has new metrics or another state: queued requests may go on
 
     A removed pod gets no new requests, and goes when its last one ends or `grace` seconds have passed.
 
-    Doubts about pods eject them, until they would take more than `panic_percent` of those that answer: then so many
-    failures say more of something else than of the pods, and all of them are asked. Of those that sleep nobody is.
+    A pod that answers is ejected while there is a reason, unless more than `panic_percent` of the pods that answer
+    would be: then requests go to all of them. A pod that sleeps gets none in any case.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Fleet:
         on_removed: Hook = _nothing,
         on_missed: Hook = _nothing,
         on_moved: Hook = _nothing,
-        on_doubts: Hook = _nothing,
+        on_ejection_change: Hook = _nothing,
         on_drained: Hook = _nothing,
         on_changed: Hook = _nothing,
         slow_start: SlowStart | None = None,
@@ -83,23 +85,23 @@ class Fleet:
         self._on_removed = on_removed
         self._on_missed = on_missed
         self._on_moved = on_moved
-        self._on_doubts = on_doubts
+        self._on_ejection_change = on_ejection_change
         self._on_drained = on_drained
         self._on_changed = on_changed
         self._slow_start = slow_start
         self._grace = grace
-        self._members: dict[str, Member] = {}
-        self._models = NamedModels(self._members)
-        self._doubts = Doubts(self._members, self._settle, panic_percent)
-        self._heirs = Heirs(self._leave)
+        self._records: dict[str, PodRecord] = {}
+        self._models = NamedModels(self._records)
+        self._ejections = Ejections(self._records, self._settle, panic_percent)
+        self._successors = Successors(self._leave)
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: Serving | None = None
         self._models_changed: asyncio.Future[None] | None = None
         self.wakes = False
-        """Whether pods that sleep are woken when they are needed: set by whoever knows."""
+        """Whether pods that sleep are woken when they are needed."""
         self.draining: Sequence[Endpoint] = ()
         self.pools: Sequence[str] = (DEFAULT_POOL,)
-        """That there are; see `form`."""
+        """All pools; see `form`."""
 
     @property
     def settings(self) -> FleetSettings:
@@ -111,18 +113,18 @@ class Fleet:
         self.wakes = settings.wakes
         self.form(settings.pools)
         for (source, pool), names in settings.static.items():
-            known = [one for one in self._members.values() if (one.source, one.endpoint.pool) == (source, pool)]
+            known = [one for one in self._records.values() if (one.source, one.endpoint.pool) == (source, pool)]
             self.reconcile(source, [one.pod for one in known if one.pod.name in names], pool)
         if self._slow_start is not None:
             self._slow_start.seconds = settings.slow_start
             self._serving = None
-        self._doubts.panic_percent = settings.panic_percent
-        self._doubts.reconsider()
+        self._ejections.panic_percent = settings.panic_percent
+        self._ejections.reconsider()
 
-    # What the data path asks.
+    # For the data path.
 
     def serving(self, model: str) -> Sequence[Endpoint]:
-        """The ready endpoints that serve the model; O(1)."""
+        """Return the ready endpoints that serve the model; O(1)."""
         return (self._serving or self._renew()).of(model)
 
     @property
@@ -130,33 +132,33 @@ class Fleet:
         return (self._serving or self._renew()).ready
 
     def within(self, pool: str) -> Serving:
-        """The ready endpoints of one pool; they are renewed with all others, so whoever asks asks again."""
+        """Return the ready endpoints of one pool. Valid until the next change of the fleet."""
         serving = self._serving or self._renew()
         return serving.pools.get(pool) or self._renew_within(serving, pool)
 
     @property
     def serves(self) -> bool:
-        """Whether requests make sense: a pod is ready, or would be woken."""
-        return bool(self.ready) or (self.wakes and any(member.can_be_woken for member in self._members.values()))
+        """Whether a pod is ready or would be woken."""
+        return bool(self.ready) or (self.wakes and any(record.can_be_woken for record in self._records.values()))
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        """All of them, in any state."""
-        return [member.endpoint for member in self._members.values()]
+        """All endpoints, in any state."""
+        return [record.endpoint for record in self._records.values()]
 
     def get(self, name: str) -> Endpoint | None:
-        member = self._members.get(name)
-        return member.endpoint if member else None
+        record = self._records.get(name)
+        return record.endpoint if record else None
 
     def knows(self, model: str) -> bool:
-        """See NamedModels, here and below."""
+        """See NamedModels, as for the methods below."""
         return self._models.knows(model)
 
     def is_listed(self, model: str) -> bool:
         return self._models.is_listed(model)
 
     def models_change(self) -> asyncio.Future[None]:
-        """Return what is done when a pod lists other models than before; all who wait share it."""
+        """Return a future that is done when a pod lists other models than before."""
         if self._models_changed is None:
             self._models_changed = asyncio.get_running_loop().create_future()
         return self._models_changed
@@ -168,193 +170,195 @@ class Fleet:
         return self._models.cards(self.wakes)
 
     def is_leaving(self, endpoint: Endpoint) -> bool:
-        """Nobody wants it any more; it goes when its last request has ended."""
-        member = self._member_of(endpoint)
-        return member is None or member.leave_by is not None
+        """Return whether the endpoint is removed and only waits for its last request."""
+        record = self._record_of(endpoint)
+        return record is None or record.leave_by is not None
 
-    # What operators and discovery want.
+    # For operators and discovery.
 
     def add(self, pod: PodSettings, source: str = OPERATOR, pool: str = DEFAULT_POOL) -> Endpoint:
-        """A new endpoint; or the one of this name, brought up to date, and kept if it was about to leave. If that is in
-        another pool, or has another uid, it is gone at once, and a new one begins."""
-        member = self._members.get(pod.name)
-        if member is not None and (member.endpoint.pool, member.pod.uid) != (pool, pod.uid):
-            self._drop(member)
-            member = None
-        if member is None:
+        """Return a new endpoint; or the one of this name with its settings replaced, kept if it was about to leave. A
+        pod of this name in another pool or with another uid is removed at once."""
+        record = self._records.get(pod.name)
+        if record is not None and (record.endpoint.pool, record.pod.uid) != (pool, pod.uid):
+            self._drop(record)
+            record = None
+        if record is None:
             return self._join(pod, source, pool)
-        if source != OPERATOR or member.leave_by is not None:  # what is configured stays so, whoever repeats it
-            member.source = source
-        member.leave_by = None
-        self._heirs.forget(member)
-        self._update(member, pod)
-        return member.endpoint
+        if (
+            source != OPERATOR or record.leave_by is not None
+        ):  # a configured pod stays configured when an operator adds it again
+            record.source = source
+        record.leave_by = None
+        self._successors.forget(record)
+        self._update(record, pod)
+        return record.endpoint
 
     def remove(self, name: str) -> None:
-        """Raises KeyError for a name nobody has."""
-        self._leave(self._members[name])
+        """Remove the pod. Raises KeyError for an unknown name."""
+        self._leave(self._records[name])
         self.sweep()
 
     def drain(self, name: str) -> None:
-        """No new requests, until `undrain`. Raises KeyError for a name nobody has."""
-        self._set_draining(self._members[name], True)
+        """Send no new requests until `undrain`. Raises KeyError for an unknown name."""
+        self._set_draining(self._records[name], True)
 
     def undrain(self, name: str) -> None:
-        """Raises KeyError for a name nobody has."""
-        self._set_draining(self._members[name], False)
+        """Raises KeyError for an unknown name."""
+        self._set_draining(self._records[name], False)
 
     def drains(self, endpoint: Endpoint) -> bool:
-        """Whether an operator wants it to."""
-        member = self._member_of(endpoint)
-        return member is not None and member.draining
+        """Return whether an operator drains the endpoint."""
+        record = self._record_of(endpoint)
+        return record is not None and record.draining
 
     def reconcile(self, source: str, desired: Sequence[PodSettings], pool: str = DEFAULT_POOL) -> None:
-        """Makes the pods of this source those desired: adds, updates, removes, by name. Where none of those that stay
-        serves yet, the others do so until one does, or `grace` seconds have passed."""
+        """Add, update and remove pods so that the source has those desired. Where none of its successors serves yet, a
+        removed pod serves on until one does, or `grace` seconds have passed."""
         wanted = {pod.name for pod in desired}
-        unwanted = {member for name, member in self._members.items() if member.source == source and name not in wanted}
+        unwanted = {record for name, record in self._records.items() if record.source == source and name not in wanted}
         for pod in desired:
-            other = self._members.get(pod.name)
+            other = self._records.get(pod.name)
             if other and other.leave_by is None and other.source != source:
-                log.warning("pod %s of %s is left out: %s has one of this name", pod.name, source, other.source)
+                log.warning("pod %s of %s ignored: %s has a pod of this name", pod.name, source, other.source)
             else:
                 self.add(pod, source, pool)
-        self._heirs.replace(unwanted, self._members.values(), self._clock.now() + self._grace)
+        self._successors.replace(unwanted, self._records.values(), self._clock.now() + self._grace)
         self.sweep()
 
     def form(self, pools: Sequence[str]) -> None:
-        """There are these pools, in this order. The pods of others leave, whoever wanted them."""
+        """Set the pools, in this order. Pods of other pools leave."""
         self.pools = pools
-        for member in self._members.values():
-            if member.endpoint.pool not in pools:
-                self._leave(member)
+        for record in self._records.values():
+            if record.endpoint.pool not in pools:
+                self._leave(record)
 
     def sweep(self) -> None:
-        """Lets go of the removed pods whose last request has ended."""
+        """Drop the removed pods whose last request has ended."""
         now = self._clock.now()
-        self._heirs.sweep(now)
-        for member in list(self._members.values()):
-            if member.leave_by is not None and (member.endpoint.load.requests <= 0 or now >= member.leave_by):
-                self._drop(member)
+        self._successors.sweep(now)
+        for record in list(self._records.values()):
+            if record.leave_by is not None and (record.endpoint.load.requests <= 0 or now >= record.leave_by):
+                self._drop(record)
 
     def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
-        """Calls `added` for every endpoint there is and that comes, `removed` for those that go; until the function
-        that it returns is called."""
+        """Call `added` for every endpoint, now and later, and `removed` for those that go, until the function that is
+        returned is called."""
         watcher = (added, removed)
         self._watchers.append(watcher)
         for endpoint in self.endpoints:
             added(endpoint)
         return lambda: self._watchers.remove(watcher)
 
-    # What is known of requests: of an endpoint that is gone nothing is taken.
+    # Ejection and health. Calls for an endpoint that is gone do nothing.
 
-    def doubt(self, endpoint: Endpoint, why: str) -> None:
-        """Rather not, until `trust` takes it back."""
-        member = self._member_of(endpoint)
-        if member and OURS not in member.doubts.get(why, ()):
-            self._doubts.begin(member, why, OURS)
-            self._call(self._on_doubts, endpoint)
+    def eject(self, endpoint: Endpoint, why: str) -> None:
+        """Send no requests for this reason, until `uneject`."""
+        record = self._record_of(endpoint)
+        if record and OWN not in record.ejection_reasons.get(why, ()):
+            self._ejections.add(record, why, OWN)
+            self._call(self._on_ejection_change, endpoint)
 
-    def trust(self, endpoint: Endpoint, why: str) -> None:
-        member = self._member_of(endpoint)
-        if member and OURS in member.doubts.get(why, ()):
-            self._doubts.end(member, why, OURS)
-            self._call(self._on_doubts, endpoint)
+    def uneject(self, endpoint: Endpoint, why: str) -> None:
+        record = self._record_of(endpoint)
+        if record and OWN in record.ejection_reasons.get(why, ()):
+            self._ejections.remove(record, why, OWN)
+            self._call(self._on_ejection_change, endpoint)
 
     @property
     def panics(self) -> bool:
-        """Whether doubts are ignored, in some pool."""
-        return bool(self._doubts.panics)
+        """Whether ejections are ignored in some pool."""
+        return bool(self._ejections.panics)
 
-    def doubts(self, endpoint: Endpoint) -> Sequence[str]:
-        """Whoever has them; and whether it sleeps."""
-        member = self._member_of(endpoint)
-        return sorted([*member.doubts, *[ASLEEP] * member.asleep]) if member else ()
+    def ejection_reasons(self, endpoint: Endpoint) -> Sequence[str]:
+        """Return the reasons of all processes, and whether the pod sleeps."""
+        record = self._record_of(endpoint)
+        return sorted([*record.ejection_reasons, *[ASLEEP] * record.asleep]) if record else ()
 
-    def own_doubts(self) -> Mapping[str, Sequence[str]]:
-        """Those of this process, by the names of the pods about which it has any."""
-        return self._doubts.own()
+    def own_ejections(self) -> Mapping[str, Sequence[str]]:
+        """Return the reasons of this process, by the names of the pods that it ejects."""
+        return self._ejections.own()
 
-    def doubted_by(self, sibling: int, doubts: Mapping[str, Sequence[str]]) -> None:
-        """All that a sibling has against any pod, by the pods' names; nothing if it is gone."""
-        self._doubts.hear(sibling, doubts)
+    def peer_ejected(self, peer: int, reasons: Mapping[str, Sequence[str]]) -> None:
+        """Replace all reasons of a peer, which come by the pods' names; none if the peer is gone."""
+        self._ejections.replace_of_peer(peer, reasons)
 
     def scrape_age(self, endpoint: Endpoint) -> float | None:
-        """Seconds since the last good scrape was sent; None before the first."""
+        """Return the seconds since the last good scrape was sent; None before the first."""
         scraped_at = endpoint.metrics.scraped_at
         return None if scraped_at == -math.inf else self._clock.now() - scraped_at
 
     def scrape_failure(self, endpoint: Endpoint) -> str | None:
-        """Why the last scrape came to nothing; None if it did not, or there was none yet."""
-        member = self._member_of(endpoint)
-        return member.scrape_failure if member else None
+        """Return why the last scrape failed; None if it did not fail."""
+        record = self._record_of(endpoint)
+        return record.scrape_failure if record else None
 
     def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:
-        """Since when what was sent then need not be waited for: the pod takes no connections, or is another process.
-        None: it is there, or nothing is known of it."""
-        member = self._member_of(endpoint)
-        if member is None:
+        """Return since when a request that was sent at `sent_at` is lost: the pod refuses connections or was restarted.
+        None if it is not lost, as far as is known."""
+        record = self._record_of(endpoint)
+        if record is None:
             return None
-        return member.restarted_at if member.restarted_at > sent_at else member.refused_at
+        return record.restarted_at if record.restarted_at > sent_at else record.refused_at
 
-    # What the refresh loops report; of an endpoint that is gone nothing is taken.
+    # Reports of the refresh loops. Reports of an endpoint that is gone do nothing.
 
     def missed(self, endpoint: Endpoint, why: str) -> None:
-        """A scrape of it failed."""
-        if member := self._member_of(endpoint):
-            member.scrape_failure = why
+        """A scrape failed."""
+        if record := self._record_of(endpoint):
+            record.scrape_failure = why
             self._call(self._on_missed, endpoint)
 
     def reached(self, endpoint: Endpoint) -> None:
-        """It answers: starting or ejected -> ready."""
-        if member := self._member_of(endpoint):
-            member.contact = EndpointState.READY
-            self._settle(member)
-            self._doubts.reconsider()
+        """The pod answers: starting or ejected -> ready."""
+        if record := self._record_of(endpoint):
+            record.contact = EndpointState.READY
+            self._settle(record)
+            self._ejections.reconsider()
             self._call(self._on_ready, endpoint)
-            self._heirs.came(member)
+            self._successors.came(record)
 
     def refused(self, endpoint: Endpoint) -> None:
-        """Nobody listens on its port: ready -> ejected."""
-        if member := self._member_of(endpoint):
-            member.contact = EndpointState.EJECTED
-            self._settle(member)
-            self._doubts.reconsider()
+        """The pod refuses connections: ready -> ejected."""
+        if record := self._record_of(endpoint):
+            record.contact = EndpointState.EJECTED
+            self._settle(record)
+            self._ejections.reconsider()
 
     def restarted(self, endpoint: Endpoint) -> None:
-        """It came back without its caches."""
-        if member := self._member_of(endpoint):
-            member.restarted_at = self._clock.now()
+        """The pod came back without its caches."""
+        if record := self._record_of(endpoint):
+            record.restarted_at = self._clock.now()
             self._call(self._on_restarted, endpoint)
 
     def refreshed(self, endpoint: Endpoint) -> None:
-        """It has metrics that it did not have before."""
-        member = self._member_of(endpoint)
-        if member is not None and endpoint.metrics.freshness is Freshness.FRESH:
-            member.scrape_failure = None
-        if member is not None and member.asleep is not bool(endpoint.metrics.sleep_level):
-            self._turn_over(member)
+        """The pod has new metrics."""
+        record = self._record_of(endpoint)
+        if record is not None and endpoint.metrics.freshness is Freshness.FRESH:
+            record.scrape_failure = None
+        if record is not None and record.asleep is not bool(endpoint.metrics.sleep_level):
+            self._turn_over(record)
         self._call(self._on_changed, endpoint)
 
     def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None:
-        """It says which models it serves; None: it cannot say."""
-        if member := self._member_of(endpoint):
-            member.cards = cards or ()
-            self._name_models(member)
+        """The pod listed its models; None: it has no list."""
+        if record := self._record_of(endpoint):
+            record.cards = cards or ()
+            self._name_models(record)
 
-    # Below: how.
+    # Internals.
 
     def _join(self, pod: PodSettings, source: str, pool: str) -> Endpoint:
         endpoint = Endpoint(pod.name, pool=pool)
-        member = self._members[pod.name] = Member(endpoint, pod, source)
-        self._update(member, pod)
+        record = self._records[pod.name] = PodRecord(endpoint, pod, source)
+        self._update(record, pod)
         for added, _ in self._watchers:
             self._call(added, endpoint)
         return endpoint
 
-    def _update(self, member: Member, pod: PodSettings) -> None:
-        endpoint = member.endpoint
-        member.pod = pod
+    def _update(self, record: PodRecord, pod: PodSettings) -> None:
+        endpoint = record.endpoint
+        record.pod = pod
         role = pod.role or pod.labels.get(ROLE_LABEL, "")
         update(
             endpoint,
@@ -366,78 +370,78 @@ class Fleet:
             api_key=pod.api_key,
             tls=pod.tls,
         )
-        self._name_models(member)
-        self._settle(member)
+        self._name_models(record)
+        self._settle(record)
 
-    def _name_models(self, member: Member) -> None:
-        if self._models.learn(member):
+    def _name_models(self, record: PodRecord) -> None:
+        if self._models.learn(record):
             self._serving = None
             if self._models_changed is not None:
                 self._models_changed.set_result(None)
                 self._models_changed = None
 
-    def _set_draining(self, member: Member, draining: bool) -> None:
-        member.draining = draining
-        self._settle(member)
-        self._doubts.reconsider()
-        self._call(self._on_drained, member.endpoint)
+    def _set_draining(self, record: PodRecord, draining: bool) -> None:
+        record.draining = draining
+        self._settle(record)
+        self._ejections.reconsider()
+        self._call(self._on_drained, record.endpoint)
 
-    def _leave(self, member: Member) -> None:
-        self._heirs.forget(member)
-        if member.leave_by is None:
-            member.leave_by = self._clock.now() + self._grace
-            self._settle(member)
-            self._doubts.reconsider()
+    def _leave(self, record: PodRecord) -> None:
+        self._successors.forget(record)
+        if record.leave_by is None:
+            record.leave_by = self._clock.now() + self._grace
+            self._settle(record)
+            self._ejections.reconsider()
 
-    def _drop(self, member: Member) -> None:
-        endpoint = member.endpoint
-        self._heirs.forget(member)
-        del self._members[endpoint.name]
+    def _drop(self, record: PodRecord) -> None:
+        endpoint = record.endpoint
+        self._successors.forget(record)
+        del self._records[endpoint.name]
         self._serving = None
         if self._slow_start is not None:
             self._slow_start.ended(endpoint)
         self._list_draining()
         for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
-        update(endpoint, state=EndpointState.GONE)  # after the hooks: they ask whether it was draining
+        update(endpoint, state=EndpointState.GONE)  # after the hooks, which read whether it was draining
 
-    def _turn_over(self, member: Member) -> None:
-        """It has fallen asleep, or woken up, without its caches."""
-        member.asleep = not member.asleep
-        self._settle(member)
-        self._doubts.reconsider()
-        if not member.asleep:
-            self._call(self._on_restarted, member.endpoint)
+    def _turn_over(self, record: PodRecord) -> None:
+        """The pod has fallen asleep, or woken up without its caches."""
+        record.asleep = not record.asleep
+        self._settle(record)
+        self._ejections.reconsider()
+        if not record.asleep:
+            self._call(self._on_restarted, record.endpoint)
 
-    def _settle(self, member: Member) -> None:
-        if member.contact is not EndpointState.EJECTED:
-            member.refused_at = None
-        elif member.refused_at is None:
-            member.refused_at = self._clock.now()
-        leaving = member.draining or member.leave_by is not None
-        state = EndpointState.DRAINING if leaving else member.contact
+    def _settle(self, record: PodRecord) -> None:
+        if record.contact is not EndpointState.EJECTED:
+            record.refused_at = None
+        elif record.refused_at is None:
+            record.refused_at = self._clock.now()
+        leaving = record.draining or record.leave_by is not None
+        state = EndpointState.DRAINING if leaving else record.contact
         if state is EndpointState.READY and (
-            member.asleep or (member.doubts and member.endpoint.pool not in self._doubts.panics)
+            record.asleep or (record.ejection_reasons and record.endpoint.pool not in self._ejections.panics)
         ):
             state = EndpointState.EJECTED
-        if state is not member.endpoint.state:
-            self._announce(member.endpoint, state)
-            was = member.endpoint.state
-            update(member.endpoint, state=state)
+        if state is not record.endpoint.state:
+            self._announce(record.endpoint, state)
+            was = record.endpoint.state
+            update(record.endpoint, state=state)
             self._serving = None
-            self._start_slowly(member.endpoint, was)
+            self._start_slowly(record.endpoint, was)
             if EndpointState.DRAINING in (was, state):
                 self._list_draining()
-            self._call(self._on_moved, member.endpoint)
-            self._call(self._on_changed, member.endpoint)
+            self._call(self._on_moved, record.endpoint)
+            self._call(self._on_changed, record.endpoint)
 
     def _start_slowly(self, endpoint: Endpoint, was: EndpointState) -> None:
-        """Those that all are asked for because too many are in doubt have not come back."""
+        """A pod that only the panic threshold makes ready has not come back."""
         if self._slow_start is None:
             return
         if endpoint.state is not EndpointState.READY:
             self._slow_start.ended(endpoint)
-        elif was is EndpointState.EJECTED and endpoint.pool not in self._doubts.panics:
+        elif was is EndpointState.EJECTED and endpoint.pool not in self._ejections.panics:
             self._slow_start.began(endpoint)
 
     def _list_draining(self) -> None:
@@ -463,9 +467,9 @@ class Fleet:
     def _forget_serving(self) -> None:
         self._serving = None
 
-    def _member_of(self, endpoint: Endpoint) -> Member | None:
-        member = self._members.get(endpoint.name)
-        return member if member and member.endpoint is endpoint else None
+    def _record_of(self, endpoint: Endpoint) -> PodRecord | None:
+        record = self._records.get(endpoint.name)
+        return record if record and record.endpoint is endpoint else None
 
     def _call(self, hook: Hook, endpoint: Endpoint) -> None:
         try:
@@ -475,19 +479,19 @@ class Fleet:
 
 
 class Serving:
-    """The ready endpoints at one moment, by model. The fleet makes a new one after every change, so this one may
-    remember its answers; it remembers those for models that exist, so what clients make up takes no memory."""
+    """The ready endpoints at one moment, by model. The fleet makes a new one after every change, so results are cached;
+    only those for models that exist, so that invented names take no memory."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self.ready = tuple(endpoint for endpoint in endpoints if endpoint.state is EndpointState.READY)
         self.of: Callable[[str], Sequence[Endpoint]] = _ByModel(self.ready).__getitem__
         """In the order of the fleet; an endpoint that names no models serves any, and any serves a request without."""
         self.pools: dict[str, Serving] = {}
-        """Those of single pools that somebody has asked for."""
+        """The same for single pools, made when they are first read."""
 
 
 class _ByModel(dict[str, tuple[Endpoint, ...]]):
-    """What is remembered: to find it takes no step of Python, twice per request."""
+    """The cache: a hit costs no Python frame, twice per request."""
 
     def __init__(self, ready: tuple[Endpoint, ...]) -> None:
         super().__init__({"": ready})
@@ -504,14 +508,14 @@ class _ByModel(dict[str, tuple[Endpoint, ...]]):
 
 
 class PoolPods:
-    """As the fleet has them; where there is but one pool, the fleet itself is asked instead."""
+    """The pods of one pool. Where there is one pool only, the fleet itself is used instead."""
 
     def __init__(self, fleet: Fleet, pool: str) -> None:
         self._fleet = fleet
         self._pool = pool
 
     def serving(self, model: str) -> Sequence[Endpoint]:
-        """The ready ones that serve the model."""
+        """Return the ready endpoints of the pool that serve the model."""
         return self._fleet.within(self._pool).of(model)
 
     @property
@@ -531,5 +535,5 @@ Pods = Fleet | PoolPods
 
 
 def pods_of(fleet: Fleet, pool: str, pools: int) -> Pods:
-    """Of one of so many pools."""
+    """Return the pods of a pool, one of `pools`."""
     return fleet if pools == 1 else PoolPods(fleet, pool)

@@ -92,7 +92,7 @@ class PodRoutes:
         return json_answer(self._describe(endpoint))
 
     def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
-        trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.doubts(endpoint)}
+        trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}
         age, failure = self._fleet.scrape_age(endpoint), self._fleet.scrape_failure(endpoint)
         return {**describe(endpoint), **trust, "scrapeAge": age, "scrapeFailure": failure}
 

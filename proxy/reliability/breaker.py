@@ -68,11 +68,11 @@ class Nobody(Company):
 NOBODY = Nobody()
 
 
-class Doubts(Protocol):
+class Ejections(Protocol):
     """Who keeps pods from being chosen; `fleet.store.Fleet` is one."""
 
-    def doubt(self, endpoint: Endpoint, why: str) -> None: ...
-    def trust(self, endpoint: Endpoint, why: str) -> None: ...
+    def eject(self, endpoint: Endpoint, why: str) -> None: ...
+    def uneject(self, endpoint: Endpoint, why: str) -> None: ...
 
 
 class Circuit:
@@ -100,7 +100,7 @@ class Breakers(Listener):
         self,
         settings: BreakerSettings,
         clock: Clock,
-        fleet: Doubts,
+        fleet: Ejections,
         later: Later,
         company: Company = NOBODY,
         probes: int = PROBES,
@@ -129,7 +129,7 @@ class Breakers(Listener):
             circuit.probes.add(attempt)
             attempt.listeners = attempt.listeners.at_first_byte(self._probe_answered)
             if len(circuit.probes) >= self._probes:
-                self._fleet.doubt(attempt.endpoint, PROBED)
+                self._fleet.eject(attempt.endpoint, PROBED)
                 self._company.breaker_tried(attempt.endpoint)
 
     def _probe_answered(self, attempt: Attempt) -> None:
@@ -145,7 +145,7 @@ class Breakers(Listener):
         circuit = self._circuits.get(endpoint)
         if circuit is not None and attempt in circuit.probes:
             circuit.probes.discard(attempt)
-            self._fleet.trust(endpoint, PROBED)
+            self._fleet.uneject(endpoint, PROBED)
         if isinstance(error, OutOfFiles):
             return
         if isinstance(error, ConnectFailed):
@@ -231,7 +231,7 @@ class Breakers(Listener):
 
     def _open(self, endpoint: Endpoint, circuit: Circuit) -> None:
         circuit.is_open, circuit.tries = True, False
-        self._fleet.doubt(endpoint, OPEN)
+        self._fleet.eject(endpoint, OPEN)
         circuit.times = times = circuit.times + 1
         seconds = self.settings.open + self._company.pause(endpoint)
         self._later(seconds, lambda: self._try(endpoint, circuit, times))
@@ -239,19 +239,19 @@ class Breakers(Listener):
     def _try(self, endpoint: Endpoint, circuit: Circuit, times: int) -> None:
         if self._circuits.get(endpoint) is circuit and circuit.times == times:
             circuit.tries = True
-            self._fleet.trust(endpoint, OPEN)
+            self._fleet.uneject(endpoint, OPEN)
 
     def _close(self, endpoint: Endpoint) -> None:
         if self._circuits.pop(endpoint, None) is not None:
             update(endpoint, is_watched=False)
             for why in (OPEN, PROBED):
-                self._fleet.trust(endpoint, why)
+                self._fleet.uneject(endpoint, why)
 
     def _leave_alone(self, endpoint: Endpoint, why: str, seconds: float) -> None:
         until = self._clock.now() + seconds
         if until > self._out.get((endpoint, why), 0.0):
             self._out[endpoint, why] = until
-            self._fleet.doubt(endpoint, why)
+            self._fleet.eject(endpoint, why)
             self._later(seconds, lambda: self._take_back(endpoint, why, until))
 
     def _take_back(self, endpoint: Endpoint, why: str, until: float | None = None) -> None:
@@ -259,7 +259,7 @@ class Breakers(Listener):
         known = self._out.get((endpoint, why))
         if known is not None and until in (None, known):
             del self._out[endpoint, why]
-            self._fleet.trust(endpoint, why)
+            self._fleet.uneject(endpoint, why)
 
 
 def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bool:

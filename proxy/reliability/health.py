@@ -14,7 +14,7 @@ from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
 from proxy.core.ports import Poster, Random
 from proxy.core.tasks import Tasks
-from proxy.reliability.breaker import Doubts
+from proxy.reliability.breaker import Ejections
 from proxy.reliability.settings import HealthSettings
 
 UNHEALTHY, MUTE = "fails its health checks", "fails its inference checks"
@@ -62,7 +62,7 @@ class HealthChecks:
         self,
         settings: HealthSettings,
         watch: Watch,
-        doubts: Doubts,
+        doubts: Ejections,
         asker: Asker,
         rng: Random,
         failed: Callable[[Endpoint, str], None],
@@ -92,7 +92,7 @@ class HealthChecks:
         await self._tasks.stop()
         for endpoint in self._loops:
             for why in (UNHEALTHY, MUTE):
-                self._doubts.trust(endpoint, why)
+                self._doubts.uneject(endpoint, why)
 
     def _added(self, endpoint: Endpoint) -> None:
         settings, loops = self._settings, []
@@ -112,7 +112,7 @@ class HealthChecks:
         self, endpoint: Endpoint, kind: str, why: str, check: Callable[[], object], interval: float
     ) -> None:
         streak = Streak(self._settings.failures, self._settings.successes)
-        self._doubts.trust(endpoint, why)  # a loop that failed and is started again knows nothing of the pod
+        self._doubts.uneject(endpoint, why)  # a loop that failed and is started again knows nothing of the pod
         while True:
             pause = max(interval, self._shortest(endpoint))
             await asyncio.sleep(pause * (0.9 + 0.2 * self._rng.random()))
@@ -123,12 +123,12 @@ class HealthChecks:
             if good is None:
                 streak, was = Streak(self._settings.failures, self._settings.successes), streak
                 if was.is_failing:
-                    self._doubts.trust(endpoint, why)
+                    self._doubts.uneject(endpoint, why)
                 continue
             if not good:
                 self._failed(endpoint, kind)
             if streak.add(good):
-                (self._doubts.doubt if streak.is_failing else self._doubts.trust)(endpoint, why)
+                (self._doubts.eject if streak.is_failing else self._doubts.uneject)(endpoint, why)
 
     async def _is_well(self, endpoint: Endpoint, path: str) -> bool | None:
         if endpoint.state is EndpointState.STARTING:

@@ -40,8 +40,8 @@ Sight = tuple[float, float, int, int, float]
 class Pods(Protocol):
     """`fleet.store.Fleet` is one."""
 
-    def doubt(self, endpoint: Endpoint, why: str) -> None: ...
-    def trust(self, endpoint: Endpoint, why: str) -> None: ...
+    def eject(self, endpoint: Endpoint, why: str) -> None: ...
+    def uneject(self, endpoint: Endpoint, why: str) -> None: ...
     def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None: ...
 
 
@@ -107,7 +107,7 @@ class Liveness:
         task = self._stalled.pop(endpoint, None)
         if task is not None:
             task.cancel()
-            self._pods.trust(endpoint, STALLED)
+            self._pods.uneject(endpoint, STALLED)
 
     def _look(self, endpoint: Endpoint, now: float) -> None:
         metrics = endpoint.metrics
@@ -121,7 +121,7 @@ class Liveness:
         stand.asked_at = now
         if metrics.scraped_at - stand.scraped_at >= self.settings.stall:
             del self._stands[endpoint]
-            self._pods.doubt(endpoint, STALLED)
+            self._pods.eject(endpoint, STALLED)
             self._stalled[endpoint] = self._tasks.start(self._until_it_moves(endpoint, sight), f"{endpoint.name} moves")
 
     async def _until_it_moves(self, endpoint: Endpoint, sight: Sight) -> None:
@@ -132,7 +132,7 @@ class Liveness:
             if looks % ASK_EVERY == 0 and await self._works(endpoint):
                 break
         self._stalled.pop(endpoint, None)
-        self._pods.trust(endpoint, STALLED)
+        self._pods.uneject(endpoint, STALLED)
 
 
 def _sight(metrics: Metrics) -> Sight:

@@ -91,7 +91,7 @@ class Supervisor:
             on_moved=self._moved,
             on_restarted=self._restarted,
             on_removed=self._restarted,
-            on_doubts=self._doubting,
+            on_ejection_change=self._doubting,
             on_drained=self._drained,
         )
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, call_later)
@@ -104,7 +104,7 @@ class Supervisor:
             self.fleet,
             (),
             self._clock,
-            doubts=self.fleet.doubts,
+            doubts=self.fleet.ejection_reasons,
             breaker=self._breakers.state,
         )
         dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
@@ -312,7 +312,7 @@ class Supervisor:
         self._hub.tell(_KINDS[news], record)
 
     def _everything(self) -> Iterable[tuple[Kind, bytes]]:
-        known = [(_KINDS[news], record) for news, record in self.fleet.records()]
+        known = [(_KINDS[news], record) for news, record in self.fleet.messages()]
         open_breakers = [pod.name for pod in self.fleet.endpoints if self._breakers.state(pod) == "open"]
         broken = [(Kind.BREAKER, orjson.dumps((name, True))) for name in open_breakers]
         stopping = [(Kind.STOPPING, b"")] if self._stopping else []
@@ -330,7 +330,7 @@ class Supervisor:
         elif kind is Kind.RESET:
             self._peer_loads.vanished(worker)
         elif kind is Kind.DOUBTS:
-            self.fleet.doubted_by(worker, bodies.doubts(body))
+            self.fleet.peer_ejected(worker, bodies.doubts(body))
         elif kind is Kind.BREAKER:
             self._broke(*bodies.breaker(body))
         elif kind is Kind.TRIED and (endpoint := self.fleet.get(bodies.pod(body))):
@@ -355,7 +355,7 @@ class Supervisor:
 
     def _vanished(self, worker: int) -> None:
         self._peer_loads.vanished(worker)
-        self.fleet.doubted_by(worker, {})
+        self.fleet.peer_ejected(worker, {})
         if child := self._crew.children.get(worker):
             child.leaving.set()
             child.unlinked.set()

@@ -78,7 +78,7 @@ class Worker(SharingApp):
             on_restarted=self._restarted,
             on_removed=self._removed,
             on_changed=self._roomier,
-            on_doubts=lambda endpoint: self._replica.doubting(),
+            on_ejection_change=lambda endpoint: self._replica.doubting(),
             slow_start=self._make_slow_start(),
         )
         fleet.watch(self._replica.added, self._replica.removed)
@@ -146,7 +146,7 @@ class Worker(SharingApp):
 
     def _told(self, kind: Kind, record: bytes) -> None:
         if kind in _NEWS:
-            self.fleet.told(_NEWS[kind], record)
+            self.fleet.apply(_NEWS[kind], record)
         elif kind is Kind.MODELS_READ:
             self._model_reads.over(bodies.numbers(record).get(self._setup.worker, 0))
         elif kind is Kind.STOPPING:

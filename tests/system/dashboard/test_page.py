@@ -76,7 +76,7 @@ async def test_what_is_sick_stands_first_with_its_reason(page: Page) -> None:
         ill, broken = made.fleet.get("vllm-4"), made.fleet.get("vllm-5")
         assert ill is not None
         assert broken is not None
-        made.fleet.doubt(ill, "makes no progress")
+        made.fleet.eject(ill, "makes no progress")
         made.breakers[broken] = "open"
         await page.open(f"{made.url}/dashboard")
         await page.says("#attention-title", "2 things to look at")
@@ -86,7 +86,7 @@ async def test_what_is_sick_stands_first_with_its_reason(page: Page) -> None:
         label = await page.ask(f"document.querySelector('{tile('vllm-4')}').textContent")
         assert "ejected" in label
         assert "makes no progress" in label
-        made.fleet.trust(ill, "makes no progress")
+        made.fleet.uneject(ill, "makes no progress")
         del made.breakers[broken]
         await page.says("#attention-title", "All is well")
 
@@ -95,7 +95,7 @@ async def test_five_hundred_pods_are_filtered_sorted_and_listed(page: Page) -> N
     async with scene(pods=500) as made:
         ill = made.fleet.get("vllm-321")
         assert ill is not None
-        made.fleet.doubt(ill, "makes no progress")
+        made.fleet.eject(ill, "makes no progress")
         await page.open(f"{made.url}/dashboard")
         await page.until(f"{TILES}.length === 500")
         assert await page.ask("document.querySelector('#pods').dataset.size") == "dense"
@@ -295,7 +295,7 @@ async def test_axe_finds_nothing_serious(page: Page, pods: int, scheme: str, wid
         ill, broken = made.fleet.get("vllm-2"), made.fleet.get("vllm-3")
         assert ill is not None
         assert broken is not None
-        made.fleet.doubt(ill, "makes no progress")
+        made.fleet.eject(ill, "makes no progress")
         made.fleet.drain("vllm-1")
         made.breakers[broken] = "half-open"
         await page.open(f"{made.url}/dashboard", {"prefers-color-scheme": scheme}, width)

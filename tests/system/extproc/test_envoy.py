@@ -283,7 +283,7 @@ async def test_a_gateway_that_goes_on_to_the_next_pod_is_followed(tmp_path: Path
         response, _ = await s.chat(PROMPT)
         assert (response.status, response.headers["x-kvlane-endpoint"] != gone) == (200, True)
         await until(lambda: s.app.ledger.in_flight == 0)
-        assert gone in s.app.fleet.own_doubts()
+        assert gone in s.app.fleet.own_ejections()
 
 
 async def test_requests_that_a_pod_loses_at_once_all_go_on_to_the_next(tmp_path: Path) -> None:

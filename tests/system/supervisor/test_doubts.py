@@ -68,7 +68,7 @@ class World:
         return self.supervisor._breakers.state(self.supervisor.fleet.endpoints[0])
 
     def doubts(self) -> list[str]:
-        return list(self.supervisor.fleet.doubts(self.supervisor.fleet.endpoints[0]))
+        return list(self.supervisor.fleet.ejection_reasons(self.supervisor.fleet.endpoints[0]))
 
 
 @asynccontextmanager

@@ -62,7 +62,7 @@ async def test_a_row_says_what_speaks_against_the_pod() -> None:
     (pod,) = fleet.pods
     fresh = Metrics(waiting=4, running=2, kv_usage=0.5, scraped_at=40.0, freshness=Freshness.FRESH)
     pod.publish(replace(fresh, freshness=Freshness.STALE), 0)
-    fleet.fleet.doubt(pod, "makes no progress")
+    fleet.fleet.eject(pod, "makes no progress")
     fleet.counts.of(pod).attempts = {"complete": 5, "client-gone": 1, "upstream-failed": 2, "timed-out": 1}
     fleet.pace = (0.2, 0.01)
     row = (await fleet.changes())["a"]

@@ -1,4 +1,4 @@
-"""Pods that answer and are in doubt."""
+"""Ejection of pods that answer."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ def names(calls: Calls) -> str:
 def test_who_is_in_doubt_gets_no_requests_until_nothing_speaks_against_it() -> None:
     calls = Calls()
     a, *_ = (calls.ready(name) for name in "abc")
-    calls.fleet.doubt(a, "slow")
-    calls.fleet.doubt(a, "ill")
-    assert (names(calls), calls.fleet.doubts(a)) == ("bc", ["ill", "slow"])
-    calls.fleet.trust(a, "slow")
+    calls.fleet.eject(a, "slow")
+    calls.fleet.eject(a, "ill")
+    assert (names(calls), calls.fleet.ejection_reasons(a)) == ("bc", ["ill", "slow"])
+    calls.fleet.uneject(a, "slow")
     assert names(calls) == "bc"
-    calls.fleet.trust(a, "ill")
-    assert (names(calls), calls.fleet.doubts(a)) == ("abc", [])
+    calls.fleet.uneject(a, "ill")
+    assert (names(calls), calls.fleet.ejection_reasons(a)) == ("abc", [])
 
 
 def test_doubts_about_more_than_half_of_the_pods_are_ignored() -> None:
     calls = Calls()
     pods = [calls.ready(name) for name in "abcd"]
     for endpoint in pods[:2]:
-        calls.fleet.doubt(endpoint, "ill")
+        calls.fleet.eject(endpoint, "ill")
     assert names(calls) == "cd"
-    calls.fleet.doubt(pods[2], "ill")
+    calls.fleet.eject(pods[2], "ill")
     assert (names(calls), calls.fleet.panics) == ("abcd", True)
-    calls.fleet.trust(pods[0], "ill")
+    calls.fleet.uneject(pods[0], "ill")
     assert (names(calls), calls.fleet.panics) == ("ad", False)
 
 
 def test_pods_that_come_and_go_change_what_a_majority_is() -> None:
     calls = Calls()
     a, b = calls.ready("a"), calls.ready("b")
-    calls.fleet.doubt(a, "ill")
+    calls.fleet.eject(a, "ill")
     assert names(calls) == "b"
     calls.fleet.refused(b)
     assert names(calls) == "a", "the only one that answers"
@@ -55,12 +55,12 @@ def test_pods_that_come_and_go_change_what_a_majority_is() -> None:
 def test_doubts_make_no_pod_ready_that_is_not() -> None:
     calls = Calls()
     a, b = calls.ready("a"), calls.ready("b")
-    calls.fleet.doubt(a, "ill")
+    calls.fleet.eject(a, "ill")
     calls.fleet.refused(a)
-    calls.fleet.trust(a, "ill")
+    calls.fleet.uneject(a, "ill")
     assert state(a) is EndpointState.EJECTED
     calls.fleet.drain("b")
-    calls.fleet.doubt(b, "ill")
+    calls.fleet.eject(b, "ill")
     assert state(b) is EndpointState.DRAINING
 
 
@@ -68,34 +68,34 @@ def test_of_a_pod_that_is_gone_nothing_is_taken() -> None:
     calls = Calls()
     a = calls.ready("a")
     calls.fleet.remove("a")
-    calls.fleet.doubt(a, "ill")
-    calls.fleet.trust(a, "ill")
-    assert calls.fleet.doubts(a) == ()
+    calls.fleet.eject(a, "ill")
+    calls.fleet.uneject(a, "ill")
+    assert calls.fleet.ejection_reasons(a) == ()
 
 
 def test_doubts_of_siblings_count_until_they_take_them_back_or_vanish() -> None:
     calls = Calls()
     a, *_ = (calls.ready(name) for name in "abc")
-    calls.fleet.doubted_by(1, {"a": ["ill"], "gone": ["ill"]})
-    calls.fleet.doubted_by(2, {"a": ["ill", "slow"]})
-    assert (names(calls), calls.fleet.doubts(a), calls.fleet.own_doubts()) == ("bc", ["ill", "slow"], {})
-    calls.fleet.doubted_by(1, {})
-    assert calls.fleet.doubts(a) == ["ill", "slow"]
-    calls.fleet.doubted_by(2, {"a": ["slow"]})
-    assert calls.fleet.doubts(a) == ["slow"]
-    calls.fleet.doubted_by(2, {})
+    calls.fleet.peer_ejected(1, {"a": ["ill"], "gone": ["ill"]})
+    calls.fleet.peer_ejected(2, {"a": ["ill", "slow"]})
+    assert (names(calls), calls.fleet.ejection_reasons(a), calls.fleet.own_ejections()) == ("bc", ["ill", "slow"], {})
+    calls.fleet.peer_ejected(1, {})
+    assert calls.fleet.ejection_reasons(a) == ["ill", "slow"]
+    calls.fleet.peer_ejected(2, {"a": ["slow"]})
+    assert calls.fleet.ejection_reasons(a) == ["slow"]
+    calls.fleet.peer_ejected(2, {})
     assert names(calls) == "abc"
 
 
 def test_what_one_doubts_itself_is_not_taken_back_by_a_sibling() -> None:
     calls = Calls()
     a, *_ = (calls.ready(name) for name in "abc")
-    calls.fleet.doubt(a, "ill")
-    calls.fleet.doubted_by(1, {"a": ["ill"]})
-    calls.fleet.doubted_by(1, {})
-    assert (calls.fleet.doubts(a), calls.fleet.own_doubts()) == (["ill"], {"a": ["ill"]})
-    calls.fleet.trust(a, "ill")
-    assert (names(calls), calls.fleet.own_doubts()) == ("abc", {})
+    calls.fleet.eject(a, "ill")
+    calls.fleet.peer_ejected(1, {"a": ["ill"]})
+    calls.fleet.peer_ejected(1, {})
+    assert (calls.fleet.ejection_reasons(a), calls.fleet.own_ejections()) == (["ill"], {"a": ["ill"]})
+    calls.fleet.uneject(a, "ill")
+    assert (names(calls), calls.fleet.own_ejections()) == ("abc", {})
 
 
 def test_what_was_sent_to_a_pod_that_refuses_or_was_restarted_since_is_lost() -> None:

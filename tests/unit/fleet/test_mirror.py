@@ -47,13 +47,13 @@ class Pair:
 
     def tell(self) -> None:
         for news, record in self.said:
-            self.mirror.told(news, record)
+            self.mirror.apply(news, record)
         self.said.clear()
 
     def tell_all(self) -> None:
         self.said.clear()
-        for news, record in self.origin.records():
-            self.mirror.told(news, record)
+        for news, record in self.origin.messages():
+            self.mirror.apply(news, record)
 
     def ready(self, name: str, **keys: object) -> Endpoint:
         endpoint = self.origin.add(pod(name, **keys))
@@ -153,8 +153,8 @@ def test_a_restart_is_heard_of_once_and_not_by_those_who_came_after_it() -> None
     pair.tell_all()
     assert pair.heard == [("ready", "a"), ("restarted", "a")]
     late = Pair()
-    for news, record in pair.origin.records():
-        late.mirror.told(news, record)
+    for news, record in pair.origin.messages():
+        late.mirror.apply(news, record)
     assert late.heard == [("ready", "a")]
 
 
@@ -189,7 +189,7 @@ def test_garbage_is_refused_and_changes_nothing(news: News, record: bytes) -> No
     pair.ready("a")
     pair.tell()
     with pytest.raises((ValueError, KeyError, TypeError)):
-        pair.mirror.told(news, record)
+        pair.mirror.apply(news, record)
     assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]
 
 
@@ -215,7 +215,7 @@ def test_doubts_of_an_origin_do_not_change_what_it_says_of_the_pod() -> None:
     pair = Pair()
     endpoint = pair.ready("a")
     pair.tell()
-    pair.origin.doubt(endpoint, "ill")
+    pair.origin.eject(endpoint, "ill")
     assert [news for news, _ in pair.said] == []
 
 

@@ -25,13 +25,13 @@ def test_a_pod_that_sleeps_is_no_candidate_until_it_wakes_up_without_its_caches(
     sleep(calls, one)
     assert list(calls.fleet.serving("m")) == [other]
     assert state(one) is EndpointState.EJECTED
-    assert calls.fleet.doubts(one) == ["asleep"]
+    assert calls.fleet.ejection_reasons(one) == ["asleep"]
     assert calls.fleet.knows("m")
     calls.heard.clear()
     sleep(calls, one, 0)
     assert list(calls.fleet.serving("m")) == [one, other]
     assert calls.heard == [("restarted", "a")]
-    assert calls.fleet.doubts(one) == []
+    assert calls.fleet.ejection_reasons(one) == []
 
 
 def test_a_pod_that_slept_before_it_was_first_asked_is_none_either() -> None:
@@ -47,8 +47,8 @@ def test_no_panic_wakes_anybody() -> None:
     calls = Calls()
     one, other = calls.ready("a", "m"), calls.ready("b", "m")
     sleep(calls, one)
-    calls.fleet.doubt(one, "breaker")
-    calls.fleet.doubt(other, "breaker")
+    calls.fleet.eject(one, "breaker")
+    calls.fleet.eject(other, "breaker")
     assert calls.fleet.panics
     assert list(calls.fleet.serving("m")) == [other]
 
@@ -81,9 +81,9 @@ def test_mirrors_know_who_sleeps() -> None:
     clock = ManualClock()
     mirror = Mirror(clock)
     calls = Calls()
-    calls.fleet = Origin(clock, lambda news, record: mirror.told(news, record))
+    calls.fleet = Origin(clock, lambda news, record: mirror.apply(news, record))
     endpoint = calls.ready("a", "m")
-    mirror.told(News.ROLL, b'["a"]')
+    mirror.apply(News.ROLL, b'["a"]')
     assert [pod.name for pod in mirror.serving("m")] == ["a"]
     sleep(calls, endpoint)
     assert mirror.serving("m") == ()

@@ -39,8 +39,8 @@ def test_a_pod_that_comes_back_is_one_for_more_and_more(came_back_from: str) -> 
     world = World()
     back, *others = world.pods
     if came_back_from == "a doubt":
-        world.fleet.doubt(back, "ill")
-        world.fleet.trust(back, "ill")
+        world.fleet.eject(back, "ill")
+        world.fleet.uneject(back, "ill")
     else:
         world.fleet.refused(back)
         world.fleet.reached(back)
@@ -55,8 +55,8 @@ def test_a_pod_that_comes_back_is_one_for_more_and_more(came_back_from: str) -> 
 def test_when_it_is_over_finding_candidates_costs_what_it_did() -> None:
     world = World()
     before = type(world.fleet._renew().of)
-    world.fleet.doubt(world.pods[0], "ill")
-    world.fleet.trust(world.pods[0], "ill")
+    world.fleet.eject(world.pods[0], "ill")
+    world.fleet.uneject(world.pods[0], "ill")
     assert type(world.fleet._renew().of) is not before
     world.clock.advance(10.0)
     world.fleet.serving("m")
@@ -74,8 +74,8 @@ def test_a_pod_that_is_in_doubt_again_begins_again() -> None:
     world = World()
     back = world.pods[0]
     for _ in range(2):
-        world.fleet.doubt(back, "ill")
-        world.fleet.trust(back, "ill")
+        world.fleet.eject(back, "ill")
+        world.fleet.uneject(back, "ill")
         world.clock.advance(4.0)
     assert world.share(back) == pytest.approx(0.4, abs=0.05)
 
@@ -83,13 +83,13 @@ def test_a_pod_that_is_in_doubt_again_begins_again() -> None:
 def test_pods_that_are_asked_because_too_many_are_in_doubt_get_their_whole_share() -> None:
     world = World()
     for endpoint in world.pods[:2]:
-        world.fleet.doubt(endpoint, "ill")
+        world.fleet.eject(endpoint, "ill")
     assert world.fleet.panics
     assert [world.share(endpoint, 100) for endpoint in world.pods] == [1.0, 1.0, 1.0]
 
 
 def test_without_a_time_nobody_starts_slowly() -> None:
     world = World(seconds=0.0)
-    world.fleet.doubt(world.pods[0], "ill")
-    world.fleet.trust(world.pods[0], "ill")
+    world.fleet.eject(world.pods[0], "ill")
+    world.fleet.uneject(world.pods[0], "ill")
     assert world.share(world.pods[0], 100) == 1.0

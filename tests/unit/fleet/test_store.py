@@ -303,7 +303,7 @@ def test_a_source_does_not_take_over_the_pod_of_another(caplog: pytest.LogCaptur
     endpoint = fleet.get("a")
     assert endpoint is not None
     assert endpoint.weight == 2.0
-    assert "static has one of this name" in caplog.text
+    assert "static has a pod of this name" in caplog.text
 
 
 def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCaptureFixture) -> None:

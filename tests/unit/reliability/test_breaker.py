@@ -41,10 +41,10 @@ class World:
         wanted = BreakerSettings(**settings)  # type: ignore[arg-type]
         self.breakers = Breakers(wanted, self.clock, self, self._later, self, probes)
 
-    def doubt(self, endpoint: Endpoint, why: str) -> None:
+    def eject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.add(why)
 
-    def trust(self, endpoint: Endpoint, why: str) -> None:
+    def uneject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.discard(why)
 
     def begin(self) -> Attempt:

@@ -39,10 +39,10 @@ class World:
         self.removed = removed
         return lambda: setattr(self, "unwatched", True)
 
-    def doubt(self, endpoint: Endpoint, why: str) -> None:
+    def eject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.add(why)
 
-    def trust(self, endpoint: Endpoint, why: str) -> None:
+    def uneject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.discard(why)
 
     async def get(self, url: str, api_key: str | None) -> tuple[int, bytes]:

@@ -34,10 +34,10 @@ class World:
         self.attempt = Attempt(InferenceRequest("r", "/", "m"), Decision(self.pod), self.pod, 0, self.clock.now())
         self.scrape()
 
-    def doubt(self, endpoint: Endpoint, why: str) -> None:
+    def eject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.add(why)
 
-    def trust(self, endpoint: Endpoint, why: str) -> None:
+    def uneject(self, endpoint: Endpoint, why: str) -> None:
         self.doubts.discard(why)
 
     def lost_at(self, endpoint: Endpoint, sent_at: float) -> float | None:

@@ -86,11 +86,11 @@ def test_doubts_in_one_pool_are_no_majority_in_another() -> None:
     here = [ready(fleet, name, "default") for name in "abcdef"]
     there = [ready(fleet, name, "large") for name in "xy"]
     for endpoint in (*here[:2], *there):
-        fleet.doubt(endpoint, "ill")
+        fleet.eject(endpoint, "ill")
     assert list(PoolPods(fleet, "large").ready) == there
     assert list(PoolPods(fleet, "default").ready) == here[2:]
     assert fleet.panics
-    fleet.trust(there[0], "ill")
+    fleet.uneject(there[0], "ill")
     assert (list(PoolPods(fleet, "large").ready), fleet.panics) == ([there[0]], False)
 
 

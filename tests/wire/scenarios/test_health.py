@@ -97,7 +97,7 @@ class World:
         return endpoint
 
     def doubts(self, number: int) -> list[str]:
-        return list(self.app.fleet.doubts(self.pod(number)))
+        return list(self.app.fleet.ejection_reasons(self.pod(number)))
 
     async def ask(self, **fields: Any) -> tuple[int, str, str]:
         """Status, pod, and the body."""

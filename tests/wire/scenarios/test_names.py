@@ -170,7 +170,7 @@ async def test_a_pod_that_sleeps_is_left_alone_and_woken_if_that_is_wanted() -> 
     async with stack(1, BIG) as s:
         await nap(s, 0)
         assert (await s.chat(model="org/big"))[0].status == 503
-        assert s.app.fleet.doubts(s.app.fleet.endpoints[0]) == ["asleep"]
+        assert s.app.fleet.ejection_reasons(s.app.fleet.endpoints[0]) == ["asleep"]
 
 
 async def post(port: int, body: bytes) -> bytes:

@@ -58,7 +58,7 @@ async def test_requests_scrapes_checks_and_operators_all_come_through(tmp_path: 
         async with App(from_mapping(settings)) as app, aiohttp.ClientSession() as http:
             await until(lambda: {"/metrics", "/v1/models", "/health"} <= set(asked))
             await asyncio.sleep(0.1)
-            assert not any(app.fleet.doubts(endpoint) for endpoint in app.fleet.endpoints)
+            assert not any(app.fleet.ejection_reasons(endpoint) for endpoint in app.fleet.endpoints)
             data, admin = f"https://127.0.0.1:{app.port}", f"https://127.0.0.1:{app.admin_port}"
             async with http.post(data + CHAT, json={"model": "m", "messages": []}, ssl=context) as answer:
                 assert answer.status == 200

@@ -179,7 +179,7 @@ def _fields(metrics: Metrics) -> dict[str, Any]:
 async def test_what_speaks_against_a_pod_is_shown() -> None:
     async with admin_port() as port:
         endpoint = port.add("pod-a")
-        port.fleet.doubt(endpoint, "ill")
+        port.fleet.eject(endpoint, "ill")
         pod = await port.json("GET", "/admin/pods/pod-a")
         assert (pod["doubts"], pod["breaker"], pod["scrapeAge"]) == (["ill"], "closed", None)
 
