@@ -29,8 +29,8 @@ from bench.placement import prompts, routers
 from bench.placement.generators import generate
 from bench.placement.pods import VirtualPod
 from bench.placement.rivals.sglang import CacheAware
-from proxy.replay.workload import Job
-from proxy.sim import SimConfig, SimFleet, SimPod, StepTiming
+from proxy.lab.sim import SimConfig, SimFleet, SimPod, StepTiming
+from proxy.lab.workload import Job
 
 PODS = 4
 PATH = "/v1/completions"

@@ -48,7 +48,7 @@ from bench.scaling.scalers import Fixed, Independent, Kvlane, Ratio, Scaler, poo
 from bench.scaling.scene import Moment, Scene
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 KVLANE, MEAN = "kvlane", "fixed mean"
 SCALERS = ("fixed", MEAN, "independent", "hard ratio", KVLANE)

@@ -36,7 +36,7 @@ from bench.disorder.clients import Clients, Seen, asks
 from bench.disorder.ledger import Evidence, Finding, accounts, cancel_seconds, findings, unserved
 from bench.disorder.program import Footprint, Program, running
 from bench.disorder.trouble import Churn, Watch
-from proxy.sim import Kind, SimConfig, SimFleet, SimPod
+from proxy.lab.sim import Kind, SimConfig, SimFleet, SimPod
 
 AT_ONCE = 64
 TIME_SCALE = 20.0

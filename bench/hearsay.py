@@ -30,20 +30,20 @@ from proxy.composition.indexes import prefix_producers
 from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
 from proxy.fleet.ledger import SharedLedger
-from proxy.replay.figures import Objectives, averaged, fared, figures
-from proxy.replay.kvlane import Kvlane
-from proxy.replay.pods import Pod, Reading, VirtualPod
-from proxy.replay.policy import Policy
-from proxy.replay.simulation import Simulation
-from proxy.replay.workload import Job, Workload, load_trace
+from proxy.lab.figures import Objectives, averaged, fared, figures
+from proxy.lab.kvlane import Kvlane
+from proxy.lab.pods import Pod, Reading, VirtualPod
+from proxy.lab.policy import Policy
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.simulation import Simulation
+from proxy.lab.workload import Job, Workload, load_trace
 from proxy.replicas.loads import OwnLoads, PeerLoads
 from proxy.replicas.outbox import LATER
 from proxy.replicas.prefixes import SharedIndex
 from proxy.replicas.roster import Roster
 from proxy.replicas.wire import Kind, records
 from proxy.settings import Settings
-from proxy.sim import SimConfig
-from proxy.sim.hardware import HARDWARE
 
 APART = -1.0
 """The delay of proxies that share nothing."""

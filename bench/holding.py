@@ -25,8 +25,8 @@ from bench.placement.pods import VirtualPod
 from bench.placement.prompts import parts
 from bench.placement.report import mean, percentile
 from bench.rig import say, table
-from proxy.replay.engine import Counted
-from proxy.replay.workload import Job
+from proxy.lab.engine import Counted
+from proxy.lab.workload import Job
 
 Times = list[float]
 

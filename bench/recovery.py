@@ -34,9 +34,9 @@ from bench.placement.report import mean, percentile
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.clock import ManualClock
+from proxy.lab.sim.pace import Pace
+from proxy.lab.simulation import Outcome, Restart, Simulation
 from proxy.latency.rates import Fading
-from proxy.replay.simulation import Outcome, Restart, Simulation
-from proxy.sim.pace import Pace
 
 UNTRIED = "untried"
 COLUMNS = ("TTFT s", "p90", "after", "p90", "wait s", "pause", "share", "least")

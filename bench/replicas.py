@@ -51,10 +51,10 @@ from proxy.cli import demo
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
+from proxy.lab import prompts
+from proxy.lab.workload import load_trace
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
-from proxy.replay import prompts
-from proxy.replay.workload import load_trace
 from proxy.replicas.loads import OwnLoads
 from proxy.replicas.outbox import Outbox
 from proxy.replicas.redis_line import RedisLine

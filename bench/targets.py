@@ -26,7 +26,7 @@ from bench.placement.report import mean
 from bench.placement.rivals import RIVALS
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
-from proxy.replay.simulation import Outcome
+from proxy.lab.simulation import Outcome
 
 LOADS = (0.6, 0.8, 0.95)
 BASELINES = ("round-robin", "random", "least-requests", "power-of-two")

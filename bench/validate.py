@@ -36,7 +36,7 @@ from bench.validation import real
 from bench.validation.calibrate import Constants, Probes
 from bench.validation.script import Answer, ids, script
 from bench.validation.simulated import Simulated
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 
 KEPT = 2.0
 """Seconds for which idle connections are kept; the engine's server closes them after five."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from proxy.sim import Fault, Kind, SimPod
-from proxy.sim.faults import STATES
+from proxy.lab.sim import Fault, Kind, SimPod
+from proxy.lab.sim.faults import STATES
 
 OF_REQUESTS = (
     Fault(Kind.REJECT, status=429),

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.disorder.clients import Saw, Seen, is_all_there
 from bench.disorder.program import RETRIES, Samples
-from proxy.sim import Kind, RequestRecord
+from proxy.lab.sim import Kind, RequestRecord
 
 Line = Mapping[str, Any]
 """Of the access log."""

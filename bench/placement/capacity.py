@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from bench.placement.pods import VirtualPod
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 MIDDLE = (0.2, 0.8)
 """The share of requests whose ends are counted: before, caches are cold; after, pods run out of work."""

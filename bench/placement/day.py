@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from proxy.replay.workload import CHUNK, Job
+from proxy.lab.workload import CHUNK, Job
 
 Chunks = tuple[int, ...]
 

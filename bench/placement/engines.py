@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from bench.placement.forecast import Forecast
 from bench.placement.foreign import ForeignEngine
 from bench.placement.ticking import TickingEngine
-from proxy.replay.cache import ChunkPool
-from proxy.replay.engine import Counted, CountingEngine, Event
-from proxy.sim import SimConfig
+from proxy.lab.cache import ChunkPool
+from proxy.lab.engine import Counted, CountingEngine, Event
+from proxy.lab.sim import SimConfig
 
 
 class Engine(Protocol):

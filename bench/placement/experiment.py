@@ -14,9 +14,9 @@ from bench.placement.generators import generate
 from bench.placement.report import Figures, Objectives
 from bench.placement.scenario import Scenario
 from proxy.core.clock import ManualClock
-from proxy.replay.simulation import Outcome, Simulation
-from proxy.replay.workload import Workload, load_trace
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import Outcome, Simulation
+from proxy.lab.workload import Workload, load_trace
 
 GENERATED = 8_000
 """Requests, unless it is said how many."""

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from proxy.replay.cache import Parts, first
-from proxy.replay.engine import Counted, CountingEngine
+from proxy.lab.cache import Parts, first
+from proxy.lab.engine import Counted, CountingEngine
 
 
 class Forecast:

@@ -23,8 +23,8 @@ from heapq import heappop, heappush
 from random import Random
 
 from bench.placement.prompt_cache import CachingEngine
-from proxy.replay.engine import Counted, Event
-from proxy.sim import SimConfig
+from proxy.lab.engine import Counted, Event
+from proxy.lab.sim import SimConfig
 
 FARTHEST = 0.7
 """The most that a time deviates, as a share of its mean."""

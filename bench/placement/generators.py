@@ -10,7 +10,7 @@ from random import Random
 from types import MappingProxyType
 
 from bench.placement.day import day
-from proxy.replay.workload import CHUNK, Job, Workload, named
+from proxy.lab.workload import CHUNK, Job, Workload, named
 
 Jobs = list[Job]
 

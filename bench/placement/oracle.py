@@ -9,8 +9,8 @@ from random import Random
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.prompts import parts
-from proxy.replay.engine import Counted
-from proxy.replay.workload import Job
+from proxy.lab.engine import Counted
+from proxy.lab.workload import Job
 
 
 class Oracle(SimplePolicy):

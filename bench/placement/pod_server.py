@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from proxy.sim import SimConfig, SimFleet
+from proxy.lab.sim import SimConfig, SimFleet
 
 PATIENCE = 30.0
 """Seconds for the pods to listen."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.placement.engines import VLLM, Model
 from proxy.core.attempt import Stage
-from proxy.replay.engine import Counted
-from proxy.replay.pods import Kept, Reading
-from proxy.replay.workload import Job
-from proxy.sim import SimConfig
+from proxy.lab.engine import Counted
+from proxy.lab.pods import Kept, Reading
+from proxy.lab.sim import SimConfig
+from proxy.lab.workload import Job
 
 __all__ = ["Reading", "VirtualPod"]
 

@@ -13,7 +13,7 @@ from bench.placement.pods import VirtualPod
 from bench.placement.policy import LeastRequests, Policy, PowerOfTwo, RandomChoice, RoundRobin
 from bench.placement.rivals import RIVALS
 from proxy.core.clock import ManualClock
-from proxy.replay.kvlane import Kvlane
+from proxy.lab.kvlane import Kvlane
 from proxy.settings import Settings, load
 
 DEFAULT = "default"

@@ -1,4 +1,4 @@
-"""The routers that need no knowledge of prompts. What the simulation asks of a router: see `proxy.replay.policy`."""
+"""The routers that need no knowledge of prompts. What the simulation asks of a router: see `proxy.lab.policy`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from bench.placement.pods import Reading, VirtualPod
-from proxy.replay.policy import Policy
-from proxy.replay.workload import Job
+from proxy.lab.policy import Policy
+from proxy.lab.workload import Job
 
 __all__ = ["LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from proxy.replay.cache import ChunkPool, first
-from proxy.replay.engine import Counted
-from proxy.sim import SimConfig
-from proxy.sim.pace import Pace
+from proxy.lab.cache import ChunkPool, first
+from proxy.lab.engine import Counted
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.pace import Pace
 
 
 class PromptCache:
@@ -55,7 +55,7 @@ class PromptCache:
 
 
 class CachingEngine:
-    """What is said of them to those who use them as a `proxy.replay.engine.CountingEngine`; what an engine does with
+    """What is said of them to those who use them as a `proxy.lab.engine.CountingEngine`; what an engine does with
     time is its own. Prompts neither stay nor come."""
 
     fetching = 0

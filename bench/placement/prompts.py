@@ -1,13 +1,13 @@
-"""The text of a prompt, and the blocks an engine makes of it: see `proxy.replay.prompts`; and what pods answer."""
+"""The text of a prompt, and the blocks an engine makes of it: see `proxy.lab.prompts`; and what pods answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from proxy.replay.prompts import BYTES_PER_TOKEN, body, parts, parts_with_answer, text
-from proxy.replay.workload import Job
-from proxy.sim.prompt import text_hash
+from proxy.lab.prompts import BYTES_PER_TOKEN, body, parts, parts_with_answer, text
+from proxy.lab.sim.prompt import text_hash
+from proxy.lab.workload import Job
 
 __all__ = ["BYTES_PER_TOKEN", "answers", "body", "parts", "parts_with_answer", "text"]
 

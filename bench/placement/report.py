@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.replay.simulation import Gauges, Outcome, Restart
+from proxy.lab.simulation import Gauges, Outcome, Restart
 
 Figures = dict[str, float]
 

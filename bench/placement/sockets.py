@@ -25,10 +25,10 @@ from bench.placement.pod_server import PodServer, served
 from bench.placement.routers import Given, Router, started
 from bench.rig import Program
 from proxy.core.tasks import Tasks
-from proxy.replay.kvlane import MODEL
-from proxy.replay.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
-from proxy.replay.workload import Job
-from proxy.sim import SimConfig
+from proxy.lab.kvlane import MODEL
+from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
+from proxy.lab.workload import Job
 from proxy.telemetry.prometheus_text import SampleReader
 
 PATH = "/v1/completions"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from bench.placement.prompt_cache import CachingEngine
-from proxy.replay.engine import Counted, Event
-from proxy.sim import SimConfig
+from proxy.lab.engine import Counted, Event
+from proxy.lab.sim import SimConfig
 
 ROUNDING = 1e-6
 """Ticks: so much too little is a whole one."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 from bench.placement.report import Figures, Objectives, per_token, percentile
 from bench.scaling.fleet import ROLES
 from bench.scaling.scene import LOOK, Moment
-from proxy.replay.simulation import Outcome
+from proxy.lab.simulation import Outcome
 
 OBJECTIVES = Objectives(first_token=2.0, per_token=0.04)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from proxy.replay.pods import VirtualPod
-from proxy.sim import SimConfig
-from proxy.sim.hardware import HARDWARE
+from proxy.lab.pods import VirtualPod
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.hardware import HARDWARE
 
 PREFILL, DECODE = ROLES = ("prefill", "decode")
 BLOCK = 16

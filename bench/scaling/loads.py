@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 
-from proxy.replay.workload import Job, named
+from proxy.lab.workload import Job, named
 
 MINUTE = 60.0
 

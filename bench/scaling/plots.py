@@ -9,7 +9,7 @@ from typing import Any
 from bench.placement.plots import pyplot
 from bench.scaling.fleet import ROLES
 from bench.scaling.scene import Moment
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 BIN = 30.0
 """Seconds that arrivals are counted over."""

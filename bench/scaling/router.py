@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bench.scaling.fleet import DECODE, PREFILL, Fleet, Replica, State
 from proxy.core.attempt import Stage
-from proxy.replay.policy import Policy
-from proxy.replay.workload import Job
+from proxy.lab.policy import Policy
+from proxy.lab.workload import Job
 
 
 @dataclass(slots=True)

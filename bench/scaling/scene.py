@@ -13,8 +13,8 @@ from bench.scaling.router import LeastWork
 from bench.scaling.scalers import Scaler
 from proxy.autoscale.observed import Observed, Sample
 from proxy.core.clock import ManualClock
-from proxy.replay.simulation import Simulation
-from proxy.replay.workload import Job
+from proxy.lab.simulation import Simulation
+from proxy.lab.workload import Job
 
 LOOK, INTERVAL = 1.0, 15.0
 """Seconds between two looks at the pods, and between two decisions, for all scalers."""

@@ -10,7 +10,7 @@ from statistics import median
 
 from bench.validation.real import Real, Stream
 from bench.validation.script import ids
-from proxy.sim import StepTiming
+from proxy.lab.sim import StepTiming
 
 PROMPTS = (32, 128, 256, 480, 900, 1_400, 2_000, 3_000, 4_000, 6_000)
 """Tokens of the prompts that are computed alone."""

@@ -1,4 +1,4 @@
-"""The same requests for the engine of `proxy.sim`, on a virtual clock."""
+"""The same requests for the engine of `proxy.lab.sim`, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from bench.validation.script import Answer, Session
-from proxy.sim import Engine, Sampling, SimConfig
-from proxy.sim import Sequence as Asked
-from proxy.sim.prompt import from_token_ids
+from proxy.lab.sim import Engine, Sampling, SimConfig
+from proxy.lab.sim import Sequence as Asked
+from proxy.lab.sim.prompt import from_token_ids
 
 
 class Simulated:

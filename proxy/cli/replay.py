@@ -12,9 +12,9 @@ import click
 import orjson
 
 from proxy.cli.simulated_fleet import Situation, aligned, options, settings_of
-from proxy.replay.figures import ROWS
-from proxy.replay.replay import averages, recorded, repeated
-from proxy.replay.replay import replay as replayed
+from proxy.lab.figures import ROWS
+from proxy.lab.replay import averages, recorded, repeated
+from proxy.lab.replay import replay as replayed
 from proxy.settings import Settings
 
 DEFAULT = "default"

@@ -11,10 +11,10 @@ from typing import get_args
 import click
 import uvloop
 
-from proxy.sim import SimConfig
-from proxy.sim import serve as serve_pods
-from proxy.sim.config import ConnectorName, Role
-from proxy.sim.hardware import HARDWARE
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim import serve as serve_pods
+from proxy.lab.sim.config import ConnectorName, Role
+from proxy.lab.sim.hardware import HARDWARE
 
 DEFAULT = SimConfig()
 ROLES: dict[str, Role] = {"P": "prefill", "D": "decode", "E": "encode", "B": "both"}

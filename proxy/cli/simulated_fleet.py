@@ -15,15 +15,15 @@ from proxy.cli.configuration import Misconfigured
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError
 from proxy.core.units import parse_duration
-from proxy.replay.figures import Objectives
-from proxy.replay.fit import Fit, TooLittle, fit
-from proxy.replay.record import Record, load
-from proxy.replay.replay import Fleet, TooLarge
-from proxy.replay.workload import BadTrace
+from proxy.lab.figures import Objectives
+from proxy.lab.fit import Fit, TooLittle, fit
+from proxy.lab.record import Record, load
+from proxy.lab.replay import Fleet, TooLarge
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.hardware import HARDWARE, Hardware
+from proxy.lab.workload import BadTrace
 from proxy.settings import Settings
 from proxy.settings import load as load_settings
-from proxy.sim import SimConfig
-from proxy.sim.hardware import HARDWARE, Hardware
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,10 +13,10 @@ from proxy.cli.configuration import config_option
 from proxy.cli.simulated_fleet import Situation, Unusable, options, settings_of
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import cause
-from proxy.replay.gain import OBJECTIVES
-from proxy.replay.knobs import Tunable
-from proxy.replay.tune import TooFew, Tuned
-from proxy.replay.tune import tune as search
+from proxy.lab.gain import OBJECTIVES
+from proxy.lab.knobs import Tunable
+from proxy.lab.tune import TooFew, Tuned
+from proxy.lab.tune import tune as search
 
 NOTHING_FOUND = 1
 

@@ -14,10 +14,12 @@ from proxy.composition.indexes import exact_indexes, predictors
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
+from proxy.plugins.producers.session_id import SESSION_ID
+from proxy.plugins.session_affinity import ID_HEADER
 from proxy.prefix.index import PrefixIndex
-from proxy.replay.recorder import Recorder
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.catalogue import Catalogue
@@ -25,6 +27,7 @@ from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import Exposition
 from proxy.telemetry.instruments import Counter
 from proxy.telemetry.observer import Observer
+from proxy.telemetry.recorder import Recorder
 from proxy.telemetry.settings import RecordSettings, Telemetry, TracingSettings
 
 if TYPE_CHECKING:
@@ -83,10 +86,15 @@ class Observation:
             await stack.enter_async_context(self._recorder)
 
     def _make_recorder(self, settings: RecordSettings) -> Recorder:
-        return Recorder(settings, self._clock, self.catalogue.record_lines_lost.cell(), self._adapters)
+        return Recorder(settings, self._clock, self.catalogue.record_lines_lost.cell(), self._adapters, _session)
 
     def _adapters(self) -> frozenset[str]:
         return frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))
+
+
+def _session(request: InferenceRequest) -> str:
+    """Return the session that the producer found or the client's header names; "" without one."""
+    return request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip()
 
 
 def traces_of(settings: TracingSettings | None, clock: Clock, lost: Callable[[], Counter]) -> Traces | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.clients.running import PROGRAMS, PYTHON, ROOT, door, needs, said
 from tests.helpers.scenarios.stack import stack
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, StepTiming
 from tests.clients.running import NODE, PROGRAMS, PYTHON, door, needs, said
 from tests.helpers.scenarios.stack import stack
 from tests.helpers.waiting import until

@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "tests/unit/prefix/test_exact.py::test_memory": "measures memory of a large index",
     "tests/unit/prefix/test_index_against_naive.py": "compares long histories with a naive index",
     "tests/unit/prefix/test_memory.py": "measures memory of large indexes",
-    "tests/unit/replay/": "replays and tunes records of many requests",
+    "tests/unit/lab/": "replays and tunes records of many requests",
     "tests/unit/replicas/test_return.py::test_after_a_store": "simulates replicas for minutes",
     "tests/unit/telemetry/test_exposition.py": "renders every series of a large fleet",
     "tests/unit/telemetry/test_observer.py": "compares the counts of many requests",

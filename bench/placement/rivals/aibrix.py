@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.rivals.sent import Sent
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 
 class PrefixCache(SimplePolicy):

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 
 class _Ring:

@@ -10,7 +10,7 @@ from typing import Any
 from bench.placement.pods import Reading, VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.rivals.sent import Sent
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 BLOCK = 64
 """Tokens of an entry in its index, whatever the engine's are."""

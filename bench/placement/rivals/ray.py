@@ -8,7 +8,7 @@ from random import Random
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.rivals.sent import Sent
-from proxy.replay.workload import Job
+from proxy.lab.workload import Job
 
 
 class PrefixTree(SimplePolicy):

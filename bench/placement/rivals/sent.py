@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from proxy.replay.workload import CHUNK, Job
+from proxy.lab.workload import CHUNK, Job
 
 
 class Sent:

@@ -7,7 +7,7 @@ from random import Random
 
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
-from proxy.replay.workload import CHUNK, Job
+from proxy.lab.workload import CHUNK, Job
 
 
 class CacheAware(SimplePolicy):

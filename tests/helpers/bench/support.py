@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 from bench.placement.prompts import parts, parts_with_answer
-from proxy.replay.engine import Counted, CountingEngine
-from proxy.replay.workload import CHUNK, Job, named
-from proxy.sim import Engine, Finish, Output, SimConfig, StepTiming
-from proxy.sim.sequence import NO_TRANSFER, Phase, Progress, Sampling
+from proxy.lab.engine import Counted, CountingEngine
+from proxy.lab.sim import Engine, Finish, Output, SimConfig, StepTiming
+from proxy.lab.sim.sequence import NO_TRANSFER, Phase, Progress, Sampling
+from proxy.lab.workload import CHUNK, Job, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Totals:
 
 
 class Replayed:
-    """Stands in for `proxy.sim.Sequence`, its text replaced by the names of its blocks."""
+    """Stands in for `proxy.lab.sim.Sequence`, its text replaced by the names of its blocks."""
 
     def __init__(self, index: int, job: Job, block_size: int) -> None:
         self.index = index

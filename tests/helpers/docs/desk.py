@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from tests.helpers.docs.pages import ROOT
-from tests.helpers.replay.traffic import conversations, fleet, head, record, written
+from tests.helpers.lab.traffic import conversations, fleet, head, record, written
 from tests.unit.autoscale.test_replay import recorded
 from tests.unit.cli.test_autoscale import QUESTION
 from tests.unit.cli.test_replay import RANDOM, lines_of

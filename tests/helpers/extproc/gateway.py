@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from proxy.extproc.addresses import KEY
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack
 from tests.helpers.waiting import PATIENCE

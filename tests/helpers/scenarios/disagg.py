@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from proxy.sim import Fault, SimConfig, SimPod, TransferTiming
-from proxy.sim.config import ConnectorName, Role
+from proxy.lab.sim import Fault, SimConfig, SimPod, TransferTiming
+from proxy.lab.sim.config import ConnectorName, Role
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from proxy.core.tasks import Tasks
+from proxy.lab.sim import SimConfig, SimFleet, SimPod
 from proxy.settings import Settings, from_mapping
-from proxy.sim import SimConfig, SimFleet, SimPod
 from proxy.supervisor import crew, explained, host_exposition
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.waiting import PATIENCE

@@ -14,9 +14,9 @@ from bench.placement.experiment import Experiment
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
 from bench.rig import Program, Site
-from proxy.replay.simulation import Restart
-from proxy.replay.workload import Job, named
-from proxy.sim import SimConfig, SimPod
+from proxy.lab.sim import SimConfig, SimPod
+from proxy.lab.simulation import Restart
+from proxy.lab.workload import Job, named
 
 NOWHERE = Path("/nonexistent")
 FAST = [SimConfig(num_gpu_blocks=4_000)] * 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, StepTiming
 from tests.clients.running import said
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until

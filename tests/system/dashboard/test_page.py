@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.endpoint import EndpointState
 from proxy.fleet.settings import PodSettings
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.dashboard.browser import ENTER, ESCAPE, TAB, Page, chromium, needs_axe, needs_chromium
 from tests.helpers.dashboard.scene import Scene, scene
 from tests.helpers.scenarios.stack import stack

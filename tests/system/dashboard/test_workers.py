@@ -13,7 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.dashboard.samples import NAMES
 from proxy.dashboard.series import Series, TextSeries
 from proxy.dashboard.summed import SummedCounts
-from proxy.sim.faults import Fault, Kind
+from proxy.lab.sim.faults import Fault, Kind
 from tests.helpers.dashboard.browser import ESCAPE, Page, chromium, needs_chromium
 from tests.helpers.dashboard.scene import events
 from tests.helpers.supervisor.host import CHAT, Host, host, question

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import yaml
 
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.extproc.gateway import FOLDER, Edit, ext_proc, through_envoy, with_fallbacks, with_subset
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.disagg import PROMPT, ROLES, SCHEDULING, SIM

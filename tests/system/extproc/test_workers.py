@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from proxy.app import App
-from proxy.sim import SimConfig, SimFleet
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.extproc.gateway import binary, envoy
 from tests.helpers.supervisor.host import CHAT, configured, question

@@ -17,8 +17,8 @@ import pytest
 from proxy.app import App
 from proxy.composition.indexes import exact_indexes
 from proxy.core.errors import ConfigError
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.settings import from_mapping
-from proxy.sim import SimConfig, SimFleet
 from tests.helpers.kvevents.engine import Engine, engine, removed, stored
 from tests.helpers.tokens import model as small
 from tests.helpers.tokens.model import trained

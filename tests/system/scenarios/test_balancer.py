@@ -20,8 +20,8 @@ import yaml
 
 from proxy.app import App
 from proxy.cli import main
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.settings import Settings, load
-from proxy.sim import SimConfig, SimFleet
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import CHAT, running
 from tests.helpers.waiting import PATIENCE

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from proxy.sim import SimConfig, SimFleet
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.scenarios.stack import stack
 from tests.helpers.supervisor.host import configured

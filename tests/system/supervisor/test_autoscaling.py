@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from proxy.sim import SimConfig, SimFleet
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.supervisor.host import configured, held, host
 from tests.helpers.waiting import until

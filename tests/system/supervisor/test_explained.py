@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.sim import SimConfig, SimFleet
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.supervisor.host import CHAT, Host, configured, question
 

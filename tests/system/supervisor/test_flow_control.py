@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.sim import SimConfig, SimPod
+from proxy.lab.sim import SimConfig, SimPod
 from tests.helpers.supervisor.host import host
 
 REQUESTS = 30

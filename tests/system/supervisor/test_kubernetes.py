@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from proxy.lab.sim import SimConfig, SimPod
 from proxy.settings import from_mapping
-from proxy.sim import SimConfig, SimPod
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, rewrites_in
 from tests.helpers.supervisor.host import CHAT

@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.supervisor.host import CHAT, Host, host, question, ready_pods, until_workers_show
 from tests.helpers.waiting import until
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy.sim import SimConfig, SimFleet
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.supervisor.host import CHAT, Host, configured, held, question, state, until_workers_show
 from tests.helpers.waiting import until

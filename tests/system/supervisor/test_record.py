@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from proxy.replay.record import load
-from proxy.sim import SimConfig
+from proxy.lab.record import load
+from proxy.lab.sim import SimConfig
 from tests.helpers.supervisor.host import host
 
 

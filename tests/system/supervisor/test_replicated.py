@@ -17,10 +17,10 @@ import pytest
 from proxy.access.turns import Parts
 from proxy.core.errors import ConfigError
 from proxy.core.params import Invalid
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.replicas.settings import ReplicaSettings
 from proxy.replicated import Replicated, app_of
 from proxy.settings import Settings, from_mapping
-from proxy.sim import SimConfig, SimFleet
 from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.replicas.store import Store, needs_redis, store
 from tests.helpers.supervisor.host import CHAT, configured, held, question

@@ -19,8 +19,8 @@ import aiohttp
 import pytest
 import yaml
 
-from proxy.sim import SimConfig, SimFleet
-from proxy.sim.config import StepTiming
+from proxy.lab.sim import SimConfig, SimFleet
+from proxy.lab.sim.config import StepTiming
 from tests.helpers.supervisor.host import CHAT, held, question
 from tests.helpers.waiting import PATIENCE, until
 

@@ -15,10 +15,10 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
+from proxy.lab.sim import SimConfig, SimFleet
+from proxy.lab.sim.config import StepTiming
 from proxy.replicas.hub import Hub
 from proxy.settings import from_mapping
-from proxy.sim import SimConfig, SimFleet
-from proxy.sim.config import StepTiming
 from proxy.supervisor import crew
 from proxy.supervisor.child import Child
 from proxy.supervisor.crew import KILL_SILENT_AFTER, SILENT_AFTER, StartFailed

@@ -18,8 +18,8 @@ from bench.scaling.scalers import Independent, Scaler
 from bench.scaling.scene import Moment, Scene
 from proxy.autoscale.observed import Observed, Sample
 from proxy.core.clock import ManualClock
-from proxy.replay.simulation import Outcome
-from proxy.replay.workload import Job
+from proxy.lab.simulation import Outcome
+from proxy.lab.workload import Job
 
 SHAPE = Shape(start_up=20.0)
 SURGE = Load(420.0, (4.0, 2.0), lambda rng: lambda now: (4.0, 1.0) if 30 <= now < 60 else (0.5, 0.5))

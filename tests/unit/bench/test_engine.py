@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from proxy.replay.engine import CountingEngine
-from proxy.replay.workload import Job, named
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.engine import CountingEngine
+from proxy.lab.sim import SimConfig, StepTiming
+from proxy.lab.workload import Job, named
 from tests.helpers.bench.support import counted, crowd, played, sequence
 
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from bench.placement.forecast import Forecast
-from proxy.replay.engine import CountingEngine
+from proxy.lab.engine import CountingEngine
 from tests.helpers.bench.support import crowd, sequence
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from bench.hearsay import APART, Proxies
 from proxy.core.clock import ManualClock
-from proxy.replay.pods import VirtualPod
-from proxy.replay.workload import Job
-from proxy.sim import SimConfig
+from proxy.lab.pods import VirtualPod
+from proxy.lab.sim import SimConfig
+from proxy.lab.workload import Job
 
 JOB = Job(0.0, 600, 20, (1, 2), (1, 2), session="s")
 

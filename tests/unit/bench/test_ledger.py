@@ -10,7 +10,7 @@ import pytest
 
 from bench.disorder.clients import Ask, Saw, Seen, asks
 from bench.disorder.ledger import Evidence, cancel_seconds, findings, why_unserved
-from proxy.sim import RequestRecord
+from proxy.lab.sim import RequestRecord
 
 USAGE = b'data: {"choices":[],"usage":{"completion_tokens":7}}\n\n'
 ERROR_EVENT = b'data: {"error":{"message":"The pod stopped answering"}}\n\n'

@@ -17,8 +17,8 @@ from bench.placement.rivals.production_stack import LoadAware, PrefixAware
 from bench.placement.rivals.ray import PrefixTree
 from bench.placement.rivals.sent import Sent
 from bench.placement.rivals.sglang import CacheAware
-from proxy.replay.workload import Job, named
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
+from proxy.lab.workload import Job, named
 
 PODS = range(4)
 

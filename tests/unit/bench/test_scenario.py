@@ -10,8 +10,8 @@ from bench.placement.engines import ENGINES
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
 from proxy.core.clock import ManualClock
-from proxy.replay.simulation import Simulation
-from proxy.sim.hardware import HARDWARE
+from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.simulation import Simulation
 
 
 def test_several_kinds_of_hardware_take_turns() -> None:

@@ -13,10 +13,10 @@ import pytest
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
 from proxy.core.clock import ManualClock
-from proxy.replay.kvlane import Kvlane
-from proxy.replay.pods import VirtualPod
-from proxy.replay.simulation import Gauges, Outcome, Simulation
-from proxy.replay.workload import Workload
+from proxy.lab.kvlane import Kvlane
+from proxy.lab.pods import VirtualPod
+from proxy.lab.simulation import Gauges, Outcome, Simulation
+from proxy.lab.workload import Workload
 from proxy.settings import Settings, from_mapping, load
 
 PODS = Scenario(pods=4).configs()

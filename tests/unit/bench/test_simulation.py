@@ -10,9 +10,9 @@ from bench.placement.generators import generate
 from bench.placement.pods import VirtualPod
 from bench.placement.report import Objectives, figures, summary
 from proxy.core.clock import ManualClock
-from proxy.replay.simulation import Outcome, Restart, Simulation
-from proxy.replay.workload import Job, Workload, named
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import Outcome, Restart, Simulation
+from proxy.lab.workload import Job, Workload, named
 
 POLICIES = ("default", *policies.NAMED)
 

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from bench.placement.ticking import TickingEngine, TickTiming
-from proxy.replay.workload import CHUNK, Job, named
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
+from proxy.lab.workload import CHUNK, Job, named
 from tests.helpers.bench.support import play, sequence
 
 TIMING = TickTiming()

@@ -9,7 +9,7 @@ import pytest
 from bench.validation.calibrate import DECODED, constants, fitted
 from bench.validation.script import Session, Turn, ids, script
 from bench.validation.simulated import Simulated
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, StepTiming
 
 TIMING = StepTiming(
     base=0.004, per_prefill_token=0.000_05, per_sequence=0.000_2, per_attended=2e-8, per_token_read=5e-7

@@ -11,9 +11,9 @@ from bench.placement.capacity import capacity
 from bench.placement.generators import GENERATORS, generate
 from bench.placement.pods import VirtualPod
 from bench.placement.prompts import body, parts, text
+from proxy.lab.sim import SimConfig
+from proxy.lab.workload import CHUNK, Job, Workload, load_trace, named, reusable_share
 from proxy.openai.parse import parse
-from proxy.replay.workload import CHUNK, Job, Workload, load_trace, named, reusable_share
-from proxy.sim import SimConfig
 
 ROWS = [
     {"timestamp": 0, "input_length": 1_000, "output_length": 5, "hash_ids": [0, 1]},

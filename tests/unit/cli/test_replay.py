@@ -12,10 +12,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.replay.record import Record
+from proxy.lab.record import Record
 from proxy.settings import load
-from tests.helpers.replay.traffic import conversations, fleet, head, record, request, written
-from tests.unit.replay.test_tune import BAD
+from tests.helpers.lab.traffic import conversations, fleet, head, record, request, written
+from tests.unit.lab.test_tune import BAD
 
 RANDOM = "scheduling: {plugins: [{type: random-picker}]}"
 

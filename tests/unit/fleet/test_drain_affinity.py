@@ -16,14 +16,14 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.drain_affinity import steer
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
+from proxy.lab.kvlane import Kvlane
+from proxy.lab.pods import VirtualPod
+from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import Simulation
+from proxy.lab.workload import Job, named
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
-from proxy.replay.kvlane import Kvlane
-from proxy.replay.pods import VirtualPod
-from proxy.replay.simulation import Simulation
-from proxy.replay.workload import Job, named
 from proxy.settings import load
-from proxy.sim import SimConfig
 from tests.helpers.plugins.situations import Foretold, Held, pod
 
 BLOCKS = 100

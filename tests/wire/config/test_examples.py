@@ -12,8 +12,8 @@ import pytest
 
 from proxy.app import App
 from proxy.core.registry import Registry
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.settings import load
-from proxy.sim import SimConfig, SimFleet
 from tests.helpers.scenarios.stack import CHAT
 
 CONFIG = Path(__file__).parents[3] / "config"

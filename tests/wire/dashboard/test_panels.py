@@ -6,7 +6,7 @@ from typing import Any
 from proxy.core.tasks import Tasks
 from proxy.dashboard.panels import shadows
 from proxy.dashboard.series import CatalogueSeries
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from proxy.telemetry.catalogue import Catalogue
 from tests.helpers.dashboard.scene import events
 from tests.helpers.scenarios.stack import CHAT, Stack, stack

@@ -25,8 +25,8 @@ from proxy.doctor.lines import keep_alive
 from proxy.doctor.look import look_at
 from proxy.doctor.recommend import recommended
 from proxy.doctor.seen import Caching, Events, Exposition, Seen, Transfer
+from proxy.lab.sim import SimConfig, SimPod
 from proxy.settings import from_mapping
-from proxy.sim import SimConfig, SimPod
 from tests.helpers.doctor.pods import MANNER, FakePod, bad, of, seen, serving
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import PATIENCE

@@ -19,8 +19,8 @@ from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
 from proxy.extproc import messages
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.settings import from_mapping, load
-from proxy.sim import SimConfig, SimFleet
 from tests.helpers.http.authority import Authority
 from tests.helpers.scenarios.stack import BLIND, Stack, stack
 from tests.helpers.waiting import PATIENCE, until

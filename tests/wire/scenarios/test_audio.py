@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.scenarios.stack import Stack, stack
 from tests.helpers.waiting import until
 

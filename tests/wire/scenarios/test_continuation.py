@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.sim import Fault, Kind, SimConfig, StepTiming
+from proxy.lab.sim import Fault, Kind, SimConfig, StepTiming
 from tests.helpers.http.support import SSE_HEAD, Pod, Received, chunk, plain
 from tests.helpers.scenarios.stack import CHAT, Stack, running, stack
 from tests.helpers.waiting import until

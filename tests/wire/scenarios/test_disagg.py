@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.sim.config import ConnectorName
+from proxy.lab.sim.config import ConnectorName
 from tests.helpers.scenarios.disagg import (
     CONNECTORS,
     PROMPT,

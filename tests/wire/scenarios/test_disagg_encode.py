@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from proxy.sim import Fault, Kind
-from proxy.sim.config import Role
+from proxy.lab.sim import Fault, Kind
+from proxy.lab.sim.config import Role
 from tests.helpers.scenarios.disagg import SIM, ask, disaggregated, settled, transfers
 from tests.helpers.scenarios.stack import Stack
 

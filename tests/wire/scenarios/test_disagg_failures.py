@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.lab.sim import Fault, Kind, SimPod, TransferTiming
+from proxy.lab.sim.config import ConnectorName, Role
 from proxy.openai.weight import MOST_VALUES
-from proxy.sim import Fault, Kind, SimPod, TransferTiming
-from proxy.sim.config import ConnectorName, Role
 from tests.helpers.scenarios.disagg import (
     CONNECTORS,
     SIM,

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.sim import Fault, Kind, SimPod, TransferTiming
-from proxy.sim.config import ConnectorName
+from proxy.lab.sim import Fault, Kind, SimPod, TransferTiming
+from proxy.lab.sim.config import ConnectorName
 from tests.helpers.scenarios.disagg import (
     CONNECTORS,
     SIM,

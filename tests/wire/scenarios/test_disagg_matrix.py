@@ -13,8 +13,8 @@ from itertools import product
 import aiohttp
 import pytest
 
-from proxy.sim import SimConfig, SimFleet, TransferTiming
-from proxy.sim.config import ConnectorName
+from proxy.lab.sim import SimConfig, SimFleet, TransferTiming
+from proxy.lab.sim.config import ConnectorName
 from tests.helpers.scenarios.cutting import INSIDE_THE_HEAD, NOTHING, Cut, End, Way, way_to
 from tests.helpers.scenarios.disagg import CONNECTORS, PROMPT, ROLES, SIM, ask, sections, settled, whole_text
 from tests.helpers.scenarios.stack import Stack, running

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from proxy.explain.kept import Kept
-from proxy.sim import SimConfig
-from proxy.sim.faults import Fault, Kind
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.faults import Fault, Kind
 from tests.helpers.scenarios.disagg import PROMPT, disaggregated
 from tests.helpers.scenarios.disagg import SCHEDULING as SPLIT
 from tests.helpers.scenarios.stack import CHAT, Stack, stack

@@ -9,7 +9,7 @@ import pytest
 
 from bench.disorder.clients import Saw, Seen, asks, is_all_there, look
 from proxy.core.endpoint import EndpointState
-from proxy.sim import Fault, Kind, SimConfig, StepTiming
+from proxy.lab.sim import Fault, Kind, SimConfig, StepTiming
 from tests.helpers.scenarios.stack import BY_LOAD, Stack, stack
 from tests.helpers.waiting import until
 

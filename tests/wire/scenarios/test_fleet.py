@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.sim import SimConfig, SimPod
+from proxy.lab.sim import SimConfig, SimPod
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import BY_LOAD, Stack, stack
 from tests.helpers.waiting import until

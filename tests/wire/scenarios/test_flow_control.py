@@ -14,7 +14,7 @@ import orjson
 from proxy.core.identity import Identity
 from proxy.core.ports import Resolver
 from proxy.core.request import InferenceRequest
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.scenarios.stack import BLIND, CHAT, Answer, Stack, stack
 from tests.helpers.waiting import until
 

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from proxy.core.units import Duration
+from proxy.lab.sim import Fault, Kind, SimConfig
 from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON
 from proxy.reliability.settings import HedgingSettings
-from proxy.sim import Fault, Kind, SimConfig
 from tests.helpers.http.support import SSE_HEAD, Pod, Received, Script, chunk, plain
 from tests.helpers.scenarios.stack import BLIND, BY_LOAD, CHAT, Stack, running, stack
 from tests.helpers.waiting import PATIENCE, until

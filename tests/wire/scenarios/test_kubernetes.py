@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from proxy.core.endpoint import EndpointState
-from proxy.sim import SimConfig, SimPod
+from proxy.lab.sim import SimConfig, SimPod
 from tests.helpers.kubernetes.server import FakeApiServer, objectives_in, pod, pods_in, pool, pools_in, rewrites_in
 from tests.helpers.scenarios.stack import CHAT, running
 from tests.helpers.waiting import PATIENCE, until

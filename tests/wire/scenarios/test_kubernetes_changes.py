@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from proxy.core.endpoint import EndpointState
-from proxy.sim import SimConfig, SimPod
+from proxy.lab.sim import SimConfig, SimPod
 from tests.helpers.kubernetes.server import objectives_in, pod, pods_in, pool, pools_in, rewrites_in
 from tests.helpers.scenarios.stack import CHAT
 from tests.helpers.waiting import PATIENCE, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, StepTiming
 from tests.helpers.scenarios.stack import BLIND, CHAT, Stack, stack
 from tests.helpers.waiting import until
 

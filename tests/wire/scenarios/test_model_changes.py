@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.fleet.models import ROUND_EVERY
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.scenarios.stack import Stack, stack
 
 BASE = SimConfig(model="base", time_scale=20)

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.sim import SimConfig
+from proxy.lab.sim import SimConfig
 from tests.helpers.http.support import SSE_HEAD, event, plain
 from tests.helpers.scenarios.stack import CHAT, Stack, running, stack
 from tests.helpers.waiting import until

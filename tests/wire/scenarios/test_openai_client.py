@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, StepTiming
 from tests.helpers.scenarios.stack import BLIND, Stack, stack
 from tests.helpers.waiting import until
 

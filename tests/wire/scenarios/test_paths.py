@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.sim import SimConfig, StepTiming
+from proxy.lab.sim import SimConfig, StepTiming
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 

@@ -17,9 +17,9 @@ import yaml
 from proxy.app import App
 from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
+from proxy.lab.sim import SimConfig, SimFleet
+from proxy.lab.sim.config import Role
 from proxy.settings import Settings, from_mapping
-from proxy.sim import SimConfig, SimFleet
-from proxy.sim.config import Role
 from tests.helpers.scenarios.disagg import PROMPT, SCHEDULING
 from tests.helpers.scenarios.stack import CHAT, Answer, Stack
 from tests.helpers.waiting import until

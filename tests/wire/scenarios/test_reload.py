@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from proxy.core.errors import ConfigError
+from proxy.lab.sim import SimConfig, SimFleet
+from proxy.lab.sim.config import StepTiming
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.settings import Settings, from_mapping
-from proxy.sim import SimConfig, SimFleet
-from proxy.sim.config import StepTiming
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 

@@ -15,7 +15,7 @@ from opentelemetry.semconv import attributes
 from opentelemetry.semconv._incubating import attributes as incubating
 
 from proxy.core.errors import ConfigError
-from proxy.sim import Fault, Kind
+from proxy.lab.sim import Fault, Kind
 from tests.helpers.http.support import plain
 from tests.helpers.scenarios.disagg import ROLES, SIM, ask, sections
 from tests.helpers.scenarios.stack import CHAT, Stack, stack

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.fleet.warmup import SAMPLE, SHARED_BY
+from proxy.lab.sim import SimConfig, SimFleet
 from proxy.settings import from_mapping
-from proxy.sim import SimConfig, SimFleet
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import until
 

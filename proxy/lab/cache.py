@@ -1,0 +1,190 @@
+"""The KV cache of one pod, counted in blocks and kept by chunks of a prompt: what `proxy.lab.sim.blocks` does, in a
+thirtieth of the steps.
+
+Whoever holds a block of a chunk holds all before it, and blocks are given back from the end of a prompt to its
+beginning; so what is cached of a chunk is always its beginning, and a number says how much that is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+Parts = Sequence[tuple[int, int]]
+"""(name of a chunk together with all before it, its blocks), from the beginning of a prompt on."""
+
+
+class _Chunk:
+    """`resident` blocks from its beginning are cached. `holders` are the blocks that each sequence holds of it;
+    `pieces` are the idle rest, as keys of the pool's order of eviction."""
+
+    __slots__ = ("holders", "pieces", "resident")
+
+    def __init__(self) -> None:
+        self.resident = 0
+        self.holders: list[int] = []
+        self.pieces: list[int] = []
+
+    @property
+    def held(self) -> int:
+        return max(self.holders) if self.holders else 0
+
+
+class ChunkPool:
+    """`used` blocks are held by sequences, named ones and private ones alike; `idle` ones are kept for reuse."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.idle = 0
+        self.evictions = 0
+        self._chunks: dict[int, _Chunk] = {}
+        self._order: OrderedDict[int, list[int]] = OrderedDict()
+        """Key of a piece -> [chunk, first block, end]; the oldest first. Chunk -1 is nobody's: it is never found."""
+        self._next_key = 0
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.used
+
+    def resident(self, name: int) -> int:
+        """Blocks of a chunk that are here."""
+        chunk = self._chunks.get(name)
+        return chunk.resident if chunk else 0
+
+    def held(self, name: int) -> int:
+        """Those of them that are in use."""
+        chunk = self._chunks.get(name)
+        return chunk.held if chunk else 0
+
+    def holders(self, name: int) -> int:
+        """Sequences that use any of them."""
+        chunk = self._chunks.get(name)
+        return len(chunk.holders) if chunk else 0
+
+    def pieces(self) -> Iterator[list[int]]:
+        """[chunk, first block, end] of what is idle, in the order in which it would be forgotten, each from its end."""
+        return iter(self._order.values())
+
+    def match(self, parts: Parts, most: int) -> int:
+        """Blocks from the beginning of the prompt that are here, `most` at most."""
+        matched = 0
+        chunks = self._chunks
+        for name, blocks in parts:
+            chunk = chunks.get(name)
+            if chunk is None:
+                break
+            if chunk.resident < blocks:
+                matched += chunk.resident
+                break
+            matched += blocks
+            if matched >= most:
+                break
+        return min(matched, most)
+
+    def idle_among(self, parts: Parts, blocks: int) -> int:
+        """Of the first `blocks` blocks of the prompt, all of them here, those that nobody holds."""
+        return sum(max(0, here - self._chunks[name].held) for name, here in first(parts, blocks))
+
+    def open(self, blocks: int) -> None:
+        """Private blocks, to be filled; the caller has made sure that so many are free."""
+        self.used += blocks
+        self._fit()
+
+    def hold(self, parts: Parts) -> None:
+        """Take cached blocks into use; each must be here."""
+        for name, blocks in parts:
+            self._hold(name, 0, blocks)
+
+    def name(self, parts: Parts, named: int, whole: int) -> None:
+        """Of the first `whole` blocks of a prompt, its sequence holds the first `named` under their names and the
+        others as private ones; from here on all have names. One that is here already is shared."""
+        for name, blocks in first(parts, whole):
+            if blocks > named:
+                self.used -= blocks - max(0, named)
+                self._hold(name, max(0, named), blocks)
+            named -= blocks
+
+    def release(self, parts: Parts, kept: int = 0, dropped: int = 0) -> None:
+        """Give back all blocks of one sequence: `dropped` private ones that were not full, `kept` that were, and the
+        named ones, the end of the prompt first."""
+        self.used -= dropped
+        if kept:
+            self.used -= kept
+            self._shelve(-1, 0, kept)
+        for name, blocks in reversed(parts):
+            chunk = self._chunks[name]
+            chunk.holders.remove(blocks)
+            held = chunk.held
+            if held < blocks:
+                self.used -= blocks - held
+                chunk.pieces.append(self._shelve(name, held, blocks))
+
+    def _hold(self, name: int, before: int, blocks: int) -> None:
+        """One sequence holds so many blocks of a chunk instead of `before`."""
+        chunk = self._chunks.get(name)
+        if chunk is None:
+            chunk = self._chunks[name] = _Chunk()
+        held = chunk.held
+        if before:
+            chunk.holders.remove(before)
+        chunk.holders.append(blocks)
+        if blocks > held:
+            self.used += blocks - held
+            if chunk.pieces:
+                self._take_idle(chunk, blocks)
+            chunk.resident = max(chunk.resident, blocks)
+
+    def _shelve(self, name: int, start: int, end: int) -> int:
+        self._next_key += 1
+        self._order[self._next_key] = [name, start, end]
+        self.idle += end - start
+        return self._next_key
+
+    def _take_idle(self, chunk: _Chunk, blocks: int) -> None:
+        """What is idle of the first `blocks` of the chunk is idle no more."""
+        for key in list(chunk.pieces):
+            piece = self._order[key]
+            if piece[1] >= blocks:
+                continue
+            self.idle -= min(blocks, piece[2]) - piece[1]
+            if piece[2] <= blocks:
+                chunk.pieces.remove(key)
+                del self._order[key]
+            else:
+                piece[1] = blocks
+
+    def _fit(self) -> None:
+        """Forget what was used longest ago, until all fits."""
+        excess = self.used + self.idle - self.capacity
+        while excess > 0:
+            key, piece = next(iter(self._order.items()))
+            name, start, end = piece
+            gone = min(excess, end - start)
+            piece[2] -= gone
+            self.idle -= gone
+            self.evictions += gone
+            excess -= gone
+            if name >= 0:
+                self._chunks[name].resident = piece[2]
+            if piece[2] == start:
+                del self._order[key]
+                if name >= 0:
+                    self._forget_piece(name, key)
+
+    def _forget_piece(self, name: int, key: int) -> None:
+        chunk = self._chunks[name]
+        chunk.pieces.remove(key)
+        if not chunk.resident and not chunk.holders:
+            del self._chunks[name]
+
+
+def first(parts: Parts, blocks: int) -> list[tuple[int, int]]:
+    """The parts that make up the first `blocks` blocks."""
+    found = []
+    for name, here in parts:
+        if blocks <= 0:
+            break
+        found.append((name, min(here, blocks)))
+        blocks -= here
+    return found

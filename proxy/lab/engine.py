@@ -1,0 +1,428 @@
+"""The engine of `proxy.lab.sim`, counted instead of played: the same steps at the same times, hundreds of times faster.
+
+While a batch only decodes, each of its steps is known in advance: who ends when, who needs a block when, how much is
+read. So such steps are taken together, up to the next one in which something else happens. The tests hold it against
+`proxy.lab.sim.Engine`, step by step.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from proxy.lab.cache import ChunkPool, Parts, first
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.pace import Pace
+from proxy.lab.transfers import Link
+
+MOST_STEPS = 256
+"""That are taken together."""
+
+_ANSWERS = 1 << 60
+"""Names of chunks from here on are answers of sequences that were pre-empted."""
+
+
+class Counted:
+    """One request in an engine. While it decodes, its computed tokens are the engine's steps plus `offset`."""
+
+    __slots__ = (
+        "cached",
+        "comes",
+        "computed",
+        "decoding",
+        "ends_at",
+        "generated",
+        "grown",
+        "index",
+        "max_tokens",
+        "named",
+        "offset",
+        "order",
+        "parts",
+        "preemptions",
+        "prompt",
+        "started",
+        "stays",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        prompt: int,
+        max_tokens: int,
+        parts: Parts,
+        grown: Parts = (),
+        *,
+        stays: bool = False,
+        comes: bool = False,
+    ) -> None:
+        """`parts` name the whole blocks of the prompt, `grown` those of prompt and answer together, if anybody may ever
+        ask for them. `stays`: its blocks are kept at its end, until they are let go. `comes`: another pod has computed
+        the prompt, and it is fetched from there."""
+        self.index = index
+        self.prompt = prompt
+        self.max_tokens = max_tokens
+        self.parts = parts
+        self.grown = grown
+        self.stays = stays
+        self.comes = comes
+        self.generated = 0
+        self.computed = 0
+        self.named = 0
+        """Blocks it holds under a name; the others it holds are private."""
+        self.order = 0
+        self.offset = 0
+        self.ends_at = -1
+        self.decoding = False
+        self.started = False
+        self.cached = 0
+        self.preemptions = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.generated
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A sequence has its first token, or its last, or both; or its prompt has come."""
+
+    sequence: Counted
+    first: bool
+    last: bool
+    came: bool = False
+
+
+class CountingEngine:
+    """`until` is when the steps that are under way end, infinite while there is nothing to do: then `finish` is due,
+    which says what came of them and begins the next. `submit` may bring that time forward."""
+
+    def __init__(self, config: SimConfig) -> None:
+        if config.max_num_seqs >= config.max_num_batched_tokens:
+            raise ValueError("max_num_batched_tokens must be more than max_num_seqs")
+        self.config = config
+        self.pool = ChunkPool(config.num_gpu_blocks)
+        self.pace = Pace(config)
+        self.waiting: deque[Counted] = deque()
+        self.running: list[Counted] = []
+        self.until = math.inf
+        self.steps = 0
+        self.preemptions = 0
+        self.queried_tokens = 0
+        self.hit_tokens = 0
+        self.ends: list[float] = []
+        """When each of the steps that are under way ends."""
+        self.prefilling: list[tuple[Counted, int]] = []
+        """Those that compute a prompt in the step under way, each with how many tokens."""
+        self.partial: Counted | None = None
+        """The last of the running ones, while its prompt is not computed to its end."""
+        self.decoding = 0
+        self.read = 0
+        """Computed tokens of all that decode."""
+        self.opening = [0] * config.block_size
+        """How many need a block in a step, by the step's number modulo the block size."""
+        self.endings: list[tuple[int, int, Counted]] = []
+        """A heap of (number of the step that ends it, order, sequence that decodes); some are out of date."""
+        self._order = 0
+        self._link = Link(config.transfer)
+        self._coming: list[tuple[float, int, Counted]] = []
+        """A heap of (when its prompt will be here, number, sequence): each has its blocks, and waits."""
+        self._came: deque[Counted] = deque()
+        self._kept = 0
+        """Sequences that have ended and hold their blocks."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting or self._coming or self._came)
+
+    @property
+    def fetching(self) -> int:
+        """Sequences whose prompt is on its way, or here and not yet read."""
+        return len(self._coming) + len(self._came)
+
+    def submit(self, sequence: Counted, now: float) -> None:
+        """A request behind others that wait cannot change what they wait for."""
+        self.waiting.append(sequence)
+        if not self.ends:
+            self._plan(now)
+        elif len(self.waiting) == 1 and len(self.ends) > 1:
+            del self.ends[bisect_left(self.ends, now) + 1 :]
+            self.until = self.ends[-1]
+
+    def finish(self) -> list[Event]:
+        """To be called at the time of `until`."""
+        now, taken = self.until, len(self.ends)
+        if taken:
+            self.pool.open(self.opened(1, taken))
+        self.read += taken * self.decoding
+        self.steps += taken
+        events = self._end_decoding() + self._take_in(now)
+        for sequence, tokens in self.prefilling:
+            sequence.computed += tokens
+            if sequence.computed == sequence.tokens:
+                events.append(self._take_token(sequence))
+        self._plan(now)
+        return events
+
+    def let_go(self, sequence: Counted, now: float) -> None:
+        """Of one that has ended, and stayed."""
+        self._kept -= 1
+        self._release(sequence)
+        if not self.ends:
+            self._plan(now)
+
+    def used_at(self, now: float) -> int:
+        """Blocks held at some moment of the steps under way."""
+        begun = min(len(self.ends), bisect_left(self.ends, now) + 1)
+        return self.pool.used + (self.opened(1, begun) if begun else 0)
+
+    def kv_usage(self, now: float) -> float:
+        return self.used_at(now) / self.pool.capacity
+
+    def opened(self, start: int, end: int) -> int:
+        """Blocks that decoding opens in steps `start` to `end` from here on."""
+        size = self.config.block_size
+        rounds, rest = divmod(end - start, size)
+        first_step = self.steps + start
+        return rounds * self.decoding + sum(self.opening[(first_step + at) % size] for at in range(rest))
+
+    def _plan(self, now: float) -> None:
+        """What the engine does next, and until when."""
+        self.prefilling = []
+        if not self.busy:
+            self.ends, self.until = [], math.inf
+            return
+        budget = self._schedule_running()
+        if budget is not None:
+            self._admit_waiting(self._start_those_that_came(budget), now)
+            if not self.running:
+                self._wait_for_others()
+                return
+        self._pace_steps(now, 1 if budget is None else self._steps_alike())
+        self.until = self.ends[-1]
+
+    def _schedule_running(self) -> int | None:
+        """Tokens of the budget that are left; None if somebody was pre-empted: then nobody is admitted."""
+        budget = self.config.max_num_batched_tokens - self.decoding
+        partial = self.partial
+        opening = self.opening[self.steps % self.config.block_size]
+        chunk = min(partial.tokens - partial.computed, budget) if partial else 0
+        if opening + (self._missing(partial, chunk) if partial else 0) > self.pool.free:
+            return self._schedule_tightly()
+        self.pool.open(opening)
+        if partial:
+            self._compute(partial, chunk)
+        return budget - chunk
+
+    def _schedule_tightly(self) -> int | None:
+        """One by one, the youngest giving way: who finds nobody younger is pre-empted himself."""
+        size, budget, preempted = self.config.block_size, self.config.max_num_batched_tokens, False
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            if sequence.decoding:
+                tokens, missing = 1, int((self.steps + sequence.offset) % size == 0)
+            else:
+                tokens = min(sequence.tokens - sequence.computed, budget)
+                missing = self._missing(sequence, tokens)
+            while missing > self.pool.free:
+                preempted = True
+                if self._preempt_youngest() is sequence:
+                    return None
+            if sequence.decoding:
+                self.pool.open(missing)
+            else:
+                self._compute(sequence, tokens)
+            budget -= tokens
+            index += 1
+        return None if preempted else budget
+
+    def _wait_for_others(self) -> None:
+        """Until a prompt comes, or blocks are let go that others hold."""
+        if not (self._coming or self._kept):
+            raise RuntimeError("a request needs more blocks than the pod has")
+        self.ends, self.until = [], self._coming[0][0] if self._coming else math.inf
+
+    def _start_those_that_came(self, budget: int) -> int:
+        """Tokens of the budget that are left. The last token of a prompt is computed once more, for the first of the
+        answer; all blocks are there."""
+        while self._came and budget > 0:
+            sequence = self._came.popleft()
+            self._run(sequence)
+            self.prefilling.append((sequence, 1))
+            self._name_blocks(sequence, sequence.tokens // self.config.block_size)
+            budget -= 1
+        return budget
+
+    def _admit_waiting(self, budget: int, now: float) -> None:
+        pool, config = self.pool, self.config
+        while self.waiting and budget > 0 and len(self.running) + self.fetching < config.max_num_seqs:
+            sequence = self.waiting[0]
+            matched = pool.match(sequence.parts, (sequence.tokens - 1) // config.block_size)
+            cached = matched * config.block_size
+            tokens = sequence.tokens - cached if sequence.comes else min(sequence.tokens - cached, budget)
+            needed = self._blocks_for(cached + tokens) - matched
+            if needed > pool.free or needed + pool.idle_among(sequence.parts, matched) > pool.free:
+                return
+            self.waiting.popleft()
+            pool.hold(first(sequence.parts, matched))
+            sequence.named, sequence.computed = matched, cached
+            if not sequence.started:
+                sequence.started, sequence.cached = True, cached
+                self.queried_tokens += sequence.prompt
+                self.hit_tokens += cached
+            if sequence.comes:
+                self._fetch(sequence, tokens, now)
+                continue
+            self._run(sequence)
+            self._compute(sequence, tokens)
+            budget -= tokens
+
+    def _run(self, sequence: Counted) -> None:
+        self._order += 1
+        sequence.order = self._order
+        self.running.append(sequence)
+
+    def _fetch(self, sequence: Counted, tokens: int, now: float) -> None:
+        """All but what is cached here, once: should it be pre-empted, it is computed here."""
+        self.pool.open(self._missing(sequence, tokens))
+        sequence.computed, sequence.comes = sequence.tokens - 1, False
+        heappush(self._coming, (self._link.fetch(tokens, now), sequence.index, sequence))
+
+    def _take_in(self, now: float) -> list[Event]:
+        events = []
+        while self._coming and self._coming[0][0] <= now:
+            sequence = heappop(self._coming)[2]
+            self._came.append(sequence)
+            events.append(Event(sequence, False, False, came=True))
+        return events
+
+    def _compute(self, sequence: Counted, tokens: int) -> None:
+        """In the step that is planned; the last tokens give all whole blocks their names."""
+        self.pool.open(self._missing(sequence, tokens))
+        self.prefilling.append((sequence, tokens))
+        if sequence.computed + tokens == sequence.tokens:
+            self.partial = None
+            self._name_blocks(sequence, sequence.tokens // self.config.block_size)
+        else:
+            self.partial = sequence
+
+    def _name_blocks(self, sequence: Counted, whole: int) -> None:
+        """Its first `whole` blocks, which are computed, can be found by others from here on."""
+        self.pool.name(sequence.parts, sequence.named, whole)
+        sequence.named = whole
+
+    def _preempt_youngest(self) -> Counted:
+        """It loses its blocks and waits, first in line, to be computed again."""
+        victim = self.running.pop()
+        size = self.config.block_size
+        if victim.decoding:
+            victim.computed = self.steps + victim.offset
+            self._stop_decoding(victim)
+        self.partial = None
+        of_prompt, known = victim.prompt // size, victim.tokens // size
+        if victim.grown:
+            victim.parts = tuple(first(victim.grown, known))
+        elif known > of_prompt:
+            victim.parts = (*first(victim.parts, of_prompt), (_ANSWERS + victim.index, known - of_prompt))
+        self._name_blocks(victim, victim.computed // size)
+        self.pool.release(first(victim.parts, victim.named), 0, self._blocks_for(victim.computed) - victim.named)
+        victim.computed = victim.named = 0
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(victim)
+        return victim
+
+    def _steps_alike(self) -> int:
+        """How many steps from here on differ in nothing but what is read."""
+        if self.prefilling or self._came or (self.waiting and len(self.running) < self.config.max_num_seqs):
+            return 1
+        while self.endings[0][2].ends_at != self.endings[0][0]:
+            heappop(self.endings)
+        steps = min(MOST_STEPS, self.endings[0][0] - self.steps)
+        fit = self.decoding * (steps // self.config.block_size + 1) <= self.pool.free
+        return steps if fit else 1
+
+    def _pace_steps(self, now: float, steps: int) -> None:
+        prefill, attended, read = 0, 0.0, self.read + self.decoding
+        for sequence, tokens in self.prefilling:
+            if tokens > 1 or not sequence.generated:
+                prefill += tokens
+                attended += tokens * (sequence.computed + (tokens + 1) / 2)
+            else:
+                read += sequence.computed + 1
+        sequences = self.decoding + len(self.prefilling)
+        if steps == 1:
+            self.ends = [now + self.pace.seconds(prefill, sequences, attended, read)]
+            return
+        grown = range(read, read + steps * self.decoding, self.decoding)
+        seconds = (self.pace.seconds(0, sequences, 0.0, tokens) for tokens in grown)
+        self.ends = list(accumulate(seconds, initial=now))[1:]
+        if self._coming:
+            del self.ends[bisect_left(self.ends, self._coming[0][0]) + 1 :]
+
+    def _end_decoding(self) -> list[Event]:
+        events = []
+        while self.endings and self.endings[0][0] <= self.steps:
+            ends_at, _, sequence = heappop(self.endings)
+            if sequence.ends_at == ends_at:
+                sequence.computed = self.steps + sequence.offset
+                sequence.generated = sequence.max_tokens
+                self._stop_decoding(sequence)
+                self._end(sequence)
+                events.append(Event(sequence, False, True))
+        return events
+
+    def _take_token(self, sequence: Counted) -> Event:
+        """The one that comes of a prompt's last tokens."""
+        sequence.generated += 1
+        ended = sequence.generated >= sequence.max_tokens
+        if ended:
+            self._end(sequence)
+        else:
+            self._start_decoding(sequence)
+        return Event(sequence, sequence.generated == 1, ended)
+
+    def _start_decoding(self, sequence: Counted) -> None:
+        sequence.decoding = True
+        sequence.offset = sequence.computed - self.steps
+        sequence.ends_at = self.steps + sequence.max_tokens - sequence.generated
+        self.decoding += 1
+        self.read += sequence.computed
+        self.opening[-sequence.offset % self.config.block_size] += 1
+        heappush(self.endings, (sequence.ends_at, sequence.order, sequence))
+
+    def _stop_decoding(self, sequence: Counted) -> None:
+        sequence.decoding = False
+        sequence.generated = sequence.max_tokens - (sequence.ends_at - self.steps)
+        sequence.ends_at = -1
+        self.decoding -= 1
+        self.read -= sequence.computed
+        self.opening[-sequence.offset % self.config.block_size] -= 1
+
+    def _end(self, sequence: Counted) -> None:
+        self.running.remove(sequence)
+        if sequence.stays:
+            self._kept += 1
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: Counted) -> None:
+        whole = sequence.computed // self.config.block_size
+        if sequence.grown:
+            sequence.parts = sequence.grown
+            self._name_blocks(sequence, whole)
+        dropped = self._blocks_for(sequence.computed) - whole
+        self.pool.release(first(sequence.parts, sequence.named), whole - sequence.named, dropped)
+
+    def _missing(self, sequence: Counted, tokens: int) -> int:
+        """Blocks to open before it can compute so many tokens."""
+        size, computed = self.config.block_size, sequence.computed
+        return -(-(computed + tokens) // size) - -(-computed // size)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)

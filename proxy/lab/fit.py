@@ -1,0 +1,210 @@
+"""What an engine step costs on the pods of a record, by least squares over the times that were seen."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.core.errors import KvlaneError
+from proxy.lab.least_squares import Row, fitted, predicted
+from proxy.lab.record import Record, Seen
+from proxy.lab.sim import StepTiming
+from proxy.lab.workload import Job
+
+FEWEST = 20
+"""Streams that a fit needs, and first tokens of idle pods."""
+
+FEWEST_OF_POD = 8
+"""Times that must be known of a pod before it is taken to be slower or faster: slow ones get few requests."""
+
+MOST_ROWS = 20_000
+
+ROUNDS = 4
+
+ALIKE = 0.1
+"""Pods whose speeds differ by less count as equal."""
+
+OUTLIER = 4.0
+"""Rows whose relative error is so many times the median one are left out, and the rest is fitted again."""
+
+TOGETHER = 0.25
+"""Answers whose steps took less than this share of the median one's came after a pause in one piece: of their pod's
+pace they say nothing, and as errors count relatively they would decide the fit."""
+
+UNKNOWNS = 5
+"""base, per_prefill_token, per_sequence, per_attended, per_token_read; see `StepTiming`."""
+
+
+class TooLittle(KvlaneError):
+    """The record does not say how fast its pods are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`slowdowns` say of each pod how many times longer its steps take than `timing` says. `first_token` and `pace` are
+    median errors, as shares of what was seen, of times to the first token on idle pods and of the times from there to
+    the end; `first_tokens` and `paces` say of how many requests."""
+
+    timing: StepTiming
+    slowdowns: Mapping[str, float]
+    first_token: float
+    first_tokens: int
+    pace: float
+    paces: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """One request on its pod."""
+
+    job: Job
+    seen: Seen
+    begin: float
+    first: float
+    end: float
+
+
+def fit(record: Record, budget: int) -> Fit:
+    """`budget` are the tokens that a step computes at most. Raises TooLittle."""
+    by_pod: defaultdict[str, list[_Stay]] = defaultdict(list)
+    for stay in _stays(record):
+        by_pod[stay.seen.pod].append(stay)
+    firsts = {pod: _first_tokens(stays, budget) for pod, stays in by_pod.items()}
+    paces = {pod: _that_took_their_time(_paces(stays)) for pod, stays in by_pod.items()}
+    met, whole = sum(map(len, firsts.values())), sum(map(len, paces.values()))
+    if met < FEWEST or whole < FEWEST:
+        raise TooLittle(
+            f"the record has {met} streams that met an idle pod and {whole} whole ones, and a fit needs {FEWEST} of"
+            " each; say with --hardware what the pods are like"
+        )
+    slow = _slowdowns({pod: [*firsts[pod], *paces[pod]] for pod in by_pod})
+    firsts, paces = _as_if_alike(firsts, slow), _as_if_alike(paces, slow)
+    timing = fitted(_without_outliers([*_all(firsts), *_all(paces)]), UNKNOWNS)
+    return Fit(StepTiming(*timing), slow, _error(timing, _all(firsts)), met, _error(timing, _all(paces)), whole)
+
+
+def _first_tokens(stays: Sequence[_Stay], budget: int) -> list[Row]:
+    """Of those who met an idle pod, and nobody else before their first token."""
+    return [
+        _first_token(stay, budget) for stay, company in _in_company(stays) if not company and stay.first > stay.begin
+    ]
+
+
+def _paces(stays: Sequence[_Stay]) -> list[Row]:
+    timely = sorted(stays, key=lambda stay: stay.begin)
+    begins = [stay.begin for stay in timely]
+    longest = max(stay.end - stay.begin for stay in timely)
+    found = []
+    for stay in timely:
+        if stay.job.output_tokens > 1 and stay.seen.is_whole and stay.end > stay.first:
+            near = timely[bisect_left(begins, stay.first - longest) : bisect_right(begins, stay.end)]
+            found.append(_pace(stay, [one for one in near if one is not stay and one.end > stay.first]))
+    return found
+
+
+def _that_took_their_time(paces: Sequence[Row]) -> list[Row]:
+    least = TOGETHER * _median([_step(row) for row in paces])
+    return [row for row in paces if _step(row) >= least]
+
+
+def _step(pace: Row) -> float:
+    (steps, *_), seconds = pace
+    return seconds / steps
+
+
+def _slowdowns(rows: Mapping[str, list[Row]]) -> dict[str, float]:
+    """Of each pod against the pod in the middle, and 1 where that is near; a fit to all and the pods' places in it take
+    turns, until they agree."""
+    slow = dict.fromkeys(rows, 1.0)
+    for _ in range(ROUNDS):
+        timing = fitted(_without_outliers(_all(_as_if_alike(rows, slow))), UNKNOWNS)
+        factors = {pod: _factor(timing, of_pod) for pod, of_pod in rows.items()}
+        middle = _median(list(factors.values())) or 1.0
+        slow = {pod: factor / middle for pod, factor in factors.items()}
+    return {pod: round(factor, 1) if abs(factor - 1.0) >= ALIKE else 1.0 for pod, factor in slow.items()}
+
+
+def _factor(timing: Sequence[float], rows: Sequence[Row]) -> float:
+    """How many times longer the pod takes; 1 while little is known of it."""
+    ratios = [seen / guess for values, seen in rows if (guess := predicted(timing, values)) > 0.0]
+    return _median(ratios) if len(ratios) >= FEWEST_OF_POD else 1.0
+
+
+def _as_if_alike(rows: Mapping[str, list[Row]], slow: Mapping[str, float]) -> dict[str, list[Row]]:
+    return {pod: [(values, seen / slow[pod]) for values, seen in of_pod] for pod, of_pod in rows.items()}
+
+
+def _all(rows: Mapping[str, list[Row]]) -> list[Row]:
+    """No more than a fit takes seconds for."""
+    found = [row for of_pod in rows.values() for row in of_pod]
+    return found[:: -(-len(found) // MOST_ROWS)] if found else []
+
+
+def _stays(record: Record) -> Iterator[_Stay]:
+    """Of all requests whose first token was seen."""
+    for job, seen in zip(record.workload.jobs, record.seen, strict=bool(record.seen)):
+        if seen.ttft is not None:
+            yield _Stay(job, seen, job.arrival, job.arrival + seen.ttft, job.arrival + seen.duration)
+
+
+def _in_company(stays: Sequence[_Stay]) -> Iterator[tuple[_Stay, int]]:
+    """Each with the number of others that were on the pod when it came, or came before its first token."""
+    begins = sorted(stay.begin for stay in stays)
+    ends = sorted(stay.end for stay in stays)
+    for stay in stays:
+        here = bisect_left(begins, stay.begin) - bisect_right(ends, stay.begin)
+        yield stay, here + bisect_right(begins, stay.first) - bisect_left(begins, stay.begin) - 1
+
+
+def _uncached(stay: _Stay) -> int:
+    return max(1, stay.job.prompt_tokens - (stay.seen.cached_tokens or 0))
+
+
+def _attended(stay: _Stay) -> float:
+    uncached = _uncached(stay)
+    return uncached * (stay.job.prompt_tokens - uncached / 2)
+
+
+def _first_token(stay: _Stay, budget: int) -> Row:
+    uncached = _uncached(stay)
+    steps = math.ceil(uncached / budget)
+    return (steps, uncached, steps, _attended(stay), 0.0), stay.first - stay.begin
+
+
+def _pace(stay: _Stay, others: Sequence[_Stay]) -> Row:
+    """From the first token to the last: a step per token, with all that decode, and the prompts in between."""
+    seconds, steps = stay.end - stay.first, stay.job.output_tokens - 1
+    sequences, prefill, attended = float(steps), 0.0, 0.0
+    read = steps * (stay.job.prompt_tokens + steps / 2)
+    for other in others:
+        share = max(0.0, min(stay.end, other.end) - max(stay.first, other.first)) / seconds
+        sequences += steps * share
+        read += steps * share * (other.job.prompt_tokens + other.job.output_tokens / 2)
+        if stay.first < other.first <= stay.end:
+            prefill += _uncached(other)
+            attended += _attended(other)
+    return (steps, prefill, sequences, attended, read), seconds
+
+
+def _without_outliers(rows: Sequence[Row]) -> list[Row]:
+    first = fitted(rows, UNKNOWNS)
+    errors = [_relative(first, row) for row in rows]
+    limit = OUTLIER * max(_median(errors), 0.01)
+    return [row for row, error in zip(rows, errors, strict=True) if error <= limit]
+
+
+def _error(timing: Sequence[float], rows: Sequence[Row]) -> float:
+    return _median([_relative(timing, row) for row in rows])
+
+
+def _relative(timing: Sequence[float], row: Row) -> float:
+    values, seen = row
+    return abs(predicted(timing, values) / seen - 1.0)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else math.nan

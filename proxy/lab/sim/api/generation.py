@@ -1,0 +1,194 @@
+"""The answers to one call, while the engine writes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from proxy.lab.sim.api import fields
+from proxy.lab.sim.api.call import Call, Service
+from proxy.lab.sim.api.errors import BadRequest, EngineFailed, busy, too_long
+from proxy.lab.sim.api.media import media_in
+from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.faults import Kind
+from proxy.lab.sim.prompt import cache_root, text_hash
+from proxy.lab.sim.sequence import Finish, Listener, Output, Sampling, Sequence
+from proxy.lab.sim.text import tokens_in
+from proxy.lab.sim.transfer.connector import Asked, NotServed, TransferFailed
+
+FINGERPRINT = "vllm-0.32.0-sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    """None where the pod does not tell."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": None if self.cached_tokens is None else {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """In the `with` its sequences are in the engine; leaving it takes out those that have not ended.
+
+    Who wants each token sets `listener` before.
+    """
+
+    def __init__(self, service: Service, call: Call, sequences: Items[Sequence], choices: int = 1) -> None:
+        self.sequences = sequences
+        self.listener: Listener | None = None
+        for sequence in sequences:
+            sequence.listener = self._hear
+        self._service = service
+        self._choices = choices
+        self._open = len(sequences)
+        self._has_failed = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._call = call
+
+    def submit(self) -> None:
+        """Without the `with`: it goes on when the call has ended."""
+        self._call.record.sequences = [sequence.progress for sequence in self.sequences]
+        self._service.driver.submit(self.sequences)
+
+    def __enter__(self) -> Generation:
+        self.submit()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.driver.abort(self.sequences)
+
+    def _hear(self, output: Output) -> None:
+        if output.finish is Finish.ERROR:
+            self._has_failed = True
+            self.stop()
+            return
+        if self.listener is not None:
+            self.listener(output)
+        if output.finish:
+            self._open -= 1
+            if not self._open:
+                self._end()
+
+    def stop(self) -> None:
+        """End it before its time: whoever waits for its end goes on."""
+        self._service.driver.abort(self.sequences)
+        self._end()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Raises EngineFailed."""
+        await self._ended
+        if self._has_failed:
+            raise EngineFailed
+        for sequence in self.sequences:
+            try:
+                await sequence.transfer.done()
+            except TransferFailed:
+                raise EngineFailed from None
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What a decode pod needs to know."""
+        return self._service.connector.params(self.sequences)
+
+    @property
+    def ec_transfer_params(self) -> dict[str, Any] | None:
+        """What a pod needs to know that comes after an encode pod."""
+        return self._service.embeddings.params(self.sequences)
+
+    @property
+    def usage(self) -> Usage:
+        """Prompts count once, however many choices were asked for."""
+        firsts = [sequence.progress for sequence in self.sequences[:: self._choices]]
+        return Usage(
+            prompt_tokens=sum(progress.prompt_tokens for progress in firsts),
+            completion_tokens=sum(sequence.progress.generated_tokens for sequence in self.sequences),
+            cached_tokens=sum(p.cached_tokens for p in firsts) if self._service.config.prompt_tokens_details else None,
+        )
+
+
+def generation(
+    service: Service, call: Call, model: str, prompts: Items[bytes], sampling: Sampling, body: fields.Body
+) -> Generation:
+    """Every prompt times `n`, checked against the engine's limits; on an encode pod the prompt's media only."""
+    media = service.embeddings.missing(media_in(body), body)
+    if service.config.role == "encode":
+        return _encoding(service, call, media)
+    choices = fields.positive(body, "n", 1)
+    root = cache_root(model, fields.cache_salt(body))
+    adapter = None if model == service.config.model else model
+    for prompt in prompts:
+        check_length(service.config, prompt)
+    if not service.driver.engine.has_room_for(len(prompts) * choices):
+        raise busy()
+    sequences = [
+        Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter, media)
+        for prompt in prompts
+        for choice in range(choices)
+    ]
+    _arrange(service, Asked(call.id, body, call.fault), sequences)
+    return Generation(service, call, sequences, choices)
+
+
+def _encoding(service: Service, call: Call, media: tuple[int, ...]) -> Generation:
+    """What an encode pod writes says nothing."""
+    if not media:
+        raise BadRequest("This instance encodes images, video and audio, and the request has none.")
+    sequence = Sequence(b" enc", Sampling(max_tokens=1), media=media)
+    service.embeddings.keep(sequence, is_lost=call.fault is not None and call.fault.kind is Kind.LOST_TRANSFER)
+    return Generation(service, call, [sequence])
+
+
+def _arrange(service: Service, asked: Asked, sequences: Items[Sequence]) -> None:
+    try:
+        service.connector.arrange(asked, sequences)
+    except NotServed as error:
+        raise BadRequest(str(error)) from error
+    except TransferFailed as error:
+        raise EngineFailed from error
+
+
+def check_length(config: SimConfig, prompt: bytes) -> None:
+    if (tokens := tokens_in(prompt)) >= config.context_length:
+        raise too_long(tokens, config.context_length)
+
+
+def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: int) -> Sampling:
+    """An answer ends at the context's end; every choice is another text."""
+    room = config.context_length - tokens_in(prompt)
+    return replace(
+        sampling,
+        max_tokens=min(sampling.max_tokens, room),
+        eos_probability=config.eos_probability,
+        seed=config.seed + choice,
+        script=sampling.script or (config.answers.get(text_hash(prompt)) if config.answers else None),
+    )
+
+
+def sampling_of(body: fields.Body, config: SimConfig, limit: str = "max_tokens") -> Sampling:
+    """`limit` names the field that bounds the answer."""
+    fields.check_temperature(body)
+    fields.integer(body, "priority", 0)
+    return Sampling(
+        max_tokens=fields.positive(body, limit, config.default_max_tokens),
+        min_tokens=fields.integer(body, "min_tokens", 0),
+        stop=tuple(stop.encode() for stop in fields.strings(body, "stop") if stop),
+        include_stop=fields.flag(body, "include_stop_str_in_output"),
+        ignore_eos=fields.flag(body, "ignore_eos"),
+    )

@@ -1,0 +1,105 @@
+"""What a simulated pod is like: its model, its memory, its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["both", "prefill", "decode", "encode"]
+ConnectorName = Literal["", "nixl", "shared-storage", "mooncake", "sglang", "p2p-nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Seconds of one engine step, the sum of what it does:
+
+        base                once: the weights are read, kernels are launched
+        per_prefill_token   each token of a prompt that is computed
+        per_sequence        each sequence in the step
+        per_attended        each pair of a prompt's token and a token at or before it: what makes long prompts quadratic
+        per_token_read      each token of KV cache that a decoding sequence reads
+
+    The defaults resemble an 8B model in bf16 on one 80 GB GPU, between an A100 and an H100, with the attention of a
+    usual context contained in the other terms; `proxy.lab.sim.hardware` has figures for pairs of a GPU and a model.
+    """
+
+    base: float = 0.006
+    per_prefill_token: float = 0.000_06
+    per_sequence: float = 0.000_15
+    per_attended: float = 0.0
+    per_token_read: float = 0.0
+
+    def step(self, prefill_tokens: int, sequences: int, attended: float = 0.0, tokens_read: int = 0) -> float:
+        return (
+            self.base
+            + self.per_prefill_token * prefill_tokens
+            + self.per_sequence * sequences
+            + self.per_attended * attended
+            + self.per_token_read * tokens_read
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTiming:
+    """Seconds that KV cache takes from pod to pod: `base` and, for each token, what 128 KiB take at 200 Gbit/s."""
+
+    base: float = 0.005
+    per_token: float = 5.2e-6
+    expiry: float = 480.0
+    """How long what nobody pulls is kept: vLLM's default."""
+    failure: float = 5.0
+    """Until a pull of what is not there fails."""
+
+    def seconds(self, tokens: int) -> float:
+        return self.base + self.per_token * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """One simulated pod. The names are those of the engine's own arguments where it has them."""
+
+    model: str = "sim"
+    lora_adapters: tuple[str, ...] = ()
+    max_model_len: int = 131_072
+    block_size: int = 16
+    num_gpu_blocks: int = 8_192
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2_048
+    max_waiting: int | None = None
+    """Requests beyond `max_num_seqs + max_waiting` are refused with 503; None queues without limit, as vLLM does."""
+    timing: StepTiming = field(default_factory=StepTiming)
+    role: Role = "both"
+    connector: ConnectorName = ""
+    """How KV cache gets from pod to pod; see `proxy.lab.sim.transfer`."""
+    transfer: TransferTiming = field(default_factory=TransferTiming)
+    ec_connector: Literal["example", "nixl"] = "example"
+    """How embeddings do: by a common directory, or from the encode pod, as its answer says."""
+    encode_seconds: float = 0.05
+    """For each image or the like that is not in the encoder's cache."""
+    slowdown: float = 1.0
+    """How many times longer than `timing` says its steps take: a pod that is throttled, or older than the others."""
+    noise: float = 0.0
+    """Standard deviation of a factor of mean 1 on each step, which is never negative (log-normal)."""
+    noise_seed: int = 0
+    time_scale: float = 1.0
+    """All waits are divided by it."""
+    old_metric_names: bool = False
+    prompt_tokens_details: bool = True
+    default_max_tokens: int = 16
+    eos_probability: float = 0.0
+    """The chance of each token to end the answer; it depends on the text alone. 0 answers up to `max_tokens`."""
+    answers: Mapping[int, bytes] = field(default_factory=dict, compare=False)
+    """What is answered to prompts that are known beforehand, so that a later prompt can go on from it: text by the hash
+    of the prompt's text (`proxy.lab.sim.prompt.text_hash`)."""
+    seed: int = 0
+    """Pods with the same seed answer the same prompt with the same text."""
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of prompt and answer together."""
+        return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.model, *self.lora_adapters)

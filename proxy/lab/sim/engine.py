@@ -1,0 +1,314 @@
+"""Continuous batching, step by step, without sockets and without a clock of its own.
+
+A step takes one token of every running sequence that decodes, fills the rest of its token budget with prefill, in
+order of arrival, and takes as long as `StepTiming` says. The order of decisions is that of the vLLM v1 scheduler:
+running sequences first, the youngest is pre-empted when blocks run out, nobody is admitted in a step that pre-empted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+
+from proxy.lab.sim.blocks import BlockPool
+from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.pace import Pace
+from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence
+from proxy.lab.sim.stats import EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What runs until `duration` seconds have passed: the sequences, each with the tokens it computes."""
+
+    chunks: list[tuple[Sequence, int]]
+    prefill_tokens: int
+    duration: float
+
+
+class Engine:
+    """Sequences go in by `submit`; between `begin_step` and `finish_step` the caller lets time pass."""
+
+    def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset()) -> None:
+        """`embeddings` are those that other pods have made, by the hashes of their media."""
+        self.config = config
+        self.pool = BlockPool(config.num_gpu_blocks)
+        self.stats = EngineStats()
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.loading: dict[Sequence, None] = {}
+        """What has its blocks, and waits for another pod to fill them."""
+        self.kept: dict[Sequence, None] = {}
+        """What has ended, and has its blocks still, for another pod to copy."""
+        self.embeddings = embeddings
+        self.encoded: set[int] = set()
+        """Hashes of the media whose embeddings are here."""
+        self._to_encode: set[int] = set()
+        self.pace = Pace(config)
+        self.sleep_level = 0
+        """0 awake, 1 asleep, 2 asleep without its weights."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def kept_blocks(self) -> int:
+        return sum(sequence.hashed_blocks + sequence.open_blocks for sequence in self.kept)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.pool.used / self.pool.capacity
+
+    def has_room_for(self, sequences: int) -> bool:
+        """Whether the queue takes so many more."""
+        if self.config.max_waiting is None:
+            return True
+        room = self.config.max_num_seqs + self.config.max_waiting
+        return len(self.running) + len(self.loading) + len(self.waiting) + sequences <= room
+
+    def submit(self, sequence: Sequence, now: float) -> None:
+        sequence.progress.arrived = now
+        sequence.extend_hashes(self.config.block_size)
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence, now: float) -> None:
+        """Take a sequence out, wherever it is; one that has ended is left alone."""
+        if sequence.phase is not Phase.ENDED:
+            self._take_out(sequence, now)
+            self.stats.aborted += 1
+
+    def fail(self, sequence: Sequence, now: float) -> list[Output]:
+        """Take it out with an error; one that has ended is left alone."""
+        if sequence.phase is Phase.ENDED:
+            return []
+        self._take_out(sequence, now)
+        sequence.finish = Finish.ERROR
+        self.stats.finished[Finish.ERROR] += 1
+        return [Output(sequence, b"", Finish.ERROR)]
+
+    def fail_all(self, now: float) -> list[Output]:
+        return [output for one in (*self.running, *self.loading, *self.waiting) for output in self.fail(one, now)]
+
+    def loaded(self, sequence: Sequence, *, cached: bool) -> None:
+        """Its prompt has come, and its last token is computed again, as always. `cached`: whole blocks have come, which
+        count as cached."""
+        if sequence.phase is not Phase.LOADING:
+            return
+        del self.loading[sequence]
+        progress = sequence.progress
+        if cached:
+            sequence.computed = self._full_blocks(sequence) * self.config.block_size
+            progress.external_tokens = sequence.computed - progress.cached_tokens
+            progress.cached_tokens = sequence.computed
+        else:
+            sequence.computed = progress.prompt_tokens - 1
+            progress.external_tokens = progress.prompt_tokens - progress.cached_tokens
+        self.stats.external_tokens += progress.external_tokens
+        sequence.phase = Phase.RUNNING
+        self.running.append(sequence)
+        self._fill_blocks(sequence, sequence.computed)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """What was kept for another pod."""
+        if sequence in self.kept:
+            del self.kept[sequence]
+            self._release(sequence)
+
+    def step(self, now: float) -> tuple[list[Output], float]:
+        """One whole step on a virtual clock: its outputs, and how long it took."""
+        step = self.begin_step(now)
+        return self.finish_step(step, now + step.duration), step.duration
+
+    def begin_step(self, now: float) -> Step:
+        chunks: list[tuple[Sequence, int]] = []
+        preemptions = self.stats.preemptions
+        budget = self._schedule_running(chunks)
+        if self.stats.preemptions == preemptions:
+            self._admit_waiting(chunks, budget, now)
+        prefill, attended, read = _work(chunks)
+        self.stats.steps += 1
+        seconds = self.pace.seconds(prefill, len(chunks), attended, read)
+        return Step(chunks, prefill, seconds + self._encode())
+
+    def finish_step(self, step: Step, now: float) -> list[Output]:
+        outputs = []
+        for sequence, tokens in step.chunks:
+            if sequence.phase is Phase.ENDED:
+                continue
+            sequence.computed += tokens
+            if sequence.computed == sequence.tokens:
+                outputs.append(self._take_token(sequence, now))
+        if any(output.finish for output in outputs):
+            self.running = [sequence for sequence in self.running if sequence.phase is Phase.RUNNING]
+        return outputs
+
+    def forget_prefixes(self) -> None:
+        self.pool.forget()
+
+    def _schedule_running(self, chunks: list[tuple[Sequence, int]]) -> int:
+        """Returns the tokens of the step's budget that are left."""
+        budget = self.config.max_num_batched_tokens
+        index = 0
+        while index < len(self.running) and budget > 0:
+            sequence = self.running[index]
+            tokens = min(sequence.tokens - sequence.computed, budget)
+            while not self._reserve(sequence, tokens):
+                if self._preempt_youngest() is sequence:
+                    return budget
+            chunks.append((sequence, tokens))
+            budget -= tokens
+            index += 1
+        return budget
+
+    def _admit_waiting(self, chunks: list[tuple[Sequence, int]], budget: int, now: float) -> None:
+        while self.waiting and budget > 0 and len(self.running) + len(self.loading) < self.config.max_num_seqs:
+            sequence = self.waiting[0]
+            matched = self._matched_blocks(sequence)
+            cached = matched * self.config.block_size
+            if sequence.progress.started is None and sequence.transfer.arrives(cached):
+                if not self._load(sequence, matched, now):
+                    return
+                continue
+            tokens = min(sequence.tokens - cached, budget)
+            prefix = sequence.hashes[:matched]
+            if self._blocks_for(cached + tokens) - matched + self.pool.idle_among(prefix) > self.pool.free:
+                return
+            self._hold(self.waiting.popleft(), matched)
+            sequence.phase = Phase.RUNNING
+            self.running.append(sequence)
+            self._start(sequence, cached, now)
+            self._to_encode.update(sequence.media)
+            self._reserve(sequence, tokens)
+            chunks.append((sequence, tokens))
+            budget -= tokens
+
+    def _load(self, sequence: Sequence, matched: int, now: float) -> bool:
+        """Reserve blocks for the whole prompt and have them filled; False if there are too few."""
+        missing = self._blocks_for(sequence.tokens) - matched
+        if missing + self.pool.idle_among(sequence.hashes[:matched]) > self.pool.free:
+            return False
+        self._hold(self.waiting.popleft(), matched)
+        self.pool.open(missing)
+        sequence.open_blocks += missing
+        sequence.phase = Phase.LOADING
+        self.loading[sequence] = None
+        self._start(sequence, sequence.computed, now)
+        sequence.transfer.begin(sequence, sequence.tokens - sequence.computed)
+        return True
+
+    def _hold(self, sequence: Sequence, matched: int) -> None:
+        self.pool.hold(sequence.hashes[:matched])
+        sequence.hashed_blocks = matched
+        sequence.computed = matched * self.config.block_size
+
+    def _encode(self) -> float:
+        """Seconds that the media of those prompts take that begin in this step."""
+        if not self._to_encode:
+            return 0.0
+        missing = self._to_encode - self.encoded - self.embeddings
+        self.encoded |= missing
+        self._to_encode.clear()
+        return len(missing) * self.config.encode_seconds
+
+    def _matched_blocks(self, sequence: Sequence) -> int:
+        return self.pool.longest_match(sequence.hashes[: self._full_blocks(sequence)])
+
+    def _full_blocks(self, sequence: Sequence) -> int:
+        """Of what is known by now. The last token is always computed: its output is the first token of the answer."""
+        return (sequence.tokens - 1) // self.config.block_size
+
+    def _start(self, sequence: Sequence, cached: int, now: float) -> None:
+        progress = sequence.progress
+        if progress.started is None:
+            progress.started = now
+            progress.cached_tokens = cached
+            self.stats.queried_tokens += progress.prompt_tokens
+            self.stats.hit_tokens += cached
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Hold blocks for the next `tokens` tokens; False if there are too few, and then nothing has changed."""
+        end = sequence.computed + tokens
+        missing = self._blocks_for(end) - sequence.hashed_blocks - sequence.open_blocks
+        if missing > 0:
+            if missing > self.pool.free:
+                return False
+            self.pool.open(missing)
+            sequence.open_blocks += missing
+        if end >= (sequence.hashed_blocks + 1) * self.config.block_size:
+            self._fill_blocks(sequence, end)
+        return True
+
+    def _fill_blocks(self, sequence: Sequence, end: int) -> None:
+        sequence.extend_hashes(self.config.block_size)
+        full = min(end // self.config.block_size, len(sequence.hashes))
+        for block in sequence.hashes[sequence.hashed_blocks : full]:
+            self.pool.fill(block)
+        filled = full - sequence.hashed_blocks
+        sequence.hashed_blocks += filled
+        sequence.open_blocks -= filled
+
+    def _preempt_youngest(self) -> Sequence:
+        """It loses its blocks and waits, first in line, to be computed again."""
+        victim = self.running.pop()
+        self._release(victim)
+        victim.computed = 0
+        victim.phase = Phase.WAITING
+        victim.progress.preemptions += 1
+        self.stats.preemptions += 1
+        self.waiting.appendleft(victim)
+        return victim
+
+    def _take_token(self, sequence: Sequence, now: float) -> Output:
+        output = sequence.grow()
+        progress = sequence.progress
+        if progress.first_token is None:
+            progress.first_token = now
+            self.stats.prompt_tokens += progress.prompt_tokens
+            self.stats.first_token.observe(now - progress.arrived)
+            sequence.transfer.computed(sequence)
+        if sequence.sampling.max_tokens:
+            self.stats.generation_tokens += 1
+        if output.finish:
+            self.stats.finished[output.finish] += 1
+            self.stats.end_to_end.observe(now - progress.arrived)
+            sequence.phase = Phase.ENDED
+            progress.ended = now
+            if output.finish is Finish.LENGTH and sequence.transfer.keeps(sequence):
+                self.kept[sequence] = None
+            else:
+                self._release(sequence)
+                sequence.transfer.abandon()
+        return output
+
+    def _take_out(self, sequence: Sequence, now: float) -> None:
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.phase is Phase.LOADING:
+            del self.loading[sequence]
+        else:
+            self.running.remove(sequence)
+        self._release(sequence)
+        sequence.phase = Phase.ENDED
+        sequence.progress.ended = now
+        sequence.transfer.abandon()
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.hashes[: sequence.hashed_blocks], sequence.open_blocks)
+        sequence.hashed_blocks = sequence.open_blocks = 0
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)
+
+
+def _work(chunks: list[tuple[Sequence, int]]) -> tuple[int, float, int]:
+    """Prompt tokens to compute, pairs of one of them and a token it attends to, tokens of KV cache that are read."""
+    prefill, attended, read = 0, 0.0, 0
+    for sequence, tokens in chunks:
+        if tokens > 1 or not sequence.progress.generated_tokens:
+            prefill += tokens
+            attended += tokens * (sequence.computed + (tokens + 1) / 2)
+        else:
+            read += sequence.computed + 1
+    return prefill, attended, read

@@ -1,0 +1,297 @@
+"""A line per request for `kvlane replay` and `kvlane tune`: when, how long, how similar, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from base64 import b64decode, b64encode, urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from proxy.core.attempt import Attempt, Ending
+from proxy.core.endpoint import DEFAULT_POOL, Endpoint
+from proxy.core.errors import Reason
+from proxy.core.frozen import frozen
+from proxy.core.listener import Listener
+from proxy.core.ports import Call, Clock
+from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
+from proxy.latency.forecast import objectives
+from proxy.prefix.hashing import Chain, chains
+from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.match import ChainMatch
+from proxy.telemetry.instruments import Counter
+from proxy.telemetry.labels import is_label, path_label
+from proxy.telemetry.line_writer import LineWriter
+from proxy.telemetry.rotating_file import RotatingFile
+from proxy.telemetry.settings import RecordSettings
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BLOCK_TOKENS = 64
+"""Of four bytes each: what one hash of a chain stands for near the start of a prompt; see `proxy.prefix.depth`."""
+
+MOST_BLOCKS = 2048
+"""Of a prompt that are hashed: what a producer hashes unless told otherwise."""
+
+INTERVAL = 0.5
+"""Seconds between batches."""
+
+BATCH = 16
+"""Requests that are written down without a pause: about a millisecond for prompts of 4,000 tokens."""
+
+SECRET_BYTES = 32
+NAME_BYTES = 6
+"""Of a salted hash: among ten million different ones, two are equal with a chance of one in six."""
+
+NAME_LENGTH = NAME_BYTES * 4 // 3
+"""Characters that it takes in base64."""
+
+Entry = tuple[float, int, Ending | Reason, float, Mapping[str, Any], tuple[Chain, ...], Endpoint | None]
+"""(received, status, outcome, ended, what is known of the request, its hashes, its pod)."""
+
+
+class Recorder(Listener):
+    """Writes a line for each request that ended.
+
+    Use as `async with`; `adapters` returns the names of the LoRA adapters,
+    `session` the session of a request. What goes wrong here costs lines, which are
+    counted as `lost`, and never a request."""
+
+    def __init__(
+        self,
+        settings: RecordSettings,
+        clock: Clock,
+        lost: Counter,
+        adapters: Callable[[], frozenset[str]],
+        session: Callable[[InferenceRequest], str],
+    ) -> None:
+        self._key = key_path(Path(settings.file))
+        self._wall = clock.wall
+        self._now = clock.now
+        self._salt: Salt
+        self._started: float
+        self._epoch: float
+        self._lost = lost
+        self._adapters = adapters
+        self._session = session
+        self._entries: list[Entry] = []
+        self._pods: dict[str, tuple[int, int]] = {}
+        path = Path(settings.file)
+        file = RotatingFile(path, self._key, settings.max_size, settings.keep, self._head)
+        self._writer = LineWriter("the record", file.write, lost.add)
+        self._stack = AsyncExitStack()
+
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
+    ) -> None:
+        """Take what is to be written, so that no body outlives its request."""
+        if attempt is None and not isinstance(outcome, Reason):
+            return  # an answer of our own: a list of models
+        try:
+            if attempt is None:
+                about: tuple[Any, ...] = ({"kind": path_label(call.path)}, (), None)
+            else:
+                about = (
+                    _asked(call, attempt, self._session(attempt.request)),
+                    _chains(attempt.request),
+                    attempt.endpoint,
+                )
+            self._entries.append((call.received_at, status, outcome, self._now(), *about))
+        except Exception:
+            self._lost.add()
+            log.exception("request %s is missing in the record", call.id)
+
+    def flush(self) -> None:
+        """Everything that happened before the call goes to the writer."""
+        while self._entries:
+            self._write_batch()
+
+    async def __aenter__(self) -> Recorder:
+        installed = installation(self._key, self._wall())
+        self._salt, self._started = Salt(installed.secret), installed.started
+        self._epoch = self._wall() - self._now() - installed.started
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._writer)
+            stack.callback(self.flush)
+            tasks = await stack.enter_async_context(Tasks())
+            tasks.keep(self._run, "record-of-requests")
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            while self._entries:
+                self._write_batch()
+                await asyncio.sleep(0)
+
+    def _write_batch(self) -> None:
+        batch = self._entries[:BATCH]
+        del self._entries[: len(batch)]
+        if self._writer.is_behind:
+            self._writer.drop(len(batch))
+            return
+        try:
+            adapters = self._adapters()
+            requests = [self._line(entry, adapters) for entry in batch]
+            self._writer.hand(b"".join([*self._news_of_pods(batch), *requests]))
+        except Exception:
+            self._lost.add(len(batch))
+            log.exception("%d requests are missing in the record", len(batch))
+
+    def _line(self, entry: Entry, adapters: frozenset[str]) -> bytes:
+        received, status, outcome, ended, asked, hashes, pod = entry
+        line = {"t": round(received + self._epoch, 6), **asked}
+        for kind in ("tenant", "session"):
+            if kind in line:
+                line[kind] = self._salt.name(kind, line[kind])
+        if line.get("model") in adapters:
+            line["lora"] = True
+        if pod is not None:
+            line |= {"chain": list(map(self._salt.chain, hashes)), "pod": pod.name}
+        line |= {"status": status, "outcome": outcome.value, "duration": round(ended - received, 6)}
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+    def _news_of_pods(self, batch: Sequence[Entry]) -> list[bytes]:
+        """A line for every pod whose KV cache was not known to be of this size."""
+        found = []
+        for pod in {entry[-1] for entry in batch}:
+            size = (pod.metrics.block_size, pod.metrics.blocks) if pod is not None else (0, 0)
+            if pod is not None and all(size) and self._pods.get(pod.name) != size:
+                self._pods = {**self._pods, pod.name: size}
+                found.append(_pod_line(pod.name, size))
+        return found
+
+    def _head(self) -> bytes:
+        """What a file begins with; called in the writer's thread."""
+        head = {
+            "kvlane_record": VERSION,
+            "started": self._started,
+            "block_tokens": BLOCK_TOKENS,
+            "salt": self._salt.fingerprint,
+        }
+        first = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
+        return b"".join([first, *(_pod_line(name, size) for name, size in self._pods.items())])
+
+
+def key_path(path: Path) -> Path:
+    """Of the file with the secret of a record."""
+    return path.with_name(path.name + ".key")
+
+
+def _pod_line(name: str, size: tuple[int, int]) -> bytes:
+    block_size, blocks = size
+    line = {"pod": name, "block_size": block_size, "blocks": blocks}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
+    """The producer's, where there is one that cuts prompts as records do."""
+    match = request.state.read(PREFIX_MATCH)
+    if isinstance(match, ChainMatch) and match.block_size == BLOCK_TOKENS:
+        return match.chains
+    prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
+    return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
+
+
+def _asked(call: Call, attempt: Attempt, session: str) -> dict[str, Any]:
+    """What is known of a request; what is not is left out. Tenant and session are not salted yet."""
+    request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
+    prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
+    output = usage.completion_tokens if usage is not None else attempt.chunks if request.stream else None
+    ttft, tpot = objectives(request) or (None, None)
+    pool = attempt.endpoint.pool
+    known = {
+        "kind": path_label(call.path),
+        "pool": pool if pool != DEFAULT_POOL else None,
+        "model": request.model if is_label(request.model) else None,
+        "stream": request.stream or None,
+        "estimated_tokens": prompt.tokens,
+        "max_tokens": request.max_tokens or None,
+        "prompt_tokens": usage.prompt_tokens if usage is not None else None,
+        "output_tokens": output,
+        "cached_tokens": usage.cached_tokens if usage is not None else None,
+        "expected_cached_tokens": attempt.predicted_cached_tokens,
+        "priority": request.priority or None,
+        "tenant": request.tenant or None,
+        "session": session or None,
+        "slo_ttft": ttft,
+        "slo_tpot": tpot,
+        "attempts": attempt.number + 1,
+        "ttft": None if first is None else round(first - call.received_at, 6),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+class Salt:
+    """BLAKE2b with the secret as its key: who has a record and guesses a prompt cannot check the guess."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.fingerprint = self.name("key", "")
+        """Equal in records whose hashes can be compared."""
+
+    def name(self, kind: str, text: str) -> str:
+        """Equal text has equal names within a `kind` only."""
+        digest = blake2b(
+            text.encode("utf-8", "surrogatepass"), key=self._secret, person=kind.encode(), digest_size=NAME_BYTES
+        )
+        return urlsafe_b64encode(digest.digest()).decode()
+
+    def chain(self, hashes: Sequence[int]) -> str:
+        """The names of a prompt's hashes, one after the other."""
+        secret = self._secret
+        return urlsafe_b64encode(
+            b"".join(
+                [blake2b(one.to_bytes(8, "little"), key=secret, digest_size=NAME_BYTES).digest() for one in hashes]
+            )
+        ).decode()
+
+
+@frozen
+class Installation:
+    """`started` is the wall time from which on the times of all records are counted."""
+
+    secret: bytes
+    started: float
+
+
+def installation(path: Path, now: float) -> Installation:
+    """What the file says, which only its owner may read; made if it is missing. Where that fails it is made up for as
+    long as the process lives: what is recorded then can be compared with nothing else."""
+    try:
+        return _read(path, now)
+    except (OSError, ValueError) as error:
+        log.warning("the secret of the record is a temporary one, as %s cannot be used: %s", path, error)
+        return Installation(os.urandom(SECRET_BYTES), now)
+
+
+def _read(path: Path, now: float) -> Installation:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = file.read()
+        if not known:
+            secret = os.urandom(SECRET_BYTES)
+            file.write(orjson.dumps({"secret": b64encode(secret).decode(), "started": now}))
+            return Installation(secret, now)
+    try:
+        said = orjson.loads(known)
+        return Installation(b64decode(said["secret"], validate=True), float(said["started"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("it holds no secret of a record") from error

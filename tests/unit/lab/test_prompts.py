@@ -1,0 +1,94 @@
+"""Requests are given text again: the proxy under test hashes it, and finds in common what was in common."""
+
+from __future__ import annotations
+
+from itertools import pairwise, takewhile
+from random import Random
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.request import Prompt
+from proxy.lab.prompts import body, parts, parts_with_answer, text
+from proxy.lab.record import load
+from proxy.lab.workload import Asked, Job, named
+from proxy.prefix.hashing import chains
+from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, Salt
+from tests.helpers.examples import examples
+from tests.helpers.lab.traffic import head, request, written
+
+SALT = Salt(b"secret")
+
+sentences = st.lists(st.integers(0, 3), min_size=1, max_size=12)
+
+
+def prompt(sentence: list[int]) -> bytes:
+    """Words of 100 to 6,100 bytes."""
+    return b"".join(b"%d" % word * (100 + 2_000 * word) for word in sentence)
+
+
+def hashed(part: bytes) -> list[int]:
+    (chain,) = chains(Prompt((part,)), "sim", BLOCK_TOKENS, MOST_BLOCKS)
+    return chain
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.lists(sentences, min_size=2, max_size=4))
+def test_what_prompts_had_in_common_their_texts_have_in_common(
+    tmp_path_factory: pytest.TempPathFactory, said: list[list[int]]
+) -> None:
+    prompts = [prompt(sentence) for sentence in said]
+    lines = [
+        request(float(at), chain=[SALT.chain(hashed(one))], estimated_tokens=-(-len(one) // 4), prompt_tokens=len(one))
+        for at, one in enumerate(prompts)
+    ]
+    path = written(tmp_path_factory.mktemp("record") / "r.jsonl", [head(), *lines])
+    texts = [text(job) for job in load([path], Random(0)).workload.jobs]
+    for (was, other_was), (now, other_now) in zip(pairwise(prompts), pairwise(texts), strict=True):
+        assert abs(len(now) - len(was)) < 4
+        assert common(hashed(now), hashed(other_now)) == common(hashed(was), hashed(other_was))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5_000), st.floats(0.5, 1.5), st.integers(2, 40))
+def test_all_whole_blocks_of_a_prompt_have_names(tokens: int, scale: float, pieces: int) -> None:
+    ends = tuple(64 * at for at in range(1, pieces + 1))
+    nodes = tuple(range(pieces))
+    job = Job(0.0, max(1, int(tokens * scale)), 5, nodes, nodes, ends=ends, text_tokens=tokens, scale=scale)
+    assert sum(blocks for _, blocks in parts(job, 16)) == job.prompt_tokens // 16
+
+
+def test_where_a_piece_ends_is_the_same_in_every_prompt_that_goes_on() -> None:
+    shared = (0, 1, 2)
+    ends = (64, 128, 192, 256)
+    short = Job(0.0, 150, 1, (*shared, 3), (*shared, 3), ends=ends, text_tokens=200, scale=0.75)
+    long = Job(0.0, 180, 1, (*shared, 4), (*shared, 4), ends=ends, text_tokens=240, scale=0.75)
+    assert parts(short, 16)[:3] == parts(long, 16)[:3]
+
+
+def test_the_answer_is_there_for_whoever_goes_on_from_it() -> None:
+    (job,) = named([Job(0.0, 600, 500, (1, 2), continued=(1, 2, 3))])
+    assert sum(blocks for _, blocks in parts_with_answer(job, 16)) == 1_099 // 16
+    (alone,) = named([Job(0.0, 600, 500, (1, 2))])
+    assert parts_with_answer(alone, 16) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields"),
+    [
+        (Asked(), {"stream": True, "max_tokens": 9}),
+        (Asked(stream=False, max_tokens=50), {"stream": False, "max_tokens": 50}),
+        (Asked(max_tokens=0), {"stream": True}),
+    ],
+)
+def test_the_body_says_what_the_client_said(asked: Asked, fields: dict[str, object]) -> None:
+    said = orjson.loads(body(Job(0.0, 100, 9, (1,), asked=asked), "sim"))
+    assert len(said.pop("prompt")) == 400
+    said.pop("stream_options", None)
+    assert said == {"model": "sim", "ignore_eos": True, **fields}

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.lab.sim import Fault, Faults, Kind, SimConfig, SimPod, StepTiming
+from proxy.lab.sim.faults import STATES
+from tests.helpers.waiting import PATIENCE, until
+
+COMPLETIONS = "/v1/completions"
+TOKENS = 10
+WHOLE_STREAM = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+QUIET = 0.4
+"""Seconds after which a test that waits for a hang takes silence for one."""
+LONG = 60.0
+"""Seconds of a state that is over when the pod is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Everything that a client got, and how it ended: whole, closed, reset, or not at all."""
+
+    raw: bytes
+    ending: str
+
+    @property
+    def status(self) -> int:
+        return int(self.raw.split(b" ", 2)[1])
+
+    @property
+    def events(self) -> int:
+        return self.raw.count(b"data: {")
+
+
+@asynccontextmanager
+async def met(kind: Kind, **details: Any) -> AsyncIterator[SimPod]:
+    """A pod on which every request meets the fault."""
+    async with SimPod(SimConfig(time_scale=20)) as pod:
+        pod.faults.set([Fault(kind, **details)])
+        yield pod
+
+
+async def ask(pod: SimPod, *, stream: bool = True, request_id: str = "r", patience: float = 10.0) -> Heard:
+    reader, writer = await asyncio.open_connection(pod.host, pod.port)
+    body = orjson.dumps({"prompt": "x", "max_tokens": TOKENS, "stream": stream})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nx-request-id: {request_id}\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    raw, ending = b"", "closed"
+    try:
+        while piece := await _read(reader, 0.01 if _is_whole(raw) else patience):
+            raw += piece
+    except TimeoutError:
+        ending = "whole" if _is_whole(raw) else "hangs"
+    except ConnectionResetError:
+        ending = "reset"
+    finally:
+        writer.close()
+    return Heard(raw, ending)
+
+
+async def _read(reader: asyncio.StreamReader, patience: float) -> bytes:
+    async with asyncio.timeout(patience):
+        return await reader.read(65536)
+
+
+def _is_whole(raw: bytes) -> bool:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    length = re.search(rb"\r\nContent-Length: (\d+)", head)
+    if length:
+        return len(body) == int(length[1])
+    return body.endswith(b"\r\n0\r\n\r\n")
+
+
+async def get(pod: SimPod, path: str) -> int:
+    async with aiohttp.ClientSession() as client, client.get(pod.url + path) as response:
+        return response.status
+
+
+async def is_well(pod: SimPod) -> bool:
+    with suppress(OSError, aiohttp.ClientConnectionError):
+        return await get(pod, "/health") == 200 and (await ask(pod, patience=1.0)).ending == "whole"
+    return False
+
+
+def patience(ending: str) -> float:
+    return QUIET if ending == "hangs" else 10.0
+
+
+@pytest.mark.parametrize(("status", "retry_after"), [(429, 7), (500, None), (502, None), (503, 1)])
+async def test_a_request_is_rejected_with_a_status(status: int, retry_after: int | None) -> None:
+    async with met(Kind.REJECT, status=status, retry_after=retry_after) as pod:
+        heard = await ask(pod)
+        assert (heard.status, heard.ending) == (status, "whole")
+        assert (b"Retry-After: %d\r\n" % retry_after in heard.raw) if retry_after else b"Retry-After" not in heard.raw
+        assert (pod.requests[0].fault, pod.requests[0].status) == ("reject", status)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [(Kind.HANG, "hangs"), (Kind.RESET, "reset"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")],
+)
+async def test_before_the_head_there_is_nothing_of_the_answer(kind: Kind, ending: str, stream: bool) -> None:
+    async with met(kind) as pod:
+        heard = await ask(pod, stream=stream, patience=patience(ending))
+        assert heard.ending == ending
+        assert b"HTTP/1.1 " not in heard.raw
+        await until(lambda: not pod.requests.open)
+        assert pod.requests[0].cut == (kind in (Kind.RESET, Kind.FIN))
+        assert pod.requests[0].aborted != pod.requests[0].cut
+
+
+@pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed"), (Kind.MISFRAME, "hangs")])
+async def test_in_the_middle_of_a_stream_some_events_have_passed(kind: Kind, ending: str) -> None:
+    async with met(kind, events=3) as pod:
+        heard = await ask(pod, patience=patience(ending))
+        assert (heard.status, heard.ending, heard.events) == (200, ending, 3)
+        assert b"[DONE]" not in heard.raw
+        await until(lambda: not pod.requests.open)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reset_in_the_middle_may_take_back_what_nobody_has_read(stream: bool) -> None:
+    async with met(Kind.RESET, events=3) as pod:
+        heard = await ask(pod, stream=stream)
+        assert heard.ending == "reset"
+        assert heard.events <= 3
+        assert pod.requests[0].cut
+
+
+async def test_a_stream_that_is_shorter_than_its_fault_does_not_end_well() -> None:
+    async with met(Kind.FIN, events=1_000) as pod:
+        heard = await ask(pod)
+        assert (heard.events, heard.ending) == (TOKENS, "closed")
+        assert b"[DONE]" not in heard.raw
+
+
+@pytest.mark.parametrize(("kind", "ending"), [(Kind.HANG, "hangs"), (Kind.FIN, "closed")])
+async def test_in_the_middle_of_a_whole_answer_half_of_it_has_passed(kind: Kind, ending: str) -> None:
+    async with met(kind, events=1) as pod:
+        heard = await ask(pod, stream=False, patience=patience(ending))
+        assert (heard.status, heard.ending) == (200, ending)
+        head, _, body = heard.raw.partition(b"\r\n\r\n")
+        assert 0 < len(body) < int(head.rpartition(b"Content-Length: ")[2])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_chunks_that_make_no_sense_come_after_some_that_do(stream: bool) -> None:
+    async with met(Kind.MISFRAME, events=1) as pod:
+        heard = await ask(pod, stream=stream, patience=QUIET)
+        assert heard.raw.endswith(b"}\n\n\r\nso many bytes\r\n" if stream else b"\r\nso many bytes\r\n")
+        assert heard.ending == "hangs"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_drip_is_slow_and_whole(stream: bool) -> None:
+    async with met(Kind.DRIP) as pod:
+        heard = await ask(pod, stream=stream)
+        assert (heard.status, heard.ending) == (200, "whole")
+        pod.faults.set([])
+        undisturbed = await ask(pod, stream=stream)
+        assert len(heard.raw) == pytest.approx(len(undisturbed.raw), abs=40)
+        assert heard.events == undisturbed.events
+        slow, fast = (record.ended - record.arrived for record in pod.requests if record.ended)
+        assert slow > fast
+
+
+async def test_garbage_is_no_http() -> None:
+    async with met(Kind.GARBAGE) as pod:
+        heard = await ask(pod)
+        assert heard.ending == "closed"
+        assert heard.raw
+        assert not heard.raw.startswith(b"HTTP/")
+
+
+async def test_a_corrupt_stream_has_one_event_that_is_none() -> None:
+    async with met(Kind.CORRUPT, events=2) as pod:
+        heard = await ask(pod)
+        assert heard.ending == "whole"
+        assert heard.raw.endswith(WHOLE_STREAM)
+        events = [line for line in heard.raw.replace(b"\r\n", b"").split(b"\n\n") if b"data: {" in line]
+        assert sum(event.count(b'"choices"') + event.count(b"data: {") != 2 for event in events) == 1
+
+
+async def test_a_corrupt_answer_is_half_of_its_json() -> None:
+    async with met(Kind.CORRUPT) as pod:
+        heard = await ask(pod, stream=False)
+        assert heard.ending == "whole"
+        with pytest.raises(orjson.JSONDecodeError):
+            orjson.loads(heard.raw.partition(b"\r\n\r\n")[2])
+
+
+async def test_the_first_event_of_a_stream_says_that_the_queue_is_full() -> None:
+    async with met(Kind.ERROR_FIRST) as pod:
+        heard = await ask(pod)
+        assert (heard.status, heard.events, heard.ending) == (200, 1, "whole")
+        assert b'data: {"error":{"message":"The engine is currently busy' in heard.raw
+        assert heard.raw.endswith(WHOLE_STREAM)
+        assert (await ask(pod, stream=False)).status == 503
+
+
+async def test_a_pod_refuses_connections_and_finishes_what_it_has() -> None:
+    async with met(Kind.REFUSE, seconds=LONG, count=1) as pod:
+        heard = await ask(pod)
+        assert heard.events == TOKENS
+        assert b"[DONE]" in heard.raw
+        with pytest.raises(ConnectionRefusedError):
+            await ask(pod)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind in STATES - {Kind.SLOW_START}])
+async def test_what_is_wrong_with_a_pod_ends_by_itself(kind: Kind) -> None:
+    async with met(kind, seconds=0.05, count=1) as pod:
+        await ask(pod, patience=QUIET)
+        async with asyncio.timeout(PATIENCE):
+            while not await is_well(pod):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_pod_that_crashes_resets_everybody_and_comes_back() -> None:
+    async with SimPod(SimConfig(timing=StepTiming(base=0.05))) as pod:
+        bystander = asyncio.ensure_future(ask(pod, request_id="bystander"))
+        await until(lambda: bool(pod.requests.open))
+        pod.faults.set([Fault(Kind.CRASH, seconds=0.1, count=1)])
+        heard = await ask(pod)
+        assert (heard.ending, (await bystander).ending) == ("reset", "reset")
+        assert all(record.cut and not record.aborted for record in pod.requests)
+        await until(lambda: pod.serving)
+        assert (await ask(pod)).ending == "whole"
+
+
+async def test_a_killed_engine_leaves_its_answers_hanging_after_it_has_come_back() -> None:
+    async with met(Kind.KILLED, seconds=0.05, count=1) as pod:
+        killed = pod.engine
+        heard = asyncio.ensure_future(ask(pod, request_id="hangs", patience=QUIET))
+        await until(lambda: pod.engine is not killed and pod.serving)
+        assert (await ask(pod)).ending == "whole"
+        assert (await heard).ending == "hangs"
+        await until(lambda: not pod.requests.open)
+        assert pod.requests[0].aborted
+
+
+async def test_a_killed_pod_refuses_connections_and_lets_nobody_hang_on_when_it_is_stopped() -> None:
+    async with met(Kind.KILLED, seconds=LONG) as pod:
+        heard = asyncio.ensure_future(ask(pod))
+        await until(lambda: not pod.serving)
+        with pytest.raises(ConnectionRefusedError):
+            await ask(pod)
+        await pod.stop()
+        assert (await heard).ending == "reset"
+
+
+async def test_a_frozen_engine_hangs_behind_a_healthy_server() -> None:
+    async with met(Kind.FROZEN, seconds=LONG, count=1) as pod:
+        assert (await ask(pod, patience=QUIET)).ending == "hangs"
+        assert await get(pod, "/health") == 200
+
+
+async def test_a_pod_may_be_unwell_by_its_own_word_alone() -> None:
+    async with met(Kind.UNHEALTHY, seconds=LONG, count=1) as pod:
+        assert await get(pod, "/health") == 200
+        assert (await ask(pod)).ending == "whole"
+        assert await get(pod, "/health") == 503
+        assert await get(pod, "/v1/models") == 200
+
+
+async def test_a_pod_that_loads_says_so_to_everybody() -> None:
+    async with met(Kind.LOADING, seconds=LONG, count=1) as pod:
+        assert (await ask(pod)).status == 503
+        assert [await get(pod, path) for path in ("/health", "/v1/models", "/metrics")] == [503, 503, 503]
+        assert await get(pod, "/admin/faults") == 200
+
+
+async def test_a_pod_that_shuts_down_takes_nothing_new_and_is_healthy() -> None:
+    async with met(Kind.SHUTTING_DOWN, seconds=LONG, count=1) as pod:
+        heard = await ask(pod)
+        assert heard.status == 500
+        assert b"cannot schedule new futures after shutdown" in heard.raw
+        assert await get(pod, "/health") == 200
+        assert (await ask(pod, request_id="another")).status == 500
+        async with (
+            aiohttp.ClientSession(pod.url) as client,
+            client.post("/admin/faults", json={"faults": []}) as response,
+        ):
+            assert response.status == 200
+
+
+async def test_a_slow_start_is_slow_with_an_empty_cache() -> None:
+    async with SimPod(SimConfig(time_scale=20)) as pod:
+        await ask(pod)
+        pod.faults.set([Fault(Kind.SLOW_START, factor=5.0, seconds=10.0)])
+        await ask(pod)
+        fast, slow = (record.ended - record.arrived for record in pod.requests if record.ended)
+        assert slow > fast
+        assert pod.requests[1].cached_tokens == 0
+
+
+async def test_faults_are_switched_from_outside() -> None:
+    async with SimPod() as pod, aiohttp.ClientSession(pod.url) as client:
+        asked = {"seed": 3, "faults": [{"kind": "reject", "probability": 1.0, "count": 1, "status": 502}]}
+        async with client.post("/admin/faults", json=asked) as response:
+            assert response.status == 200
+        assert [(await ask(pod)).status for _ in range(2)] == [502, 200]
+        async with client.get("/admin/faults") as response:
+            found = await response.json()
+        assert (found["seed"], found["faults"][0]["kind"], found["faults"][0]["met"]) == (3, "reject", 1)
+        async with client.get("/admin/requests") as response:
+            assert [(call["fault"], call["status"]) for call in await response.json()] == [("reject", 502), (None, 200)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "explode"},
+        {"kind": "reset", "probability": 1.1},
+        {"kind": "reset", "events": -1},
+        {"kind": "reset", "because": "why not"},
+        {"kind": "reject", "status": 200},
+    ],
+)
+async def test_faults_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    async with SimPod() as pod, aiohttp.ClientSession(pod.url) as client:
+        async with client.post("/admin/faults", json={"faults": [wrong]}) as response:
+            assert response.status == 400
+        assert pod.faults.faults == ()
+
+
+IDS = [f"r-{number}" for number in range(2_000)]
+
+
+@given(st.integers(0, 2**32))
+def test_who_meets_what_depends_on_the_seed_and_the_id_alone(seed: int) -> None:
+    asked = [Fault(Kind.RESET, 0.2), Fault(Kind.HANG, 0.1)]
+    one, other = Faults(), Faults()
+    one.set(asked, seed)
+    other.set(asked, seed)
+    assert {name: one.meet(name) for name in IDS} == {name: other.meet(name) for name in reversed(IDS)}
+    assert one.met[0] == pytest.approx(400, abs=120)
+    assert one.met[1] == pytest.approx(200, abs=90)
+
+
+def test_a_fault_is_met_so_many_times() -> None:
+    faults = Faults()
+    faults.set([Fault(Kind.RESET, count=3)])
+    assert sum(faults.meet(name) is not None for name in IDS) == 3
+
+
+def test_more_faults_than_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="one fault at most"):
+        Faults().set([Fault(Kind.RESET, 0.6), Fault(Kind.HANG, 0.6)])

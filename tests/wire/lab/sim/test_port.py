@@ -1,0 +1,50 @@
+"""A pod keeps its port while it is down."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from proxy.lab.sim import SimConfig, SimPod
+
+
+async def test_what_is_killed_refuses_connections_on_a_port_that_nobody_else_is_given_and_serves_there_again() -> None:
+    async with SimPod(SimConfig(time_scale=20)) as pod:
+        where = pod.host, pod.port
+        await pod.kill()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*where)
+        with socket.socket() as other, pytest.raises(OSError):
+            other.bind(where)
+        await pod.start(*where)
+        _, writer = await asyncio.open_connection(*where)
+        writer.close()
+        assert (pod.host, pod.port) == where
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_what_is_stopped_gives_its_port_back(is_killed: bool) -> None:
+    pod = SimPod()
+    await pod.start()
+    if is_killed:
+        await pod.kill()
+    await pod.stop()
+    with socket.create_server((pod.host, pod.port)):
+        pass
+
+
+async def test_a_pod_that_is_started_elsewhere_leaves_its_old_port_to_others() -> None:
+    async with SimPod() as pod:
+        before = pod.host, pod.port
+        await pod.kill()
+        await pod.start()
+        with socket.socket() as other:
+            other.bind(before)
+
+
+async def test_a_port_that_another_pod_has_is_an_error() -> None:
+    async with SimPod() as one:
+        with pytest.raises(OSError):
+            await SimPod().start(port=one.port)
