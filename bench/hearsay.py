@@ -26,6 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.placement.generators import generate
 from bench.rig import say, table
+from proxy.cluster.messages import Kind, records
+from proxy.cluster.prefixes import SharedIndex
+from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
+from proxy.cluster.transport import LATER
 from proxy.composition.indexes import prefix_producers
 from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
@@ -38,11 +42,6 @@ from proxy.lab.sim import SimConfig
 from proxy.lab.sim.hardware import HARDWARE
 from proxy.lab.simulation import Simulation
 from proxy.lab.workload import Job, Workload, load_trace
-from proxy.replicas.loads import OwnLoads, PeerLoads
-from proxy.replicas.outbox import LATER
-from proxy.replicas.prefixes import SharedIndex
-from proxy.replicas.roster import Roster
-from proxy.replicas.wire import Kind, records
 from proxy.settings import Settings
 
 APART = -1.0

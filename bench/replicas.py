@@ -48,6 +48,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rig import PATH, free_ports, say, tables
 
 from proxy.cli import demo
+from proxy.cluster.redis_transport import RedisLine
+from proxy.cluster.shared import OwnLoads
+from proxy.cluster.transport import Outbox
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
@@ -55,12 +58,9 @@ from proxy.lab import prompts
 from proxy.lab.workload import load_trace
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
-from proxy.replicas.loads import OwnLoads
-from proxy.replicas.outbox import Outbox
-from proxy.replicas.redis_line import RedisLine
 from proxy.telemetry.prometheus_text import SampleReader
-from tests.helpers.replicas.store import Wall, store
-from tests.system.replicas.test_deployment import Proxy, settings
+from tests.helpers.cluster.store import Wall, store
+from tests.system.cluster.test_deployment import Proxy, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PODS = 4

@@ -41,19 +41,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rig import say, table
 
+from proxy.cluster.deployment import Alone, Deployment, ReplicaSeries
+from proxy.cluster.prefixes import SharedIndex
+from proxy.cluster.redis_transport import command
+from proxy.cluster.replica import Replica
+from proxy.cluster.settings import ReplicaSettings
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.index import PrefixIndex
-from proxy.replicas.deployment import Alone, Deployment
-from proxy.replicas.pipe import command
-from proxy.replicas.prefixes import SharedIndex
-from proxy.replicas.replica import Replica
-from proxy.replicas.series import ReplicaSeries
-from proxy.replicas.settings import ReplicaSettings
 from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.instruments import Counter
-from tests.helpers.replicas.virtual import VirtualLoop
+from tests.helpers.cluster.virtual import VirtualLoop
 
 FIRST_BYTE, END, THINK = 0.2, 1.0, 0.2
 TRANSIT = 0.0005
@@ -135,7 +134,7 @@ class Store:
 
 
 class MemoryLine:
-    """A `proxy.replicas.deployment.Line`; what publishing costs on a socket is paid here too."""
+    """A `proxy.cluster.deployment.Line`; what publishing costs on a socket is paid here too."""
 
     is_slow = False
 

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rig import PATH, Engines, Program, Rig, Running, Site, chat, post_script, prose, say, tables
 
 from proxy.cli import demo
+from proxy.cluster.supervisor import Supervisor
 from proxy.core.tasks import Tasks
 from proxy.settings import from_mapping
-from proxy.supervisor.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parent.parent
 PODS = 4

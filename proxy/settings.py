@@ -12,6 +12,7 @@ from typing import Any
 from proxy import pool_settings, yaml_source
 from proxy.autoscale import settings as policies
 from proxy.autoscale.settings import AutoscaleSettings
+from proxy.cluster.settings import ReplicaSettings
 from proxy.core import params
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError, Problem
@@ -26,7 +27,6 @@ from proxy.http.settings import Admin, Listen, Security
 from proxy.models.settings import ModelSettings
 from proxy.pool_settings import PoolSettings
 from proxy.reliability.settings import ReliabilitySettings
-from proxy.replicas.settings import ReplicaSettings
 from proxy.scheduling.document import KIND, Document
 from proxy.telemetry.settings import Telemetry
 

@@ -12,15 +12,14 @@ from types import TracebackType
 
 from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, answer_well, said, settings_before
+from proxy.cluster.deployment import Listen
+from proxy.cluster.messages import EVERYBODY, HUB, ID_BYTES, Say, frame, packed
+from proxy.cluster.settings import ReplicaSettings
+from proxy.cluster.sharing import Replicated
+from proxy.cluster.supervisor import Supervisor
+from proxy.cluster.workers import Crew
 from proxy.core.endpoint import Endpoint
-from proxy.replicas.deployment import Listen
-from proxy.replicas.packet import ID_BYTES, Say, packed
-from proxy.replicas.settings import ReplicaSettings
-from proxy.replicas.wire import EVERYBODY, HUB, frame
-from proxy.replicated import Replicated
 from proxy.settings import from_mapping
-from proxy.supervisor.crew import Crew
-from proxy.supervisor.supervisor import Supervisor
 from tests.helpers.waiting import until
 
 POD = "p"

@@ -21,6 +21,9 @@ import uvloop
 from proxy.cautions import NO_PODS
 from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
 from proxy.cli.watch import ConfigurationFiles
+from proxy.cluster.sharing import app_of
+from proxy.cluster.supervisor import Supervisor
+from proxy.cluster.workers import StartFailed
 from proxy.collector import Collector, resident
 from proxy.configurations import Configurations, Reader
 from proxy.core import open_files
@@ -28,10 +31,7 @@ from proxy.core.errors import ConfigError
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
 from proxy.http.upstream.pool import is_address
-from proxy.replicated import app_of
 from proxy.settings import Settings
-from proxy.supervisor.crew import StartFailed
-from proxy.supervisor.supervisor import Supervisor
 from proxy.telemetry import logs, standard_error
 
 log = logging.getLogger("kvlane")

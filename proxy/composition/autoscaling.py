@@ -15,13 +15,13 @@ from proxy.autoscale.policy import Cause, Result
 from proxy.autoscale.prometheus import ask
 from proxy.autoscale.recommender import Recommendation
 from proxy.autoscale.settings import AutoscaleSettings
+from proxy.cluster.redis_transport import Lease
+from proxy.cluster.settings import ReplicaSettings
 from proxy.composition.scaled_pool import Blocks, ScaledPool, ask_nobody
 from proxy.composition.senses import Senses
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
-from proxy.replicas.lease import Lease
-from proxy.replicas.settings import ReplicaSettings
 from proxy.settings import Settings
 from proxy.telemetry.catalogue import Catalogue
 

@@ -40,7 +40,7 @@ EXCEPTIONS = {
     "tests/unit/prefix/test_index_against_naive.py": "compares long histories with a naive index",
     "tests/unit/prefix/test_memory.py": "measures memory of large indexes",
     "tests/unit/lab/": "replays and tunes records of many requests",
-    "tests/unit/replicas/test_return.py::test_after_a_store": "simulates replicas for minutes",
+    "tests/unit/cluster/test_return.py::test_after_a_store": "simulates replicas for minutes",
     "tests/unit/telemetry/test_exposition.py": "renders every series of a large fleet",
     "tests/unit/telemetry/test_observer.py": "compares the counts of many requests",
     "tests/unit/telemetry/test_span_queue.py": "fills a queue of spans",

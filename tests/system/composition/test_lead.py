@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cluster.redis_transport import Lease
 from proxy.composition.autoscaling import Lead
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import failures
-from proxy.replicas.lease import Lease
+from tests.helpers.cluster.store import needs_redis, store
 from tests.helpers.ports import free_port
-from tests.helpers.replicas.store import needs_redis, store
 from tests.helpers.waiting import until
-from tests.system.replicas.test_deployment import settings
+from tests.system.cluster.test_deployment import settings
 
 SECONDS = 4.0
 """More than a machine stands still: the store goes on meanwhile."""

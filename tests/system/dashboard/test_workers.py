@@ -14,9 +14,9 @@ from proxy.dashboard.samples import NAMES
 from proxy.dashboard.series import Series, TextSeries
 from proxy.dashboard.summed import SummedCounts
 from proxy.lab.sim.faults import Fault, Kind
+from tests.helpers.cluster.host import CHAT, Host, host, question
 from tests.helpers.dashboard.browser import ESCAPE, Page, chromium, needs_chromium
 from tests.helpers.dashboard.scene import events
-from tests.helpers.supervisor.host import CHAT, Host, host, question
 from tests.helpers.waiting import until
 
 NEVER_GIVEN_UP = {

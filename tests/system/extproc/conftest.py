@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.helpers.supervisor.host import unhurried
+from tests.helpers.cluster.host import unhurried
 
 __all__ = ["unhurried"]

@@ -16,10 +16,10 @@ import orjson
 import pytest
 
 from proxy.app import App
+from proxy.cluster.supervisor import Supervisor
 from proxy.lab.sim import SimConfig, SimFleet
-from proxy.supervisor.supervisor import Supervisor
+from tests.helpers.cluster.host import CHAT, configured, question
 from tests.helpers.extproc.gateway import binary, envoy
-from tests.helpers.supervisor.host import CHAT, configured, question
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.extproc.test_protocol import Talk, set_by, talk
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
+from proxy.cluster.supervisor import Supervisor
 from proxy.lab.sim import SimConfig, SimFleet
-from proxy.supervisor.supervisor import Supervisor
+from tests.helpers.cluster.host import configured
 from tests.helpers.scenarios.stack import stack
-from tests.helpers.supervisor.host import configured
 from tests.helpers.waiting import PATIENCE, until
 
 ROOM = "proxy.reliability.health"

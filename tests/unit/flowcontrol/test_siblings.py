@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.cluster.messages import FIRST_NUMBER, Garbled
+from proxy.cluster.shared import SharedQueue
+from proxy.cluster.shared import said as told
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from proxy.flowcontrol.siblings import Lent, Siblings, Tell
-from proxy.replicas.peers import FIRST_NUMBER
-from proxy.replicas.queues import SharedQueue
-from proxy.replicas.queues import said as told
-from proxy.replicas.wire import Garbled
 from tests.unit.flowcontrol.test_controller import World, world
 
 NOTHING: Lent = {}

@@ -17,8 +17,8 @@ from proxy.core.tasks import Tasks
 from proxy.kubernetes.access import Access
 from proxy.kubernetes.api import PAGE, Api, Object, Resource
 from proxy.kubernetes.collection import Collection
+from tests.helpers.cluster.store import Wall
 from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
-from tests.helpers.replicas.store import Wall
 from tests.helpers.waiting import until
 
 PODS = Resource("", "v1", "pods")

@@ -1,0 +1,224 @@
+"""The other hosts of a deployment: which there are, what share of caps each has, and what they are assumed to spend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+import orjson
+
+from proxy.cluster.messages import FIRST_NUMBER, Kind, Packet, Say, record, records
+from proxy.cluster.shared import Who, entries
+from proxy.core.ports import Clock
+
+ASK_PAUSE = 1.0
+"""Seconds between two questions to one host."""
+
+_TO_ONE = (Say.ASK, Say.ANSWER)
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """Lives until it is forgotten; who comes back then is a new one."""
+
+    id: bytes
+    heard_at: float
+    last: int | None = None
+    """Number of the last packet; None until one is known."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Of its members, as they are called here."""
+    name: str = ""
+    config: str = ""
+    asked_at: float | None = None
+    has_gap: bool = False
+
+
+class Peers:
+    """`gone(number)` is called for every member that is no more."""
+
+    def __init__(self, clock: Clock, lease: float, gone: Callable[[int], None]) -> None:
+        self._clock = clock
+        self._lease = lease
+        self._gone = gone
+        self._numbers = count(FIRST_NUMBER)
+        self._hosts: dict[bytes, Host] = {}
+        self._by_number: dict[int, Host] = {}
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    @property
+    def hosts(self) -> Iterable[Host]:
+        return self._hosts.values()
+
+    def hear(self, packet: Packet) -> Host | None:
+        """Whose it is; None if it says nothing that is not known: it was on its way when its host said it anew."""
+        now = self._clock.now()
+        host = self._hosts.get(packet.host)
+        if host is None:
+            if packet.say is Say.BYE:
+                return None
+            host = self._hosts[packet.host] = Host(packet.host, now)
+        elif host.last is not None and _is_old(packet, host.last):
+            return None
+        host.heard_at = now
+        if packet.say is Say.ANSWER or (packet.say is Say.HELLO and host.last is None):
+            host.has_gap = False
+        elif packet.say not in _TO_ONE and packet.number != (host.last or 0) + 1:
+            host.has_gap = True
+        if packet.say is not Say.ASK:
+            host.last = packet.number
+        return host
+
+    def number(self, host: Host, member: int) -> int:
+        number = host.numbers.get(member)
+        if number is None:
+            number = host.numbers[member] = next(self._numbers)
+            self._by_number[number] = host
+        return number
+
+    def host_of(self, number: int) -> Host | None:
+        return self._by_number.get(number)
+
+    def keep(self, host: Host, members: Iterable[int]) -> None:
+        """These are all that it has."""
+        there = {0, *members}
+        for member in [member for member in host.numbers if member not in there]:
+            self._end(host.numbers.pop(member))
+
+    def should_ask(self, host: Host) -> bool:
+        """Whether something of it was missed, and it was not asked for that just now."""
+        now = self._clock.now()
+        if not host.has_gap or (host.asked_at is not None and now - host.asked_at < ASK_PAUSE):
+            return False
+        host.asked_at = now
+        return True
+
+    def excuse(self, seconds: float) -> None:
+        """For so long nobody was listened to."""
+        for host in self._hosts.values():
+            host.heard_at += seconds
+
+    def sweep(self) -> None:
+        oldest = self._clock.now() - self._lease
+        for host in [host for host in self._hosts.values() if host.heard_at < oldest]:
+            self.forget(host)
+
+    def forget(self, host: Host) -> None:
+        self._hosts.pop(host.id, None)
+        for number in host.numbers.values():
+            self._end(number)
+        host.numbers.clear()
+
+    def _end(self, number: int) -> None:
+        del self._by_number[number]
+        self._gone(number)
+
+
+def _is_old(packet: Packet, last: int) -> bool:
+    return packet.number < last if packet.say in _TO_ONE else packet.number <= last
+
+
+class Shares:
+    """`changed(record)` gets what members are to be told. Hosts are in the order of their ids, so that all who hear of
+    the same ones divide alike.
+
+    Without the store the division stays as it was, or with the policy `open` each host has all. When the store is back,
+    hosts that there were count for a lease, heard or not: they come back one after the other.
+    """
+
+    def __init__(
+        self,
+        own: bytes,
+        policy: Literal["localShare", "open"],
+        lease: float,
+        clock: Clock,
+        changed: Callable[[bytes], None],
+    ) -> None:
+        self._own = own
+        self._policy = policy
+        self._lease = lease
+        self._clock = clock
+        self._changed = changed
+        self._hosts: frozenset[bytes] = frozenset((own,))
+        self._before: frozenset[bytes] = frozenset()
+        self._until = 0.0
+        """For how long those before count."""
+        self._is_up = False
+        self.record = self._made()
+
+    def found(self) -> None:
+        """The store is there."""
+        self._is_up = True
+        self._until = self._clock.now() + self._lease
+        self._say()
+
+    def lost(self) -> None:
+        """It is away."""
+        self._before, self._is_up = self._hosts, False
+        if self._policy == "open":
+            self._hosts = frozenset((self._own,))
+        self._say()
+
+    def look(self, heard: Iterable[bytes]) -> None:
+        """These others are heard of."""
+        if not self._is_up:
+            return
+        if self._before and self._clock.now() >= self._until:
+            self._before = frozenset()
+        self._hosts = self._before.union(heard, (self._own,))
+        self._say()
+
+    def left(self, host: bytes) -> None:
+        """It said so."""
+        self._before -= {host}
+
+    def _say(self) -> None:
+        if (made := self._made()) != self.record:
+            self.record = made
+            self._changed(made)
+
+    def _made(self) -> bytes:
+        rank = sorted(self._hosts).index(self._own)
+        return record(Kind.HOSTS, orjson.dumps((len(self._hosts), rank, self._is_up)))
+
+
+Spent = Callable[[bytes], None]
+
+
+class Absence:
+    """`spent(batch)` gets what they are taken to spend. What really was, nobody learns: it is not told again, so
+    nothing is counted twice."""
+
+    def __init__(self, spent: Spent) -> None:
+        self._spent = spent
+        self._others = 0
+        self._running: dict[Who, dict[int, int]] = {}
+        """Requests by the member of this host that has them."""
+
+    def begin(self, others: int) -> None:
+        """So many there were."""
+        self._others = others
+        self._running.clear()
+
+    def end(self) -> None:
+        self._others = 0
+
+    def take(self, member: int, batch: bytes) -> None:
+        """Raises Garbled."""
+        if not self._others:
+            return
+        taken = [self._as_others(member, *entry) for kind, body in records(batch) for entry in _spent(kind, body)]
+        if taken:
+            self._spent(record(Kind.SPENT, orjson.dumps(taken)))
+
+    def _as_others(self, member: int, who: Who, running: int, spent: Sequence[float]) -> tuple[Who, int, list[float]]:
+        self._running.setdefault(who, {})[member] = running
+        all_running = sum(self._running[who].values())
+        return who, all_running * self._others, [amount * self._others for amount in spent]
+
+
+def _spent(kind: Kind, body: bytes) -> list[tuple[Who, int, Sequence[float]]]:
+    return list(entries(body)) if kind is Kind.SPENT else []

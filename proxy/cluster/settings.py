@@ -1,0 +1,122 @@
+"""The `replicas` section, and what its store's URL means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import SplitResult, urlsplit
+
+from proxy.core.params import param
+from proxy.core.units import Duration
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+
+PORT, SENTINEL_PORT = 6379, 26379
+"""Where none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`url` is that of one server, or of the first of several hosts: with TLS, if they have it, and all options."""
+
+    url: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    """Of the sentinels, or of nodes of a cluster."""
+    service: str = ""
+    """What the sentinels are asked for."""
+
+    @property
+    def urls(self) -> list[str]:
+        """Of each of the hosts."""
+        _, __, options = self.url.partition("?")
+        scheme = urlsplit(self.url).scheme
+        return [f"{scheme}://{_bracketed(host)}:{port}{options and '?' + options}" for host, port in self.hosts]
+
+    @property
+    def has_tls(self) -> bool:
+        return self.url.startswith("rediss:")
+
+
+def address_of(store: str) -> Address:
+    """Raises ValueError."""
+    parts = urlsplit(store)
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"store is 'none' or a URL of one of {', '.join(SCHEMES)}")
+    if "@" in parts.netloc:
+        raise ValueError("store has a password in it, which would be shown: give username and password beside it")
+    scheme, _, kind = parts.scheme.partition("+")
+    if not kind:
+        _host(parts.netloc, PORT)
+        return Address(store)
+    service = parts.path.strip("/")
+    if kind == "sentinel" and not service:
+        raise ValueError("store names no service: redis+sentinel://HOST:PORT/SERVICE")
+    hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else PORT)
+    host, port = hosts[0]
+    options = parts.query and f"?{parts.query}"
+    return Address(f"{scheme}://{_bracketed(host)}:{port}{options}", hosts, service if kind == "sentinel" else "")
+
+
+def _hosts(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:
+    hosts = tuple(_host(host, port) for host in parts.netloc.split(","))
+    if not all(host for host, _ in hosts):
+        raise ValueError("store names no host")
+    return hosts
+
+
+def _host(text: str, port: int) -> tuple[str, int]:
+    found = urlsplit(f"//{text.strip()}")
+    try:
+        return found.hostname or "", found.port or port
+    except ValueError:
+        raise ValueError(f"store: {text!r} is no HOST:PORT") from None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+NONE = "none"
+
+INTERVAL = 0.01
+"""Seconds for which news are batched before they are published; up to five times as long while batches are small."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """Several proxies of one deployment that know of each other over Redis or Valkey; needs the extra kvlane[redis].
+    Workers of one host always do."""
+
+    store: str = param(
+        NONE,
+        "none, or where it is: redis://HOST:PORT/DB, rediss:// with TLS, unix://PATH,"
+        " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT,HOST:PORT",
+    )
+    username: str | None = param(None, "of the store's ACL")
+    password: str | None = param(None, "of the store")
+    sentinel_username: str | None = param(None, "of the sentinels' ACL")
+    sentinel_password: str | None = param(None, "of the sentinels, if they have one: they do not have the store's")
+    prefix: str = param("kvlane", "of all channels and keys; those who have the same one belong together")
+    name: str | None = param(None, "what the others call this one; the host's name unless given")
+    lease: Duration = param(
+        Duration(5.0), "after which one that is not heard of is forgotten, with all that it has in flight", at_least=0.5
+    )
+    limits: Literal["localShare", "open"] = param(
+        "localShare",
+        "without the store: localShare takes the others to spend what this one does, and keeps to this one's part of"
+        " caps; open takes them to do nothing",
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if not self.is_shared:
+            return
+        is_watched = bool(address_of(self.store).service)
+        if not is_watched and (self.sentinel_username or self.sentinel_password):
+            raise ValueError("sentinelUsername and sentinelPassword are for redis+sentinel://")
+        if not self.prefix:
+            raise ValueError("prefix is empty")
+
+    @property
+    def is_shared(self) -> bool:
+        return self.store != NONE

@@ -1,0 +1,642 @@
+"""Hosts that know of each other over a real Redis: alone in their process, or with members behind a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+import pytest
+
+from proxy.cluster.deployment import Alone, Deployment, ReplicaSeries
+from proxy.cluster.messages import Kind, Packet, Say, frame, packed, record
+from proxy.cluster.redis_transport import Lease, RedisLine
+from proxy.cluster.replica import TURN
+from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.cluster.shared import Who
+from proxy.cluster.transport import Hub
+from proxy.core.clock import SystemClock
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.instruments import Counter
+from tests.helpers.cluster.store import Store, Wall, needs_redis, store
+from tests.helpers.http.authority import Authority
+from tests.helpers.patience import CLOCK
+from tests.helpers.ports import free_port
+from tests.helpers.waiting import PATIENCE, until
+from tests.wire.cluster.test_bus import Member
+
+pytestmark = needs_redis
+
+LEASE, SHORT = 10.0, 1.5
+"""Seconds. The short one is for tests that wait for its end; a busy machine must not make it end before."""
+
+
+def settings(url: str, **given: Any) -> ReplicaSettings:
+    return ReplicaSettings(**{"store": url, "lease": LEASE, **given})
+
+
+class Proxy(Member):
+    """A host by itself."""
+
+    def __init__(self, wanted: ReplicaSettings, config: str = "a") -> None:
+        super().__init__()
+        self.series = ReplicaSeries(Catalogue("test"))
+        self.config = config
+        self.deployment = Deployment(
+            wanted, SystemClock(), random.Random(1), self.series, self.replica, lambda: self.config, gathers=False
+        )
+        self.replica.join(Alone(self.deployment), INTERVAL)
+
+    @property
+    def knows(self) -> int:
+        return int(self.series.known.value)
+
+    @property
+    def remote(self) -> int:
+        return self.pod.load.remote_requests
+
+
+class Deployed:
+    def __init__(self, stack: AsyncExitStack, redis: Store) -> None:
+        self._stack = stack
+        self.redis = redis
+
+    async def join(self, url: str = "", **given: Any) -> Proxy:
+        config = given.pop("config", "a")
+        return await self.enter(Proxy(settings(url or self.redis.url, **given), config))
+
+    async def enter(self, proxy: Proxy) -> Proxy:
+        await self._stack.enter_async_context(proxy.deployment)
+        self._stack.push_async_callback(proxy.replica.close)
+        return proxy
+
+    async def pair(self, **given: Any) -> tuple[Proxy, Proxy]:
+        one, two = await self.join(**given), await self.join(**given)
+        await until(lambda: one.knows == two.knows == 1 and one.deployment.is_up and two.deployment.is_up)
+        return one, two
+
+    async def wall(self) -> Wall:
+        return await self._stack.enter_async_context(Wall(self.redis.port))
+
+
+@pytest.fixture
+async def deployed(tmp_path: Path) -> AsyncIterator[Deployed]:
+    async with store(tmp_path) as redis, AsyncExitStack() as stack:
+        yield Deployed(stack, redis)
+
+
+def vanish(proxy: Proxy) -> None:
+    """As after kill -9: it says nothing any more, not even that."""
+    proxy.deployment._tells = False
+    for task in list(proxy.deployment._tasks._tasks):
+        task.cancel()
+
+
+@pytest.mark.smoke
+async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    one.dispatch(2)
+    one.remember([1, 2, 3])
+    one.replica.bound("resp-1", one.pod)
+    one.replica.breaker_turned(one.pod, True)
+    await until(lambda: two.pod.load.requests == two.remote == 2)
+    await until(lambda: two.depth([1, 2, 3]) == 3 and two.bound == {"resp-1": "a"} and two.breakers == [("a", True)])
+    assert one.remote == 0
+    assert not one.bound
+
+
+async def test_doubts_stay_with_the_host_that_has_them(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    one.own_doubts["a"] = ["ill"]
+    one.replica.doubting()
+    one.dispatch(1)
+    await until(lambda: two.remote == 1)
+    assert not any(two.doubts.values())
+    assert not one.replica._outbox._records
+
+
+async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deployed) -> None:
+    one, two = await deployed.pair(lease=SHORT)
+    one.dispatch(2)
+    await until(lambda: two.remote == 2)
+    CLOCK.stand_still(2 * SHORT)
+    for _ in range(20):
+        await asyncio.sleep(SHORT / 20)
+        assert two.knows == one.knows == 1
+        assert two.remote == 2
+    assert one.series.losses.value == two.series.losses.value == 0
+
+
+async def test_who_joins_learns_what_is_in_flight_and_what_is_remembered(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    one.dispatch(2)
+    two.dispatch(3)
+    one.remember([1, 2, 3])
+    two.reserve([4, 5])
+    one.own_bound.append(("resp-1", one.pod))
+    two.own_bound.append(("resp-1", two.pod))
+    await until(lambda: two.depth([1, 2, 3]) == 3 and one.depth([4, 5]) == 2)
+    late = await deployed.join()
+    await until(lambda: late.remote == 5)
+    await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2 and late.bound)
+
+
+async def test_hosts_divide_by_those_they_hear_of_and_one_at_a_time_tries_a_pod(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    await until(lambda: sorted([one.replica.place, two.replica.place]) == [(2, 0), (2, 1)])
+    assert abs(one.replica.pause(one.pod) - two.replica.pause(two.pod)) == TURN
+    one.replica.breaker_tried(one.pod)
+    await until(lambda: two.tried == ["a"])
+    await two.deployment.__aexit__(None, None, None)
+    await until(lambda: one.replica.place == (1, 0))
+
+
+async def test_a_host_that_says_nothing_is_forgotten_after_its_lease(deployed: Deployed) -> None:
+    one, two = await deployed.pair(lease=SHORT)
+    one.dispatch(2)
+    one.reserve([1, 2])
+    await until(lambda: two.remote == 2 and two.depth([1, 2]) == 2)
+    vanish(one)
+    await until(lambda: two.remote == 0 and two.depth([1, 2]) == 0 and two.knows == 0)
+
+
+async def test_a_host_that_says_goodbye_is_forgotten_at_once(deployed: Deployed) -> None:
+    one = await deployed.join(lease=60.0)
+    two = Proxy(settings(deployed.redis.url, lease=60.0))
+    async with two.deployment:
+        await until(lambda: one.deployment.status()["others"])
+        two.dispatch(2)
+        await until(lambda: one.remote == 2)
+    await until(lambda: one.remote == 0 and not one.deployment.status()["others"])
+    await two.replica.close()
+
+
+async def test_without_the_store_each_goes_on_alone_and_all_is_right_when_it_is_back_empty(deployed: Deployed) -> None:
+    one, two = await deployed.pair(lease=SHORT)
+    one.dispatch(2)
+    await until(lambda: two.remote == 2)
+    deployed.redis.kill()
+    await until(lambda: not one.deployment.is_up and not two.deployment.is_up)
+    assert two.deployment.status()["store"] == "away"
+    await until(lambda: two.remote == 0 and two.series.staleness.value > SHORT / 2)
+    one.dispatch(1)
+    two.dispatch(5)
+    one.reserve([1, 2])
+    await deployed.redis.start()
+    await until(lambda: one.remote == 5 and two.remote == 3 and two.depth([1, 2]) == 2)
+    assert (one.pod.load.requests, two.pod.load.requests) == (8, 8)
+    await until(lambda: two.deployment.is_up and two.series.up.value == 1)
+    assert two.series.losses.value == 1
+    one.dispatch(-3)
+    await until(lambda: two.remote == 0)
+
+
+async def test_who_is_cut_off_is_forgotten_and_what_was_on_its_way_counts_no_more(deployed: Deployed) -> None:
+    wall = await deployed.wall()
+    near, far = await deployed.join(lease=SHORT), await deployed.join(wall.url, lease=SHORT)
+    await until(lambda: near.knows == far.knows == 1 and far.deployment.is_up)
+    far.dispatch(7)
+    await until(lambda: near.remote == 7)
+    wall.up()
+    far.dispatch(4)
+    near.dispatch(1)
+    await asyncio.sleep(0.1)
+    await until(lambda: near.remote == 0 and not far.deployment.is_up)
+    far.dispatch(-10)
+    wall.down()
+    await until(lambda: near.remote == 1 and far.remote == 1 and near.knows == 1)
+    await asyncio.sleep(SHORT / 2)
+    assert (near.remote, far.remote) == (1, 1)
+
+
+async def test_a_store_that_hangs_is_noticed_and_used_again_when_it_goes_on(deployed: Deployed) -> None:
+    one, two = await deployed.pair(lease=SHORT)
+    deployed.redis.stop()
+    await until(lambda: not one.deployment.is_up and not two.deployment.is_up)
+    one.dispatch(3)
+    deployed.redis.stop(goes_on=True)
+    await until(lambda: two.remote == 3 and one.deployment.is_up and two.deployment.is_up)
+
+
+async def test_nothing_waits_for_a_store_that_was_never_there(deployed: Deployed) -> None:
+    deployed.redis.kill()
+    one = await deployed.join()
+    one.dispatch(1)
+    one.remember([1])
+    await asyncio.sleep(0.2)
+    assert one.deployment.status()["store"] == "away"
+    await deployed.redis.start()
+    two = await deployed.join()
+    await until(lambda: two.remote == 1 and two.depth([1]) == 1)
+
+
+async def test_who_missed_a_packet_asks_for_what_is_in_flight(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    one.dispatch(2)
+    await until(lambda: two.remote == 2)
+    one.pod.charge(5, 0)  # told to nobody
+    one.deployment._number += 1
+    one.replica.bound("later", one.pod)
+    await until(lambda: two.remote == 7)
+    assert two.series.missed.value == 1
+
+
+async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.cluster.deployment.MOST_WAITING", 2000)
+    one, two = await deployed.pair()
+    one.pod.charge(4, 0)  # told to nobody
+    deployed.redis.stop()
+    while one.deployment._at_once is not None and not one.deployment._at_once.is_slow:
+        one.deployment.say(0, record(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]"))
+        await asyncio.sleep(0)
+    one.deployment.say(0, record(Kind.BINDINGS, b"[]"))
+    assert one.deployment._queue
+    one.deployment.say(0, record(Kind.BINDINGS, b"[" + b" " * 2000 + b"]"))
+    assert not one.deployment._queue
+    deployed.redis.stop(goes_on=True)
+    await until(lambda: two.remote == 4)
+    assert two.series.missed.value >= 1
+
+
+async def test_what_waits_is_not_overtaken(deployed: Deployed) -> None:
+    """A store that reads again, before what waited for it has gone out."""
+    one, two = await deployed.pair()
+    await until(lambda: one.deployment._at_once is not None)
+    one.deployment._queue.append((Say.NEWS, one.deployment._everybody, frame(0, record(Kind.LOAD, b""))))
+    one.deployment.tell(0, record(Kind.LOAD, b""))
+    assert len(one.deployment._queue) == 2
+    one.pod.charge(3, 0)
+    one.replica.own_loads.dispatched(one.pod, 1)
+    await until(lambda: two.remote == 3)
+
+
+async def test_hosts_see_who_serves_with_another_configuration(deployed: Deployed) -> None:
+    one, two = await deployed.join(name="one"), await deployed.join(name="two", config="b")
+    await until(lambda: one.deployment.status()["others"] == [{"name": "two", "sameConfig": False}])
+    await until(lambda: one.series.disagreeing.value == 1)
+    two.config = "a"
+    await until(lambda: one.series.disagreeing.value == 0)
+
+
+async def test_one_that_has_not_said_who_it_is_has_no_other_configuration(deployed: Deployed) -> None:
+    one, _ = await deployed.pair()
+    one.deployment._received(packed(Say.NEWS, b"stranger", 1, b""))
+    assert {"name": "", "sameConfig": None} in one.deployment.status()["others"]
+    assert one.series.disagreeing.value == 0
+
+
+async def test_those_of_another_prefix_are_others(deployed: Deployed) -> None:
+    one, two = await deployed.join(), await deployed.join(prefix="else")
+    await until(lambda: one.deployment.is_up and two.deployment.is_up)
+    one.dispatch(1)
+    await asyncio.sleep(0.1)
+    assert (two.remote, two.knows) == (0, 0)
+
+
+async def test_staleness_is_what_news_take(deployed: Deployed) -> None:
+    one, _ = await deployed.pair()
+    await until(lambda: 0.0 < one.deployment.status()["staleness"] < LEASE)
+
+
+async def test_nobody_is_told_to_unpickle_or_believes_who_makes_no_sense(deployed: Deployed) -> None:
+    one, two = await deployed.pair()
+    stranger = b"stranger"
+    settings_of_a_supervisor = frame(0, record(Kind.SETTINGS, pickle.dumps((1, {}))))
+    async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
+        for number, (say, body) in enumerate(
+            [
+                (Say.NEWS, settings_of_a_supervisor),
+                (Say.NEWS, frame(0, record(Kind.ROLL, b"[]"))),
+                (Say.NEWS, frame(0, b"\x11\xff")),
+                (Say.NEWS, b"\x01\x02"),
+                (Say.BEAT, b"{]"),
+                (Say.BEAT, b"{}"),
+                (Say.ASK, b""),
+            ],
+            1,
+        ):
+            line.publish("kvlane:all", Packet(say, stranger, number, body).packed())
+        line.publish("kvlane:all", b"\x01")
+        line.publish("kvlane:all", b"\xff" * 40)
+        await until(lambda: two.series.garbled.value == 6)
+    assert not two.told
+    one.dispatch(1)
+    await until(lambda: two.remote == 1)
+
+
+async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
+    deployed: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = await deployed.pair()
+    async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
+        for number in range(1, 41):
+            other = Packet(Say.BEAT, bytes([number % 2]) * 8, number, b"of a form that nobody knows").packed()
+            line.publish("kvlane:all", bytes([1]) + other[1:])
+        await until(lambda: one.series.foreign.value == two.series.foreign.value == 40)
+        later = Packet(Say.BEAT, b"a later.", 1, b"").packed()
+        line.publish("kvlane:all", later[:1] + b"\xee" + later[2:])
+        await until(lambda: two.series.foreign.value == 41)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 2, "each of the two says it"
+    assert "others speak version 1, this one 2" in caplog.text
+    assert (one.series.garbled.value, one.knows, two.knows) == (0, 1, 1)
+    one.dispatch(1)
+    await until(lambda: two.remote == 1)
+
+
+async def test_a_turn_of_a_conversation_takes_few_bytes_even_where_nothing_can_be_gathered() -> None:
+    """Of 100 blocks and 5 more; each of its three moments has a packet of its own."""
+    proxy = Proxy(settings("redis://nobody"))
+    proxy.deployment._tells = True
+    chain = list(range(1, 206))
+    sizes = []
+    for end in range(100, 205, 5):
+        proxy.dispatch(1)
+        reservation = proxy.index.reserve((chain[:end],), proxy.pod, 100_000)
+        sizes.append(_told(proxy))
+        proxy.dispatch(0)
+        sizes[-1] += _told(proxy)
+        proxy.index.confirm(reservation)
+        proxy.dispatch(-1)
+        sizes[-1] += _told(proxy)
+    assert sizes[0] > 800
+    assert max(sizes[1:]) < 300
+
+
+def _told(proxy: Proxy) -> int:
+    proxy.replica._outbox.flush()
+    return sum(len(message) for _, message in proxy.deployment._packets())
+
+
+# Limits.
+
+
+WHO: Who = ("key", "chat", "standard")
+SPENT = (1.0, 10.0, 5.0, 5.0, 10.0)
+
+
+@pytest.mark.parametrize(("policy", "others"), [("localShare", 2), ("open", 0)])
+async def test_what_the_others_spend_while_nobody_hears_of_them(
+    deployed: Deployed, policy: Literal["localShare", "open"], others: int
+) -> None:
+    """Two others are taken to do the same as this one, or nothing."""
+    proxies = [await deployed.join(limits=policy) for _ in range(3)]
+    await until(lambda: all(proxy.knows == 2 and proxy.deployment.is_up for proxy in proxies))
+    one = proxies[0]
+    heard: list[bytes] = []
+    one.deployment._absence._spent = heard.append
+    deployed.redis.kill()
+    await until(lambda: not one.deployment.is_up)
+    one.replica.tell(Kind.SPENT, _spent(3, SPENT))
+    await asyncio.sleep(0.1)
+    expected = [record(Kind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
+    assert heard == expected
+    await deployed.redis.start()
+    await until(lambda: one.deployment.is_up)
+    one.replica.tell(Kind.SPENT, _spent(3, SPENT))
+    await asyncio.sleep(0.1)
+    assert heard == expected
+
+
+def _spent(running: int, amounts: tuple[float, ...]) -> bytes:
+    return orjson.dumps([(WHO, running, amounts)])
+
+
+# Hosts with workers.
+
+
+class HostOfMany:
+    """A hub with two members, as a supervisor has it."""
+
+    def __init__(self, wanted: ReplicaSettings) -> None:
+        self.members: dict[int, Member] = {}
+        self.heard: list[Kind] = []
+        self.vanished: list[int] = []
+        self.hub = Hub(list, lambda _, kind, __: self.heard.append(kind), self.vanished.append, Counter(), Counter())
+        self.deployment = Deployment(
+            wanted, SystemClock(), random.Random(2), ReplicaSeries(Catalogue("test")), self.hub, lambda: "a"
+        )
+        self.hub.uplink = self.deployment
+
+    async def join(self, number: int) -> Member:
+        member = self.members[number] = Member()
+        ours, theirs = socket.socketpair()
+        await member.replica.connect(theirs)
+        await self.hub.attach(number, ours)
+        return member
+
+    async def leave(self, number: int) -> None:
+        await self.members.pop(number).replica.close()
+
+
+@asynccontextmanager
+async def host_of_many(redis: Store, lease: float = LEASE) -> AsyncIterator[HostOfMany]:
+    host = HostOfMany(settings(redis.url, lease=lease))
+    async with host.deployment:
+        yield host
+    for number in list(host.members):
+        await host.leave(number)
+    host.hub.close()
+
+
+async def test_workers_of_one_host_and_a_process_of_another_know_of_each_other(deployed: Deployed) -> None:
+    async with host_of_many(deployed.redis) as host:
+        a, b = await host.join(1), await host.join(2)
+        other = await deployed.join()
+        await until(lambda: other.deployment.is_up and host.deployment.is_up)
+        a.dispatch(1)
+        b.dispatch(2)
+        other.dispatch(4)
+        a.remember([1, 2, 3])
+        await until(lambda: other.remote == 3 and other.depth([1, 2, 3]) == 3)
+        await until(lambda: (a.pod.load.requests, b.pod.load.requests) == (7, 7))
+        assert Kind.LOAD in host.heard
+        await host.leave(1)
+        await until(lambda: other.remote == 2 and b.pod.load.requests == 6)
+
+
+async def test_a_worker_that_joins_late_hears_of_other_hosts_too(deployed: Deployed) -> None:
+    other = await deployed.join()
+    other.dispatch(4)
+    other.remember([1, 2, 3])
+    async with host_of_many(deployed.redis) as host:
+        await until(lambda: host.deployment.is_up)
+        first = await host.join(1)
+        await until(lambda: first.pod.load.requests == 4 and first.depth([1, 2, 3]) == 3)
+        second = await host.join(2)
+        await until(lambda: second.pod.load.requests == 4 and second.depth([1, 2, 3]) == 3)
+        first.dispatch(1)
+        third = await deployed.join()
+        await until(lambda: third.remote == 5 and third.depth([1, 2, 3]) == 3)
+
+
+async def test_when_another_host_is_gone_all_workers_forget_it(deployed: Deployed) -> None:
+    async with host_of_many(deployed.redis, SHORT) as host:
+        a = await host.join(1)
+        other = await deployed.join(lease=SHORT)
+        await until(lambda: other.deployment.is_up and host.deployment.is_up)
+        other.dispatch(4)
+        other.reserve([1, 2])
+        await until(lambda: a.pod.load.requests == 4 and a.depth([1, 2]) == 2)
+        vanish(other)
+        await until(lambda: a.pod.load.requests == 0 and a.depth([1, 2]) == 0)
+        assert host.vanished
+
+
+# Leases.
+
+
+async def test_a_lease_is_held_by_one_until_it_is_given_back(deployed: Deployed) -> None:
+    one, two = (Lease(settings(deployed.redis.url), "autoscale", 60.0) for _ in range(2))
+    assert await one.take()
+    assert not await two.take()
+    assert await one.take()
+    await two.release()
+    assert not await two.take()
+    await one.release()
+    assert await two.take()
+    deployed.redis.kill()
+    assert not await one.take()
+    await one.release()
+    await one.close()
+    await two.close()
+    await deployed.redis.start()
+
+
+async def test_a_lease_that_runs_out_is_anybodys(deployed: Deployed) -> None:
+    brief, other = (Lease(settings(deployed.redis.url), "autoscale", seconds) for seconds in (0.3, 60.0))
+    assert await brief.take()
+    async with asyncio.timeout(PATIENCE):
+        while not await other.take():
+            await asyncio.sleep(0.05)
+    assert not await brief.take()
+    await brief.close()
+    await other.close()
+
+
+ACL = ["--user", "kvlane", "on", ">secret", "~kvlane:*", "&kvlane:*"]
+ACL += ["-@all", "+@connection", "+@pubsub", "+set", "+eval", "+get", "+pexpire", "+del"]
+"""As docs/replicas.md has it."""
+
+CLUSTER = ["--cluster-enabled", "yes", "--cluster-port"]
+
+
+async def test_the_store_of_an_acl_and_a_cluster_of_one(tmp_path: Path) -> None:
+    async with store(tmp_path, *ACL, "+cluster", *CLUSTER, str(free_port())) as redis, AsyncExitStack() as stack:
+        await _slots(redis)
+        url = redis.url.replace("redis:", "redis+cluster:").removesuffix("/0")
+        deployed = Deployed(stack, redis)
+        one = await deployed.join(url, username="kvlane", password="secret")
+        two = await deployed.join(url, username="kvlane", password="secret")
+        await until(lambda: one.knows == two.knows == 1)
+        one.dispatch(1)
+        await until(lambda: two.remote == 1)
+        lease = Lease(settings(url, username="kvlane", password="secret"), "x", 1.0)
+        assert await lease.take()
+        await lease.close()
+        refused = await deployed.join(url, username="kvlane", password="wrong")
+        await until(lambda: "invalid username" in refused.deployment.status().get("why", ""))
+
+
+async def test_an_acl_that_allows_what_the_documents_say_is_enough(tmp_path: Path) -> None:
+    async with store(tmp_path, *ACL) as redis, AsyncExitStack() as stack:
+        deployed = Deployed(stack, redis)
+        one, two = await deployed.pair(username="kvlane", password="secret")
+        one.dispatch(1)
+        await until(lambda: two.remote == 1)
+        lease, other = (Lease(settings(redis.url, username="kvlane", password="secret"), "x", 30.0) for _ in range(2))
+        assert [await lease.take(), await other.take(), await lease.take()] == [True, False, True]
+        await lease.release()
+        assert await other.take()
+        await lease.close()
+        await other.close()
+        elsewhere = await deployed.join(username="kvlane", password="secret", prefix="else")
+        await until(lambda: "NoPermission" in elsewhere.deployment.status().get("why", ""))
+
+
+async def _slots(redis: Store) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", redis.port)
+    writer.write(b"CLUSTER ADDSLOTSRANGE 0 16383\r\n")
+    assert await reader.readline() == b"+OK\r\n"
+    while True:
+        writer.write(b"CLUSTER INFO\r\n")
+        if b"cluster_state:ok" in await reader.read(4096):
+            break
+        await asyncio.sleep(0.05)
+    writer.close()
+
+
+async def test_the_master_that_sentinels_name(deployed: Deployed, tmp_path: Path) -> None:
+    port = free_port()
+    conf = tmp_path / "sentinel.conf"
+    watched = f"sentinel monitor chat 127.0.0.1 {deployed.redis.port} 1\n"
+    conf.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel resolve-hostnames yes\n{watched}")
+    sentinel = await asyncio.create_subprocess_exec(
+        "redis-server", str(conf), "--sentinel", stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        one = await deployed.join(f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{free_port()}/chat")
+        two = await deployed.join()
+        await until(lambda: one.knows == two.knows == 1)
+        one.dispatch(1)
+        await until(lambda: two.remote == 1)
+    finally:
+        sentinel.kill()
+        await sentinel.wait()
+
+
+async def test_sentinels_behind_tls_that_have_a_password_of_their_own(tmp_path: Path) -> None:
+    authority, ports = Authority(tmp_path), (free_port(), free_port())
+    own = str(authority.issue("redis"))
+    files = ("--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", str(authority.file))
+    tls = (*files, "--tls-auth-clients", "no", "--tls-replication", "yes", "--protected-mode", "no")
+    master = ("--tls-port", str(ports[0]), *tls, "--requirepass", "of-the-store")
+    conf = tmp_path / "sentinel.conf"
+    conf.write_text(
+        f"port 0\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass of-sentinels\n"
+        f"sentinel monitor chat 127.0.0.1 {ports[0]} 1\nsentinel auth-pass chat of-the-store\n"
+    )
+    watching = ("redis-server", str(conf), "--sentinel", "--tls-port", str(ports[1]), *tls)
+    async with store(tmp_path, *master) as redis, AsyncExitStack() as stack:
+        sentinel = await asyncio.create_subprocess_exec(*watching, stdout=asyncio.subprocess.DEVNULL)
+        try:
+            deployed = Deployed(stack, redis)
+            url = f"rediss+sentinel://127.0.0.1:{free_port()},127.0.0.1:{ports[1]}/chat?ssl_ca_certs={authority.file}"
+            given = {"password": "of-the-store", "sentinel_password": "of-sentinels"}
+            one, two = await deployed.join(url, **given), await deployed.join(url, **given)
+            await until(lambda: one.knows == two.knows == 1)
+            lease = Lease(settings(url, **given), "x", 30.0)
+            async with asyncio.timeout(PATIENCE):
+                while not await lease.take():  # a handshake may take longer than it waits
+                    pass
+            await lease.close()
+            refused = await deployed.join(url, password="of-the-store")
+            await until(lambda: "No master found for 'chat'" in refused.deployment.status().get("why", ""))
+            assert "object at" not in refused.deployment.status()["why"]
+        finally:
+            sentinel.kill()
+            await sentinel.wait()
+
+
+async def test_a_store_behind_tls_is_trusted_if_its_certificate_is(tmp_path: Path) -> None:
+    authority, port = Authority(tmp_path), free_port()
+    own = str(authority.issue("redis"))
+    files = ("--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", str(authority.file))
+    tls = ("--tls-port", str(port), *files, "--tls-auth-clients", "no")
+    async with store(tmp_path, *tls) as redis, AsyncExitStack() as stack:
+        deployed = Deployed(stack, redis)
+        url = f"rediss://127.0.0.1:{port}"
+        one = await deployed.join(f"{url}?ssl_ca_certs={authority.file}")
+        two = await deployed.join(f"{url}?ssl_ca_certs={authority.file}")
+        await until(lambda: one.knows == two.knows == 1)
+        one.dispatch(1)
+        await until(lambda: two.remote == 1)
+        wary = await deployed.join(url)
+        await until(lambda: "CERTIFICATE_VERIFY_FAILED" in wary.deployment.status().get("why", ""))

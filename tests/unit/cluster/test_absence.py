@@ -1,0 +1,117 @@
+"""What others are taken to spend while nobody hears of them, and whom operators drain."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.cluster.membership import Absence
+from proxy.cluster.messages import Garbled, Kind, record, records
+from proxy.cluster.shared import SharedDrains
+from proxy.core.endpoint import Endpoint
+
+WHO = ["key", "chat", "standard"]
+SPENT = [1.0, 20.0, 15.0, 5.0, 20.0]
+
+
+class Assumed:
+    def __init__(self, others: int) -> None:
+        self.heard: list[tuple[list[str], int, list[float]]] = []
+        self.absence = Absence(self._hear)
+        self.absence.begin(others)
+
+    def _hear(self, batch: bytes) -> None:
+        for kind, body in records(batch):
+            assert kind is Kind.SPENT
+            self.heard += orjson.loads(body)
+
+    def spend(self, member: int, running: int) -> None:
+        other = record(Kind.BINDINGS, b"[]")
+        self.absence.take(member, other + record(Kind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
+
+
+def test_each_other_is_taken_to_spend_what_this_host_does_with_all_its_members() -> None:
+    it = Assumed(3)
+    it.spend(1, running=2)
+    it.spend(2, running=1)
+    tripled = [3 * amount for amount in SPENT]
+    assert [tuple(each) for each in it.heard] == [(WHO, 6, tripled), (WHO, 9, tripled)]
+
+
+def test_where_there_were_no_others_nothing_is_assumed_nor_when_they_are_back() -> None:
+    alone, back = Assumed(0), Assumed(3)
+    back.absence.end()
+    for it in (alone, back):
+        it.spend(1, running=2)
+        assert not it.heard
+
+
+class Operated:
+    """A host with one pod, and what it says."""
+
+    def __init__(self, has_pod: bool = True) -> None:
+        self.pod = Endpoint("a")
+        self.has_pod = has_pod
+        self.drains = False
+        self.said: list[bytes] = []
+        self.shared = SharedDrains(self._set, self.said.append)
+
+    def _set(self, name: str, drains: bool) -> None:
+        if not self.has_pod:
+            raise KeyError(name)
+        self.drains = drains
+        self.shared.turned(self.pod, drains)
+
+    def operate(self, drains: bool) -> None:
+        self.drains = drains
+        self.shared.turned(self.pod, drains)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=20))
+def test_when_all_have_told_all_they_agree(steps: list[tuple[int, bool, bool]]) -> None:
+    """Some of it reaches the others at once, the rest is made good by a snapshot."""
+    hosts = [Operated() for _ in range(3)]
+    for index, drains, reaches in steps:
+        host = hosts[index]
+        host.said.clear()
+        host.operate(drains)
+        for other in hosts:
+            for body in host.said if reaches and other is not host else ():
+                other.shared.take(body)
+    for host in hosts:
+        for other in hosts:
+            other.shared.take(host.shared.all())
+    assert len({host.drains for host in hosts}) == 1
+    last = [(index, reaches) for index, _, reaches in steps]
+    if last and all(reaches for _, reaches in last):
+        assert hosts[0].drains is steps[-1][1]
+
+
+def test_what_is_heard_is_not_told_again() -> None:
+    one, two = Operated(), Operated()
+    one.operate(True)
+    two.shared.take(one.said[0])
+    assert two.drains
+    assert not two.said
+
+
+def test_a_pod_that_comes_later_is_drained_then_and_the_next_of_its_name_is_not() -> None:
+    one, two = Operated(), Operated(has_pod=False)
+    one.operate(True)
+    two.shared.take(one.shared.all())
+    two.has_pod = True
+    two.shared.added(two.pod)
+    assert two.drains
+    two.shared.removed(two.pod)
+    two.drains = False
+    two.shared.added(Endpoint("a"))
+    two.shared.take(one.shared.all())
+    assert not two.drains
+
+
+@pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true]]'])
+def test_drains_that_are_none_are_garbled(body: bytes) -> None:
+    with pytest.raises(Garbled):
+        Operated().shared.take(body)

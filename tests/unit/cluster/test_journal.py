@@ -1,0 +1,70 @@
+"""What was confirmed lately."""
+
+from __future__ import annotations
+
+from proxy.cluster.prefixes import Journal
+
+A, B = 1, 2
+
+
+def chain(number: int, blocks: int = 4) -> bytes:
+    return b"".join((number * 100 + block).to_bytes(8, "little") for block in range(blocks))
+
+
+def keep(journal: Journal, number: int, pod: int = A, all_know: bool = True) -> None:
+    journal.add((pod, number), chain(number), all_know)
+
+
+def test_the_oldest_goes_when_there_is_no_room() -> None:
+    journal = Journal(102)
+    for number in range(4):
+        keep(journal, number)
+    assert list(journal) == [(A, chain(1)), (A, chain(2)), (A, chain(3))]
+    assert journal.size == 96
+
+
+def test_what_is_confirmed_again_is_kept_once_and_longest() -> None:
+    journal = Journal(102)
+    for number in (0, 1, 2, 0, 3):
+        keep(journal, number)
+    assert list(journal) == [(A, chain(2)), (A, chain(0)), (A, chain(3))]
+
+
+def test_a_pod_that_is_forgotten_leaves_nothing() -> None:
+    journal = Journal(1000)
+    keep(journal, 1, A)
+    keep(journal, 1, B)
+    journal.forget(A)
+    assert list(journal) == [(B, chain(1))]
+    assert journal.size == 32
+
+
+def test_what_all_know_they_are_not_taken_to_know_anew() -> None:
+    journal = Journal(1000)
+    keep(journal, 1)
+    keep(journal, 2, all_know=False)
+    assert journal.known == {(A, 1): chain(1)}
+    assert journal.get((A, 2)) == chain(2)
+    journal.begin_anew()
+    assert journal.known == {}
+    assert journal.get((A, 1)) == chain(1)
+
+
+def test_what_is_gone_is_not_taken_to_be_known() -> None:
+    journal = Journal(102)
+    for number in range(4):
+        keep(journal, number)
+    assert list(journal.known) == [(A, 2), (A, 3)], "the next to go may be gone elsewhere"
+    keep(journal, 3, all_know=False)
+    assert list(journal.known) == [(A, 2)]
+    journal.forget(A)
+    assert journal.known == {}
+
+
+def test_many_that_go_leave_room_for_some_that_come() -> None:
+    journal = Journal(3200)
+    for number in range(101):
+        keep(journal, number)
+    assert next(iter(journal)) == (A, chain(8))
+    assert journal.size == 93 * 32
+    assert next(iter(journal.known)) == (A, 14)

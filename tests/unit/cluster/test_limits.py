@@ -1,0 +1,128 @@
+"""Limits of keys, shared by workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from proxy.access.gate import LimitsGate
+from proxy.access.settings import Limits
+from proxy.cluster.messages import Garbled, Kind
+from proxy.cluster.shared import SharedLimits
+from proxy.core.attempt import Attempt
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import RateLimited
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.request import InferenceRequest
+
+POD = Endpoint("a")
+ALICE = Identity("alice", "acme", limits="own")
+
+
+class Worker:
+    def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
+        self.number = number
+        self.gate = LimitsGate({"own": Limits(**limits)}, {}, clock, self)  # type: ignore[arg-type]
+        self.shared = SharedLimits(self.gate, self.told)
+        self.peers: list[Worker] = []
+
+    def limited(self, kind: str, name: str, shadow: bool) -> None: ...
+
+    def told(self, kind: Kind, body: bytes) -> None:
+        for peer in self.peers:
+            peer.shared.take(self.number, kind, body)
+
+    def request(self) -> InferenceRequest:
+        request = InferenceRequest("r", "/", "m", max_tokens=10)
+        request.state.write(IDENTITY, ALICE)
+        return request
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """A request, from the gate to its end, that came to a pod."""
+        request = self.request()
+        async with self.gate.admit(request):
+            self.gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
+            yield
+
+    async def ask(self) -> None:
+        async with self.running():
+            pass
+
+
+def host(workers: int = 2, **limits: int) -> list[Worker]:
+    clock = ManualClock()
+    crew = [Worker(number, clock, **limits) for number in range(1, workers + 1)]
+    for worker in crew:
+        worker.peers = [other for other in crew if other is not worker]
+    return crew
+
+
+async def test_what_one_worker_lets_pass_the_others_count() -> None:
+    first, second = host(requests_per_minute=2)
+    await first.ask()
+    await second.ask()
+    for worker in (first, second):
+        with pytest.raises(RateLimited):
+            await worker.ask()
+
+
+async def test_requests_that_run_elsewhere_run() -> None:
+    first, second = host(concurrent_requests=1)
+    async with first.running():
+        with pytest.raises(RateLimited):
+            await second.ask()
+    await second.ask()
+
+
+async def test_what_is_given_back_is_given_back_everywhere() -> None:
+    first, second = host(tokens_per_minute=15)
+    await first.ask()
+    await second.ask()
+    await first.ask()
+
+
+async def test_requests_of_a_worker_that_is_gone_run_no_longer() -> None:
+    first, second = host(concurrent_requests=1)
+    async with first.running():
+        second.shared.vanished(first.number)
+        await second.ask()
+
+
+async def test_who_joins_is_told_and_being_told_twice_changes_nothing() -> None:
+    first, second, third = host(3, requests_per_minute=3, concurrent_requests=2)
+    first.peers = [second]
+    async with first.running():
+        for _ in range(2):
+            for body in [*first.shared.in_flight(), *first.shared.memory()]:
+                third.shared.take(first.number, Kind.USED, body)
+        async with third.running():
+            with pytest.raises(RateLimited, match="at the same time"):
+                await third.ask()
+        await third.ask()
+        with pytest.raises(RateLimited, match="3 requests per minute"):
+            await third.ask()
+
+
+async def test_only_those_who_run_are_in_flight() -> None:
+    first, _ = host(requests_per_minute=3)
+    await first.ask()
+    assert list(first.shared.in_flight()) == []
+    assert len(list(first.shared.memory())) == 1
+
+
+async def test_limits_that_are_not_known_here_yet_are_passed_over() -> None:
+    _, second = host(requests_per_minute=1)
+    second.gate.spent_elsewhere(1, ("key", "alice", "other"), 1, (1.0, 0.0, 0.0, 0.0, 0.0))
+    await second.ask()
+
+
+@pytest.mark.parametrize("body", [b"", b"1", b"[1]", b'[[["key","a"],1,[1]]]', b'[[["key","a","l"],"x",[1,1,1,1,1]]]'])
+def test_what_makes_no_sense_is_garbled(body: bytes) -> None:
+    first, _ = host()
+    with pytest.raises(Garbled):
+        first.shared.take(2, Kind.SPENT, body)

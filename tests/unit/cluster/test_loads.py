@@ -1,0 +1,163 @@
+"""Loads in absolute numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.cluster.messages import MOST, Garbled, Kind, records
+from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.fleet.ledger import Ledger
+
+
+class Process:
+    """One process's picture of the same pods."""
+
+    def __init__(self, *names: str) -> None:
+        self.pods: dict[str, Endpoint] = {}
+        self.roster = Roster()
+        self.ledger = Ledger(ManualClock())
+        self.touched = 0
+        self.own = OwnLoads(self.touch)
+        self.peers = PeerLoads(self.roster.get, self.ledger.elsewhere)
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        pod = self.pods[name] = Endpoint(name)
+        self.roster.added(pod)
+        self.peers.added(pod)
+
+    def touch(self) -> None:
+        self.touched += 1
+
+    def work(self, name: str, requests: int, tokens: int) -> None:
+        """As the ledger would count it."""
+        self.pods[name].charge(requests, tokens)
+        if requests > 0:
+            self.own.dispatched(self.pods[name], tokens + 1)
+        else:
+            self.own.eased(self.pods[name])
+
+
+def body_of(said: bytes) -> bytes:
+    ((kind, body),) = records(said)
+    assert kind is Kind.LOAD
+    return body
+
+
+def load(process: Process, name: str) -> tuple[int, int]:
+    return process.pods[name].load.requests, process.pods[name].load.tokens
+
+
+def test_what_a_peer_has_in_flight_is_part_of_the_load_and_of_the_view() -> None:
+    here, there = Process("a"), Process("a")
+    here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0)
+    there.work("a", 3, 100)
+    here.work("a", 1, 10)
+    here.peers.take(7, body_of(there.own.take_changes()))
+    assert load(here, "a") == (4, 110)
+    assert here.pods["a"].view.running == 9
+    there.work("a", -2, -100)
+    here.peers.take(7, body_of(there.own.take_changes()))
+    assert load(here, "a") == (2, 10)
+    assert here.pods["a"].view.running == 7
+
+
+def test_a_message_that_comes_twice_counts_once() -> None:
+    here, there = Process("a"), Process("a")
+    there.work("a", 3, 100)
+    body = body_of(there.own.take_changes())
+    here.peers.take(7, body)
+    here.peers.take(7, body)
+    assert load(here, "a") == (3, 100)
+
+
+def test_what_peers_said_is_not_said_again() -> None:
+    here, there = Process("a"), Process("a")
+    there.work("a", 3, 100)
+    here.peers.take(7, body_of(there.own.take_changes()))
+    assert here.own.take_changes() == b""
+    assert OwnLoads.all(here.pods.values()) == b""
+    here.work("a", 1, 1)
+    third = Process("a")
+    third.peers.take(1, body_of(OwnLoads.all(here.pods.values())))
+    assert load(third, "a") == (1, 1)
+
+
+def test_a_peer_that_vanishes_takes_its_load_along() -> None:
+    here, one, other = Process("a", "b"), Process("a", "b"), Process("a", "b")
+    one.work("a", 3, 100)
+    other.work("a", 2, 50)
+    other.work("b", 1, 5)
+    here.peers.take(1, body_of(one.own.take_changes()))
+    here.peers.take(2, body_of(other.own.take_changes()))
+    here.peers.vanished(2)
+    assert load(here, "a") == (3, 100)
+    assert load(here, "b") == (0, 0)
+    here.peers.vanished(1)
+    assert load(here, "a") == (0, 0)
+
+
+def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
+    here, there = Process(), Process("a")
+    there.work("a", 3, 100)
+    here.peers.take(7, body_of(there.own.take_changes()))
+    here.add("a")
+    assert load(here, "a") == (3, 100)
+
+
+def test_a_pod_that_peers_work_for_loses_ties() -> None:
+    here, there = Process("a", "b"), Process("a", "b")
+    there.work("a", 1, 1000)
+    here.peers.take(7, body_of(there.own.take_changes()))
+    assert here.pods["a"].load.recent > here.pods["b"].load.recent
+
+
+def test_many_changes_are_one_message() -> None:
+    here = Process("a")
+    for _ in range(50):
+        here.work("a", 1, 10)
+    assert here.touched == 1
+    assert len(here.own.take_changes()) < 50
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_garbage_changes_nothing(cut: int) -> None:
+    here, there = Process("a", "b"), Process("a", "b")
+    there.work("a", 1, 10)
+    there.work("b", 1, 10)
+    body = body_of(there.own.take_changes())
+    with pytest.raises(Garbled):
+        here.peers.take(7, body[:-cut])
+    assert load(here, "a") == (0, 0)
+
+
+def test_only_what_adds_to_a_pod_is_urgent() -> None:
+    said: list[str] = []
+    own, pod = OwnLoads(lambda: said.append("soon"), lambda: said.append("later")), Endpoint("a")
+    own.eased(pod)
+    own.eased(pod)
+    own.dispatched(pod, 5)
+    own.dispatched(pod, 5)
+    own.eased(pod)
+    assert said == ["later", "soon"]
+    own.take_changes()
+    own.eased(pod)
+    assert said == ["later", "soon", "later"]
+
+
+def test_the_work_that_was_added_is_told_once_and_what_does_not_fit_is_the_most_that_does() -> None:
+    here, there = Process("a", "b"), Process("a", "b")
+    heard: list[tuple[str, int, int, int]] = []
+    here.peers = PeerLoads(here.roster.get, lambda pod, *numbers: heard.append((pod.name, *numbers)))
+    there.pods["a"].charge(1, 10)
+    there.own.dispatched(there.pods["a"], 11)
+    there.own.dispatched(there.pods["a"], 5)
+    there.own.eased(there.pods["b"])
+    here.peers.take(1, body_of(there.own.take_changes()))
+    there.pods["a"].charge(0, 1 << 40)
+    there.own.eased(there.pods["a"])
+    here.peers.take(1, body_of(there.own.take_changes()))
+    assert heard == [("a", 1, 10, 16), ("b", 0, 0, 0), ("a", 1, MOST, 0)]

@@ -1,0 +1,121 @@
+"""How long records are gathered, by how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from proxy.cluster.messages import Kind, record
+from proxy.cluster.transport import ENOUGH, LATER, Outbox
+from tests.helpers.cluster.virtual import VirtualLoop
+
+INTERVAL, PATIENCE = 0.01, 5.0
+SIZE = len(record(Kind.SESSIONS, bytes(95)))
+
+
+def batches(gap: float, seconds: float = 4.0) -> list[float]:
+    """When batches go out, of records of 100 bytes that come so many seconds after each other."""
+    sent: list[float] = []
+
+    async def work() -> None:
+        outbox = Outbox(lambda batch: sent.append(asyncio.get_running_loop().time()))
+        outbox.pace(INTERVAL, PATIENCE)
+        for _ in range(int(seconds / gap)):
+            outbox.add(Kind.SESSIONS, bytes(95))
+            await asyncio.sleep(gap)
+        outbox.close()
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(work())
+    finally:
+        loop.close()
+    return [at for at in sent if at > seconds / 2]
+
+
+def gaps(sent: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(sent)]
+
+
+def test_where_there_is_much_to_say_the_interval_is_as_it_was_set() -> None:
+    assert max(gaps(batches(0.001))) < 2 * INTERVAL
+
+
+def test_small_batches_are_gathered_for_longer_until_there_is_enough_in_them() -> None:
+    found = gaps(batches(0.0101))
+    assert sum(found) / len(found) == pytest.approx(ENOUGH / (SIZE / 0.0101), rel=0.5)
+    assert max(found) <= INTERVAL * PATIENCE + 2 * 0.0101
+
+
+def test_where_even_that_would_not_be_enough_nobody_is_made_to_wait() -> None:
+    found = gaps(batches(0.05))
+    assert max(found) < 0.06
+
+
+def test_what_comes_alone_is_sent_at_once() -> None:
+    waits = [at % 0.05 for at in batches(0.05)]
+    assert max(waits) < INTERVAL / 2
+
+
+Touches = list[tuple[float, str]]
+
+
+def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
+    """When what goes out, of what is touched at these moments."""
+    found: list[tuple[float, bytes]] = []
+    waiting = {"touch": b"", "touch_later": b""}
+
+    def taken(which: str) -> bytes:
+        batch, waiting[which] = waiting[which], b""
+        return batch
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        outbox = Outbox(lambda batch: found.append((loop.time(), batch)), lambda: taken("touch_later"))
+        outbox.urgent = lambda: taken("touch")
+        outbox.pace(*pace)
+        for at, which in touches:
+            await asyncio.sleep(at - loop.time())
+            waiting[which] += b"u" if which == "touch" else b"r"
+            getattr(outbox, which)()
+        await asyncio.sleep(1.0)
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(work())
+    finally:
+        loop.close()
+    return [(round(at, 3), batch) for at, batch in found]
+
+
+def test_what_may_wait_is_said_when_its_time_is_over_and_what_is_urgent_before() -> None:
+    touches = [(0.0, "touch_later"), (0.001, "touch"), (0.003, "touch"), (0.02, "touch_later")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.011, b"uu"), (LATER, b"rr")]
+
+
+def test_what_may_wait_goes_with_the_last_batch_before_its_time_is_over() -> None:
+    touches = [(0.0, "touch_later"), (0.085, "touch")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.095, b"ur")]
+
+
+def test_what_is_urgent_goes_with_what_may_wait_no_longer() -> None:
+    touches = [(0.0, "touch_later"), (0.095, "touch")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"ur")]
+
+
+def test_where_there_is_little_to_say_nothing_waits_for_the_rest() -> None:
+    touches = [(0.0, "touch_later"), (0.5, "touch"), (0.5, "touch_later")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"r"), (0.501, b"ur")]
+
+
+def test_within_a_host_all_is_said_together() -> None:
+    assert said([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
+
+
+def test_at_once_is_never_later_than_the_interval() -> None:
+    outbox = Outbox(lambda batch: None)
+    outbox.pace(0.0005, PATIENCE)
+    outbox._follow(1, 0.0)
+    assert outbox._interval == 0.0005

@@ -1,0 +1,392 @@
+"""Prefix indexes of several processes, kept alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.cluster.messages import Garbled, Kind, records
+from proxy.cluster.prefixes import ANEW, Moves, SharedIndex, index_tag
+from proxy.cluster.shared import pod_number
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.prefix.depth import DEPTHS
+from proxy.prefix.hashing import Chain
+from proxy.prefix.reservation import Reservation
+from tests.helpers.examples import examples
+
+ROOM = 1000
+NAMES = ("a", "b")
+
+
+class Peer:
+    """A process with two pods; what it says waits in `said`."""
+
+    def __init__(self, number: int, tag: int = 1) -> None:
+        self.number = number
+        self.pods = {name: Endpoint(name) for name in NAMES}
+        self._said: list[tuple[Kind, bytes]] = []
+        self.clock = ManualClock()
+        self.index = SharedIndex(
+            self.clock,
+            1 << 20,
+            tag=tag,
+            touch=lambda: None,
+            find=lambda number: {pod_number(name): pod for name, pod in self.pods.items()}.get(number),
+        )
+
+    @property
+    def said(self) -> list[tuple[Kind, bytes]]:
+        self._said.extend(records(self.index.take_changes()))
+        return self._said
+
+    def reserve(self, chain: Chain, pod: str = "a") -> Reservation:
+        return self.index.reserve((chain,), self.pods[pod], ROOM)
+
+    def match(self, chain: Chain) -> dict[str, int]:
+        return {endpoint.name: depth for endpoint, depth in self.index.match(chain).items()}
+
+    def hear(self, *others: Peer) -> None:
+        for other in others:
+            for kind, body in other.said:
+                self.index.take(other.number, kind, body)
+
+
+def attempt(*peers: Peer) -> None:
+    """Everything that was said reaches everybody."""
+    for peer in peers:
+        peer.hear(*(other for other in peers if other is not peer))
+    for peer in peers:
+        peer.said.clear()
+
+
+def test_a_burst_of_siblings_is_seen_before_any_of_them_is_answered() -> None:
+    here, there = Peer(1), Peer(2)
+    here.reserve([1, 2, 3])
+    attempt(here, there)
+    assert there.match([1, 2, 3, 4]) == {"a": 3}
+
+
+def test_a_peer_remembers_what_was_confirmed_and_forgets_what_failed() -> None:
+    here, there = Peer(1), Peer(2)
+    good, bad = here.reserve([1, 2, 3]), here.reserve([1, 8, 9], "b")
+    attempt(here, there)
+    here.index.confirm(good)
+    here.index.release(bad)
+    attempt(here, there)
+    assert there.match([1, 2, 3]) == {"a": 3}
+    assert there.match([1, 8, 9]) == {"a": 1}
+
+
+def test_a_peer_that_vanishes_takes_back_what_no_answer_confirmed() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2]))
+    here.reserve([7, 8, 9])
+    attempt(here, there)
+    there.index.vanished(here.number)
+    assert there.match([1, 2]) == {"a": 2}
+    assert there.match([7, 8, 9]) == {}
+
+
+def test_a_pod_that_lost_its_memory_is_forgotten_everywhere() -> None:
+    here, there = Peer(1), Peer(2)
+    chain = list(range(1, 11))
+    here.index.confirm(here.reserve(chain))
+    for _ in range(3):
+        reservation = here.reserve(chain)
+        here.index.confirm(reservation)
+        here.index.observe(reservation, 640, 0)
+    attempt(here, there)
+    assert here.match(chain) == there.match(chain) == {}
+
+
+def test_nothing_that_was_heard_is_said_again() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2]))
+    there.hear(here)
+    assert there.said == []
+
+
+def test_a_prompt_without_blocks_says_nothing() -> None:
+    here = Peer(1)
+    here.index.confirm(here.index.reserve((), here.pods["a"], ROOM))
+    assert here.said == []
+
+
+def test_an_index_of_another_configuration_is_not_touched() -> None:
+    assert index_tag("approx", 64) != index_tag("approx", 128)
+    here, there = Peer(1, index_tag("approx", 64)), Peer(2, index_tag("approx", 128))
+    here.reserve([1, 2])
+    attempt(here, there)
+    assert there.match([1, 2]) == {}
+
+
+def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
+    here, third, joins = Peer(1), Peer(3), Peer(2)
+    third.index.confirm(third.reserve([5, 6], "b"))
+    attempt(here, third)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.reserve([1, 2, 9])
+    here.said.clear()
+    for body in here.index.in_flight():
+        joins.index.take(1, Kind.MOVES, body)
+    for body in here.index.memory():
+        joins.index.take(1, Kind.MEMORY, body)
+    for chain in ([1, 2, 3], [1, 2, 9], [5, 6]):
+        assert joins.match(chain) == here.match(chain) != {}
+    joins.index.vanished(1)
+    assert joins.match([1, 2, 9]) == {"a": 2}
+
+
+def test_what_was_forgotten_is_not_told() -> None:
+    here = Peer(1)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.said.clear()
+    here.index.forget(here.pods["a"])
+    assert list(here.index.memory()) == []
+
+
+def test_an_announcement_that_comes_twice_is_settled_at_once() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.reserve([1, 2])
+    there.hear(here)
+    there.hear(here)
+    here.said.clear()
+    here.index.release(reservation)
+    there.hear(here)
+    assert there.match([1, 2]) == {}
+
+
+def test_pods_and_reservations_nobody_knows_are_passed_over() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.reserve([1, 2])
+    here.index.confirm(reservation)
+    del there.pods["a"]
+    attempt(here, there)
+    assert there.match([1, 2]) == {}
+
+
+@given(st.binary(max_size=60), st.sampled_from([Kind.MOVES, Kind.FORGET, Kind.MEMORY]))
+def test_garbage_does_no_harm(garbage: bytes, kind: Kind) -> None:
+    here = Peer(1)
+    here.index.confirm(here.reserve([1, 2]))
+    with suppress(Garbled):
+        here.index.take(9, kind, (1).to_bytes(4, "little") + garbage)
+    assert here.match([1, 2]) == {"a": 2}
+
+
+def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() -> None:
+    here, there = Peer(1), Peer(2)
+    turns = [list(range(1, 31)), list(range(1, 36)), list(range(1, 41))]
+    sizes = []
+    for turn in turns:
+        reservation = here.reserve(turn)
+        sizes.append(len(here.said[-1][1]))
+        attempt(here, there)
+        assert there.match(turn) == {"a": len(turn)}
+        here.index.confirm(reservation)
+        attempt(here, there)
+    assert sizes[1] == sizes[2] == sizes[0] - 8 * (30 - 6)
+    assert list(there.index.memory()) == list(here.index.memory())
+    there.index.vanished(1)
+    assert there.match(turns[-1]) == {"a": 40}
+
+
+def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
+    here, joins = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.said.clear()
+    here.reserve([1, 2, 3, 4])
+    attempt(here, joins)
+    assert joins.match([1, 2, 3, 4]) == {}
+    here.index.begin_anew()
+    for body in here.index.in_flight():
+        joins.index.take(1, Kind.MOVES, body)
+    assert joins.match([1, 2, 3, 4]) == {"a": 4}
+    here.reserve([1, 2, 3, 5])
+    attempt(here, joins)
+    assert joins.match([1, 2, 3, 5]) == {"a": 4}
+
+
+def test_who_does_not_know_what_a_prompt_goes_on_from_knows_it_a_minute_later() -> None:
+    here, forgetful = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    attempt(here, forgetful)
+    forgetful.index.forget(forgetful.pods["a"])
+    here.reserve([1, 2, 3, 4])
+    attempt(here, forgetful)
+    assert forgetful.match([1, 2, 3, 4]) == {}
+    here.clock.advance(ANEW)
+    here.reserve([1, 2, 3, 5])
+    attempt(here, forgetful)
+    assert forgetful.match([1, 2, 3, 5]) == {"a": 4}
+
+
+def test_a_pod_that_was_forgotten_is_told_whole_prompts() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    attempt(here, there)
+    here.index.lost(here.pods["a"])
+    here.index.forget(here.pods["a"])
+    here.reserve([1, 2, 3, 4])
+    attempt(here, there)
+    assert there.match([1, 2, 3, 4]) == {"a": 4}
+
+
+@pytest.mark.parametrize("cut", [1, 8, 17])
+@pytest.mark.parametrize("kind", [Kind.MOVES, Kind.MEMORY])
+def test_a_chain_that_is_cut_off_is_refused(kind: Kind, cut: int) -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    ((_, moves),) = here.said
+    body = moves if kind is Kind.MOVES else next(here.index.memory())
+    with pytest.raises(Garbled):
+        there.index.take(1, kind, body[:-cut])
+    assert there.match([1, 2, 3]) == {}
+
+
+def test_a_chain_longer_than_any_prompt_is_refused() -> None:
+    there, too_many = Peer(2), len(DEPTHS)
+    moves = Moves(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), ROOM)])
+    with pytest.raises(Garbled):
+        there.index.take(1, Kind.MOVES, moves.packed(1))
+    assert there.match([0]) == {}
+
+
+@pytest.mark.parametrize("reserved", [[2, 1, 1], [2, 0, 0], [2, 0, 2], [2, 0]])
+def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int]) -> None:
+    there = Peer(2)
+    with pytest.raises(Garbled):
+        there.index.take(1, Kind.MOVES, Moves([], reserved, [bytes(8)], [(pod_number("a"), ROOM)]).packed(1))
+    assert there.match([0]) == {}
+
+
+def test_what_begins_and_ends_within_a_batch_is_known_as_if_it_had_been_told_at_once() -> None:
+    here, there = Peer(1), Peer(2)
+    good, bad = here.reserve([1, 2, 3]), here.reserve([4, 5, 6])
+    here.index.confirm(good)
+    here.index.release(good)
+    here.index.release(bad)
+    here.index.confirm(here.reserve([1, 2, 3, 7]))
+    attempt(here, there)
+    assert there.match([1, 2, 3, 7]) == {"a": 4}
+    assert there.match([4, 5, 6]) == {}
+    assert list(there.index.memory()) == list(here.index.memory())
+
+
+def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None:
+    here, there = Peer(1), Peer(2)
+    here.index.confirm(here.reserve([1, 2, 3]))
+    here.index.lost(here.pods["a"])
+    here.index.confirm(here.reserve([4, 5, 6]))
+    attempt(here, there)
+    assert there.match([1, 2, 3]) == {}
+    assert there.match([4, 5, 6]) == {"a": 3}
+
+
+def test_a_turn_that_goes_on_from_what_another_process_was_asked_is_told_from_there_on() -> None:
+    here, there, third = Peer(1), Peer(2), Peer(3)
+    here.index.confirm(here.reserve(list(range(1, 31))))
+    attempt(here, there, third)
+    there.reserve(list(range(1, 36)))
+    ((_, body),) = there.said
+    assert len(body) < 8 * 30
+    attempt(here, there, third)
+    assert third.match(list(range(1, 36))) == here.match(list(range(1, 36))) == {"a": 35}
+
+
+def test_a_prompt_that_all_know_is_told_by_its_end() -> None:
+    here, there = Peer(1), Peer(2)
+    for _ in range(2):
+        here.index.confirm(here.reserve(list(range(1, 31))))
+        attempt(here, there)
+    again = here.reserve(list(range(1, 31)))
+    assert len(here.said[-1][1]) < 80
+    attempt(here, there)
+    here.index.confirm(again)
+    attempt(here, there)
+    assert list(there.index.memory()) == list(here.index.memory())
+
+
+def test_several_prompts_of_one_request_are_told_and_settled_together() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.index.reserve(([1, 2, 3], [], [1, 2, 9]), here.pods["a"], ROOM)
+    attempt(here, there)
+    assert there.match([1, 2, 9]) == {"a": 3}
+    here.index.release(reservation)
+    attempt(here, there)
+    assert there.match([1, 2, 3]) == there.match([1, 2, 9]) == {}
+
+
+def test_peers_count_what_is_deep_alike() -> None:
+    here, there = Peer(1), Peer(2)
+    long = list(range(1, 161))
+    here.index.confirm(here.reserve(long))
+    here.index.confirm(here.reserve([*long[:100], 1000]))
+    attempt(here, there)
+    assert there.match(long) == here.match(long) == {"a": 512}
+    assert there.index.blocks(there.pods["a"]) == here.index.blocks(here.pods["a"])
+
+
+CHAINS = [[1, 2, 3], [1, 2, 4, 5], [1, 6], [7, 8, 9, 10], [7, 8, 11]]
+STEP = st.tuples(st.integers(0, 2), st.sampled_from(["reserve", "confirm", "release", "say"]), st.integers(0, 9))
+
+
+@settings(max_examples=examples(150))
+@given(st.lists(STEP, max_size=40))
+def test_in_the_end_all_processes_know_the_same(steps: Sequence[tuple[int, str, int]]) -> None:
+    peers = [Peer(number) for number in (1, 2, 3)]
+    open_: list[list[Reservation]] = [[], [], []]
+    for who, what, which in steps:
+        mine = open_[who]
+        if what == "reserve":
+            mine.append(peers[who].reserve(CHAINS[which % len(CHAINS)], NAMES[which % 2]))
+        elif what == "say":
+            attempt(*peers)
+        elif mine:
+            settle = getattr(peers[who].index, what)
+            settle(mine.pop(which % len(mine)))
+    for peer, mine in zip(peers, open_, strict=True):
+        for reservation in mine:
+            peer.index.confirm(reservation)
+    attempt(*peers)
+    for chain in CHAINS:
+        assert peers[0].match(chain) == peers[1].match(chain) == peers[2].match(chain)
+
+
+def test_what_a_pod_that_is_gone_was_sent_its_successor_is_not_taken_to_have() -> None:
+    here, there = Peer(1), Peer(2)
+    reservation = here.reserve([1, 2, 3])
+    here.index.forget(here.pods["a"])
+    here.index.confirm(reservation)
+    attempt(here, there)
+    assert there.match([1, 2, 3]) == {}
+
+
+def test_that_a_pod_has_lost_its_memory_does_not_wait() -> None:
+    here, flushed = Peer(1), list[bytes]()
+    here.index._flush = lambda: flushed.append(here.index.take_changes())
+    here.index.confirm(here.reserve([1, 2, 3]))
+    assert not flushed
+    here.index.lost(here.pods["a"])
+    assert [kind for kind, _ in records(flushed[0])][-1] is Kind.FORGET
+
+
+def test_what_goes_on_from_the_middle_of_a_prompt_is_told_from_there_on() -> None:
+    """Of a prompt that left what was told before, where one of its last segments ends."""
+    here, there = Peer(1), Peer(2)
+    told = list(range(1, 41))
+    here.index.confirm(here.reserve(told))
+    attempt(here, there)
+    here.index.confirm(here.reserve([*told, 50, 51]))
+    attempt(here, there)
+    other = [*told, 50, 61]
+    here.reserve(other)
+    ((_, body),) = here.said
+    assert len(Moves.read(body).hashes[0]) == 8 * 3
+    attempt(here, there)
+    assert there.match(other) == {"a": 42}

@@ -1,0 +1,121 @@
+"""Which session is bound to which pod, among workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.cluster.messages import Garbled, Kind
+from proxy.cluster.shared import PER_RECORD, SharedSessions
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint
+from proxy.plugins.session_table import SessionTable
+
+TTL = 100.0
+
+
+class Worker:
+    """With pods of its own, which have the same names everywhere; what it says reaches `heard_by`."""
+
+    def __init__(self, tag: int = 1) -> None:
+        self.clock = ManualClock(1000.0)
+        self.table = SessionTable(TTL, 10.0)
+        self.pods = {name: Endpoint(name) for name in ("a", "b")}
+        self.heard_by: list[Worker] = []
+        self.shared = SharedSessions(self.table, self.clock, tag=tag, tell=self._tell, find=self.pods.get)
+
+    def _tell(self, kind: Kind, body: bytes) -> None:
+        assert kind is Kind.SESSIONS
+        for worker in self.heard_by:
+            worker.shared.take(body)
+
+    def bind(self, session: str, pod: str) -> None:
+        self.table.bind(session, self.pods[pod], self.clock.now())
+
+    def pod_of(self, session: str) -> str | None:
+        endpoint = self.table.get(session, self.clock.now())
+        assert endpoint is None or endpoint is self.pods[endpoint.name]
+        return endpoint.name if endpoint else None
+
+
+def pair() -> tuple[Worker, Worker]:
+    one, other = Worker(), Worker()
+    one.heard_by, other.heard_by = [other], [one]
+    return one, other
+
+
+def test_a_session_that_one_binds_is_bound_for_all() -> None:
+    one, other = pair()
+    one.bind("s", "a")
+    assert other.pod_of("s") == "a"
+    other.clock.advance(1.0)
+    other.bind("s", "b")
+    one.clock.advance(1.0)
+    assert one.pod_of("s") == "b"
+
+
+def test_use_in_one_worker_keeps_it_in_the_others() -> None:
+    one, other = pair()
+    one.bind("s", "a")
+    for worker in (one, other):
+        worker.clock.advance(TTL - 1)
+    one.bind("s", "a")
+    other.clock.advance(2.0)
+    assert other.pod_of("s") == "a"
+
+
+def test_a_worker_that_joins_is_told_what_is_bound_and_since_when() -> None:
+    one, late = Worker(), Worker()
+    for number in range(2 * PER_RECORD + 1):
+        one.bind(f"{number}", "a")
+    one.clock.advance(60.0)
+    one.bind("0", "b")
+    late.clock.advance(500.0)
+    bodies = list(one.shared.memory())
+    assert len(bodies) == 3
+    for body in bodies:
+        late.shared.take(body)
+    assert (late.pod_of("0"), late.pod_of("400"), len(late.table)) == ("b", "a", 2 * PER_RECORD + 1)
+    late.clock.advance(TTL - 60.0)
+    assert (late.pod_of("0"), late.pod_of("400")) == ("b", None)
+
+
+def test_what_is_older_than_what_is_known_does_not_count() -> None:
+    one, late = Worker(), Worker()
+    one.bind("s", "a")
+    one.clock.advance(5.0)
+    late.bind("s", "b")
+    for body in one.shared.memory():
+        late.shared.take(body)
+    assert late.pod_of("s") == "b"
+
+
+def test_pods_that_are_unknown_and_tables_of_others_are_passed_over() -> None:
+    one, stranger, poor = Worker(), Worker(tag=2), Worker()
+    one.heard_by = [stranger, poor]
+    del poor.pods["a"]
+    one.bind("s", "a")
+    assert (stranger.pod_of("s"), poor.pod_of("s")) == (None, None)
+
+
+@pytest.mark.parametrize("harm", [lambda body: body[:-1], lambda body: body + b"x", lambda body: body[:-1] + b"\xff"])
+def test_what_is_garbled_is_refused_as_a_whole(harm: Callable[[bytes], bytes]) -> None:
+    one, other = Worker(), Worker()
+    one.bind("s", "a")
+    one.bind("t", "b")
+    (body,) = one.shared.memory()
+    with pytest.raises(Garbled):
+        other.shared.take(harm(body))
+    assert len(other.table) == 0
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_do_any_harm(noise: bytes) -> None:
+    worker = Worker()
+    try:
+        worker.shared.take(b"\x01\0\0\0" + noise)
+    except Garbled:
+        assert len(worker.table) == 0

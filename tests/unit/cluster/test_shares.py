@@ -1,0 +1,82 @@
+"""Between how many hosts caps are divided, as hosts and their store come and go."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import orjson
+
+from proxy.cluster.membership import Shares
+from proxy.cluster.messages import Kind, records
+from proxy.core.clock import ManualClock
+
+
+class World:
+    def __init__(self, policy: Literal["localShare", "open"] = "localShare") -> None:
+        self.clock = ManualClock(now=100.0)
+        self.said: list[tuple[int, int, bool]] = []
+        self.shares = Shares(b"m", policy, 5.0, self.clock, lambda record: self.said.append(read(record)))
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """Hosts, which of them this one is, and whether it hears of the others."""
+        return read(self.shares.record)
+
+
+def read(data: bytes) -> tuple[int, int, bool]:
+    ((kind, body),) = records(data)
+    assert kind is Kind.HOSTS
+    hosts, rank, is_heard = orjson.loads(body)
+    return hosts, rank, is_heard
+
+
+def test_all_who_hear_of_each_other_divide_in_the_order_of_their_ids() -> None:
+    world = World()
+    assert world.place == (1, 0, False)
+    world.shares.look([b"a"])
+    assert world.place == (1, 0, False), "nobody hears of this one yet"
+    world.shares.found()
+    world.shares.look([b"z", b"a"])
+    assert world.place == (3, 1, True)
+    world.shares.look([b"a", b"z"])
+    assert world.said == [(1, 0, True), (3, 1, True)], "only what is another"
+    world.shares.look([b"z"])
+    assert world.place == (2, 0, True)
+
+
+def test_without_the_store_it_stays_as_it_was() -> None:
+    world = World()
+    world.shares.found()
+    world.shares.look([b"a", b"z"])
+    world.shares.lost()
+    world.shares.look([])
+    assert world.place == (3, 1, False)
+
+
+def test_with_an_open_policy_each_has_all_then() -> None:
+    world = World("open")
+    world.shares.found()
+    world.shares.look([b"a"])
+    world.shares.lost()
+    assert world.place == (1, 0, False)
+    world.shares.found()
+    world.shares.look([])
+    assert world.place == (2, 1, True), "the other one may be on its way back"
+
+
+def test_hosts_of_before_count_for_a_lease_when_the_store_is_back_unless_they_say_goodbye() -> None:
+    world = World()
+    world.shares.found()
+    world.shares.look([b"a", b"z"])
+    world.shares.lost()
+    world.shares.found()
+    world.shares.look([b"a"])
+    assert world.place == (3, 1, True)
+    world.shares.left(b"z")
+    world.shares.look([b"a"])
+    assert world.place == (2, 1, True)
+    world.shares.look([])
+    assert world.place == (2, 1, True)
+    world.clock.advance(5.0)
+    world.shares.look([])
+    assert world.place == (1, 0, True)

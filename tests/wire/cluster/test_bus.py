@@ -1,0 +1,303 @@
+"""Replicas around a hub, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from proxy.cluster import messages as bodies
+from proxy.cluster.messages import EVERYBODY, Kind, record
+from proxy.cluster.prefixes import SharedIndex
+from proxy.cluster.replica import Replica
+from proxy.cluster.transport import Hub, Link
+from proxy.core.clock import SystemClock
+from proxy.core.endpoint import Endpoint
+from proxy.fleet.ledger import Ledger
+from proxy.prefix.hashing import Chain
+from proxy.telemetry.instruments import Counter
+from tests.helpers.waiting import PATIENCE, until
+
+ROLL = b'["a"]'
+
+
+class Member:
+    """A process on the bus, with one pod."""
+
+    def __init__(self) -> None:
+        self.pod = Endpoint("a")
+        self.ledger = Ledger(SystemClock())
+        self.told: list[tuple[Kind, bytes]] = []
+        self.bound: dict[str, str] = {}
+        self.own_bound: list[tuple[str, Endpoint]] = []
+        self.own_doubts: dict[str, list[str]] = {}
+        self.doubts: dict[int, Mapping[str, Sequence[str]]] = {}
+        """Of others, by who has them."""
+        self.breakers: list[tuple[str, bool]] = []
+        self.tried: list[str] = []
+        self.lost = asyncio.Event()
+        self.dropped, self.garbled = Counter(), Counter()
+        self.replica = Replica(
+            endpoints=lambda: [self.pod],
+            apply=self.ledger.elsewhere,
+            told=lambda kind, body: self.told.append((kind, body)),
+            bound=self.bound.__setitem__,
+            bindings=lambda: self.own_bound,
+            doubts=lambda: self.own_doubts,
+            doubted=self.doubts.__setitem__,
+            broke=lambda name, is_open: self.breakers.append((name, is_open)),
+            tried=self.tried.append,
+            lost=self.lost.set,
+            dropped=self.dropped,
+            garbled=self.garbled,
+        )
+        self.replica.added(self.pod)
+        self.index = SharedIndex(
+            SystemClock(), 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
+        )
+        self.replica.indexes.append(self.index)
+
+    def dispatch(self, requests: int) -> None:
+        self.pod.charge(requests, 0)
+        self.replica.own_loads.dispatched(self.pod, 1)
+
+    def reserve(self, chain: Chain) -> None:
+        self.index.reserve((chain,), self.pod, 100_000)
+
+    def remember(self, chain: Chain) -> None:
+        self.index.confirm(self.index.reserve((chain,), self.pod, 100_000))
+
+    def depth(self, chain: Chain) -> int:
+        return self.index.match(chain).get(self.pod, 0)
+
+
+class Bus:
+    """A hub, what it heard, and the raw ends of those who joined without a replica."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, Kind, bytes]] = []
+        self.vanished: list[int] = []
+        self.dropped, self.garbled = Counter(), Counter()
+        self.members: dict[int, Member] = {}
+        self.hub = Hub(
+            lambda: [(Kind.ROLL, ROLL)],
+            lambda worker, kind, body: self.heard.append((worker, kind, body)),
+            self.vanished.append,
+            self.dropped,
+            self.garbled,
+        )
+
+    async def join(self, number: int) -> Member:
+        member = self.members[number] = Member()
+        ours, theirs = socket.socketpair()
+        await member.replica.connect(theirs)
+        await self.hub.attach(number, ours)
+        await until(lambda: (Kind.ROLL, ROLL) in member.told)
+        return member
+
+    async def join_raw(self, number: int) -> socket.socket:
+        """One that reads only when the test does."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        await self.hub.attach(number, ours)
+        return theirs
+
+
+@asynccontextmanager
+async def bus() -> AsyncIterator[Bus]:
+    found = Bus()
+    try:
+        yield found
+    finally:
+        for member in found.members.values():
+            await member.replica.close()
+        found.hub.close()
+        await asyncio.sleep(0)
+
+
+async def test_what_one_does_all_others_and_the_hub_know() -> None:
+    async with bus() as it:
+        one, two, three = [await it.join(number) for number in (1, 2, 3)]
+        one.dispatch(2)
+        one.remember([1, 2, 3])
+        one.replica.bound("resp-1", one.pod)
+        await until(lambda: all(each.pod.load.requests == 2 for each in (two, three)))
+        await until(lambda: all(each.depth([1, 2, 3]) == 3 for each in (two, three)))
+        await until(lambda: two.bound == three.bound == {"resp-1": "a"})
+        assert one.pod.load.remote_requests == 0
+        assert Kind.LOAD in [kind for worker, kind, _ in it.heard if worker == 1]
+
+
+async def test_who_joins_knows_what_the_others_have_in_flight_and_remember() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.dispatch(2)
+        two.dispatch(3)
+        one.remember([1, 2, 3])
+        two.reserve([4, 5])
+        one.own_bound.append(("resp-1", one.pod))
+        await until(lambda: two.depth([1, 2, 3]) == 3)
+        late = await it.join(3)
+        await until(lambda: late.pod.load.requests == 5)
+        await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2)
+        await until(lambda: late.bound == {"resp-1": "a"})
+
+
+async def test_who_vanishes_is_forgotten_at_once() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.dispatch(2)
+        one.reserve([1, 2])
+        await until(lambda: two.pod.load.requests == 2 and two.depth([1, 2]) == 2)
+        await it.members.pop(1).replica.close()
+        await until(lambda: two.pod.load.requests == 0 and two.depth([1, 2]) == 0)
+        assert it.vanished == [1]
+
+
+async def test_doubts_are_known_to_all_to_those_who_join_and_go_with_those_who_have_them() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.own_doubts["a"] = ["ill"]
+        one.replica.doubting()
+        await until(lambda: two.doubts.get(1) == {"a": ["ill"]})
+        assert Kind.DOUBTS in [kind for worker, kind, _ in it.heard if worker == 1]
+        late = await it.join(3)
+        await until(lambda: late.doubts.get(1) == {"a": ["ill"]})
+        await it.members.pop(1).replica.close()
+        await until(lambda: two.doubts[1] == late.doubts[1] == {})
+
+
+async def test_a_breaker_that_turns_is_known_to_all() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.replica.breaker_turned(one.pod, True)
+        one.replica.breaker_turned(one.pod, False)
+        await until(lambda: two.breakers == [("a", True), ("a", False)])
+        assert [kind for _, kind, _ in it.heard].count(Kind.BREAKER) == 2
+
+
+async def test_nobody_waits_for_a_slow_reader_and_it_is_told_all_when_it_reads_again() -> None:
+    async with bus() as it:
+        one = await it.join(1)
+        slow = await it.join_raw(2)
+        for _ in range(40):
+            one.replica._outbox.send(record(Kind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
+            await asyncio.sleep(0)
+        one.dispatch(2)
+        await until(lambda: (1, Kind.LOAD) in [(worker, kind) for worker, kind, _ in it.heard])
+        await until(lambda: it.dropped.value > 0)
+        got = bytearray()
+        await until(lambda: _read(slow, got) and got.endswith(_snapshot_of(one)))
+        slow.close()
+
+
+def _read(sock: socket.socket, into: bytearray) -> bool:
+    """Always true, so that it stands before the condition that it is read for."""
+    while True:
+        try:
+            data = sock.recv(1 << 20)
+        except BlockingIOError:
+            return True
+        into += data
+
+
+def _snapshot_of(member: Member) -> bytes:
+    return b"".join(member.replica._in_flight())
+
+
+async def test_garbage_from_one_harms_nobody_and_cuts_nobody_else_off() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.replica._outbox.send(b"\x11\xff\xff")
+        one.replica._outbox.send(record(Kind.LOAD, b"\xff" * 9))
+        one.replica._outbox.send(record(Kind.BINDINGS, b"{]"))
+        one.replica._outbox.send(record(Kind.BINDINGS, b"[1]"))
+        one.dispatch(2)
+        await until(lambda: two.pod.load.requests == 2)
+        assert two.garbled.value == 4
+        assert it.garbled.value == 1
+        assert not two.lost.is_set()
+
+
+async def test_a_stream_that_makes_no_sense_is_cut() -> None:
+    async with bus() as it:
+        raw = await it.join_raw(1)
+        raw.send(b"\xff" * 64)
+        await until(lambda: it.vanished == [1])
+        raw.close()
+
+
+async def test_a_worker_hears_that_the_hub_is_gone() -> None:
+    async with bus() as it:
+        one = await it.join(1)
+        it.hub.close()
+        await asyncio.wait_for(one.lost.wait(), PATIENCE)
+        one.dispatch(1)
+        await asyncio.sleep(0.01)
+
+
+async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
+    async with bus() as it:
+        await it.join(1)
+        last = b"x" * 3_000_000
+        await it.members.pop(1).replica.close([(Kind.FAREWELL, last)])
+        await until(lambda: it.vanished == [1])
+        assert it.heard[-1] == (1, Kind.FAREWELL, last)
+
+
+async def test_a_worker_whose_words_were_lost_says_all_of_it_again() -> None:
+    ours, theirs = socket.socketpair()
+    member = Member()
+    member.replica._link = link = await Link.over(
+        ours, lambda *_: None, lambda: None, member.replica._resync, member.dropped, 100_000
+    )
+    theirs.setblocking(False)
+    member.dispatch(2)
+    for _ in range(30):
+        link.send(EVERYBODY, bytes(50_000))
+        await asyncio.sleep(0)
+    got = bytearray()
+    assert member.dropped.value > 0
+    await until(lambda: _read(theirs, got) and got.endswith(_snapshot_of(member)))
+    link.abort()
+    await member.replica.close()
+    theirs.close()
+
+
+async def test_where_nothing_is_shared_workers_hear_of_the_pods_only() -> None:
+    heard: list[int] = []
+    hub = Hub(lambda: [(Kind.ROLL, ROLL)], lambda *_: heard.append(1), heard.append, Counter(), Counter(), shares=False)
+    members = []
+    for number in (1, 2):
+        member = Member()
+        ours, theirs = socket.socketpair()
+        await member.replica.connect(theirs)
+        await hub.attach(number, ours)
+        members.append(member)
+    members[0].dispatch(2)
+    await until(lambda: bool(heard))
+    hub.tell(Kind.METRICS, b"{}")
+    await until(lambda: (Kind.METRICS, b"{}") in members[1].told)
+    assert members[1].pod.load.requests == 0
+    for member in members:
+        await member.replica.close()
+    hub.close()
+
+
+async def test_a_record_that_the_hub_cannot_use_costs_that_record_and_not_the_link_of_its_worker() -> None:
+    async with bus() as it:
+
+        def refuse(worker: int, kind: Kind, body: bytes) -> None:
+            if kind is Kind.BREAKER:
+                bodies.breaker(body)
+            it.heard.append((worker, kind, body))
+
+        it.hub._take = refuse
+        one, two = [await it.join(number) for number in (1, 2)]
+        one.replica._outbox.send(record(Kind.BREAKER, b"{]"))
+        one.replica._outbox.send(record(Kind.BREAKER, b'[["a"],true]'))
+        one.dispatch(2)
+        await until(lambda: two.pod.load.requests == 2 and any(kind is Kind.LOAD for _, kind, _ in it.heard))
+        assert it.garbled.value == two.garbled.value == 2
+        assert it.hub.members == [1, 2]

@@ -1,0 +1,37 @@
+"""What a side says before it goes is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from proxy.cluster.transport import Link
+from proxy.telemetry.instruments import Counter
+from tests.helpers.waiting import PATIENCE
+
+NOBODY = 0
+
+
+async def test_all_that_was_said_before_the_end_is_heard_by_one_who_talks_meanwhile() -> None:
+    ours, theirs = socket.socketpair()
+    heard: list[bytes] = []
+
+    def answer(_: int, records: bytes) -> None:
+        heard.append(records)
+        hub.send(NOBODY, b"so did the others")
+
+    hub = await Link.over(ours, answer, _nothing, _nothing, Counter())
+    worker = await Link.over(theirs, lambda *_: None, _nothing, _nothing, Counter())
+    said = [bytes([number]) * 50_000 for number in range(20)]
+    for records in said:
+        worker.send(NOBODY, records)
+    worker.close()
+    worker.send(NOBODY, b"too late")
+    async with asyncio.timeout(PATIENCE):
+        await worker.closed.wait()
+        await hub.closed.wait()
+    assert heard == said
+
+
+def _nothing() -> None:
+    pass

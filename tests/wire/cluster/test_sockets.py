@@ -1,0 +1,37 @@
+"""Listening sockets that several workers share."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from proxy.cluster.workers import bound
+
+
+def close(sockets: list[list[socket.socket]]) -> None:
+    for sock in (sock for seat in sockets for sock in seat):
+        sock.close()
+
+
+def test_every_worker_has_a_socket_of_its_own_on_the_same_port() -> None:
+    sockets = bound("127.0.0.1", 0, 3)
+    names = {sock.getsockname() for seat in sockets for sock in seat}
+    assert [len(seat) for seat in sockets] == [1, 1, 1]
+    assert len(names) == 1
+    assert len({sock.fileno() for seat in sockets for sock in seat}) == 3
+    close(sockets)
+
+
+def test_a_port_on_which_somebody_listens_is_not_shared_with_them() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match="in use"):
+            bound("127.0.0.1", other.getsockname()[1], 2)
+
+
+def test_an_address_that_is_none_is_an_error() -> None:
+    with pytest.raises(OSError):
+        bound("192.0.2.1", 0, 2)
