@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cluster.messages import Garbled, Kind
-from proxy.cluster.shared import PER_RECORD, SharedSessions
+from proxy.cluster.shared import SESSIONS_PER_RECORD, SharedSessions
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.plugins.session_table import SessionTable
@@ -69,7 +69,7 @@ def test_use_in_one_worker_keeps_it_in_the_others() -> None:
 
 def test_a_worker_that_joins_is_told_what_is_bound_and_since_when() -> None:
     one, late = Worker(), Worker()
-    for number in range(2 * PER_RECORD + 1):
+    for number in range(2 * SESSIONS_PER_RECORD + 1):
         one.bind(f"{number}", "a")
     one.clock.advance(60.0)
     one.bind("0", "b")
@@ -78,7 +78,7 @@ def test_a_worker_that_joins_is_told_what_is_bound_and_since_when() -> None:
     assert len(bodies) == 3
     for body in bodies:
         late.shared.take(body)
-    assert (late.pod_of("0"), late.pod_of("400"), len(late.table)) == ("b", "a", 2 * PER_RECORD + 1)
+    assert (late.pod_of("0"), late.pod_of("400"), len(late.table)) == ("b", "a", 2 * SESSIONS_PER_RECORD + 1)
     late.clock.advance(TTL - 60.0)
     assert (late.pod_of("0"), late.pod_of("400")) == ("b", None)
 
