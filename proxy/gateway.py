@@ -14,12 +14,14 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import (
     NO_POD,
+    Forbidden,
     NoEndpoints,
     RequestError,
     ShuttingDown,
     UnknownModel,
     UpstreamFailed,
 )
+from proxy.core.patterns import allows
 from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
 from proxy.core.record import NO_RECORDER, DecisionRecord, Recorder
 from proxy.core.request import InferenceRequest
@@ -44,6 +46,11 @@ from proxy.parsing import (
 from proxy.pool import Pool, Pools
 from proxy.reliability.failover import Failover
 from proxy.reliability.hedging import Hedging
+
+WEBSOCKET = (
+    "This key may not use every model of the pods that serve this one, and a WebSocket reaches all of them. "
+    "Serve the model on pods of its own, or extend the key's `models`."
+)
 
 
 @dataclass(slots=True)
@@ -92,6 +99,8 @@ class Gateway:
         request = request_of(call, parsed, model, self.request_timeout)
         if self.resolver is not None:
             request = self.resolver.resolve(request, call.identity)
+            if call.identity is not None and call.identity.models is not None:
+                self._check_models(call, call.identity.models, parsed, request)
         if self.ask_for_usage:
             request = asking(request)
         if self.failover.poison.suspects:
@@ -119,6 +128,18 @@ class Gateway:
         if request.naming is None or self.names is None or parsed.previous_response_id:
             return self.pools.send(request, parsed, relay)
         return self.names.try_each(request, lambda one: self.pools.send(one, parsed, relay))
+
+    def _check_models(self, call: Call, allowed: frozenset[str], parsed: Parsed, request: InferenceRequest) -> None:
+        """Raise UnknownModel for an adapter that the key may not use, and Forbidden for a WebSocket to a pod that has
+        models that it may not use: inside of it, clients name any model of the pod."""
+        for adapter in parsed.adapters:
+            if not allows(allowed, adapter):
+                raise UnknownModel(adapter)
+        if call.headers.get("upgrade", "").lower() == "websocket":
+            names = (request.model, *(request.naming.fallbacks if request.naming is not None else ()))
+            pods = [endpoint for name in names for endpoint in self.fleet.serving(name)]
+            if not all(pod.models and all(m in names or allows(allowed, m) for m in pod.models) for pod in pods):
+                raise Forbidden(WEBSOCKET)
 
     async def _appears(self, request: InferenceRequest) -> bool:
         """Return whether a ready pod serves the model once the models of the ready pods have been read again.

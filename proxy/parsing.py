@@ -78,7 +78,7 @@ def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> Infere
     headers = call.headers
     if deadline.HEADER in headers:
         seconds = deadline.time_limit(headers, seconds)
-    _, body, prompt, stream, max_tokens, _ = parsed
+    _, body, prompt, stream, max_tokens, _, _ = parsed
     priority, tenant, since = 0, "", call.received_at
     # By position: as keywords they would be put into a dictionary first, and take 6,300 instructions, not 3,000.
     return InferenceRequest(

@@ -130,7 +130,7 @@ class Supervisor:
                 self._hub,
             )
             self._hub.uplink = self._others.deployment
-        self._stopping = False
+        self._has_started = self._stopping = False
         self.picker_port: int | None = None
         """Where gateways ask; None if they may not."""
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
@@ -173,6 +173,7 @@ class Supervisor:
             stack.callback(self._hub.close)
             stack.push_async_callback(self._crew.stop)
             await self._crew.start(settings.source, settings.reliability.drain.grace)
+            self._has_started = True
             await self._polling.first_contact()
             await self.autoscaling.begin(stack)
             self._stack = stack.pop_all()
@@ -268,7 +269,7 @@ class Supervisor:
             config=lambda: self._single.effective(),
             session=self._session,
             trust=self._trust,
-            stopping=lambda: self._stopping or not self.serving,
+            stopping=lambda: self._stopping or not (self._has_started and self.serving),
             workers=lambda: {"serving": self.serving, "total": self._workers},
             keys=lambda: (self._settings.admin.api_key, self._door),
             hosts=lambda: self._settings.admin.host_names,

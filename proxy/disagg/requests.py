@@ -8,6 +8,9 @@ from typing import Any
 
 import orjson
 
+from proxy.core.errors import BadRequest
+from proxy.openai.parse import TOO_DEEP
+
 KV_TRANSFER = b'"kv_transfer_params"'
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -35,9 +38,19 @@ def fields_of(body: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         try:
             fields = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return fields if isinstance(fields, dict) else None
+
+
+def fields_of_pod(body: bytes) -> dict[str, Any] | None:
+    """Of a pod's JSON object; None if it is none, or is nested too deeply to be passed on."""
+    fields = fields_of(body)
+    try:
+        json_of(fields or {})
+    except BadRequest:
+        return None
+    return fields
 
 
 def why_whole(path: str, fields: dict[str, Any], begins_answer: bool = False) -> str:
@@ -98,10 +111,14 @@ def without_transfer(body: bytes) -> bytes:
 
 
 def json_of(fields: dict[str, Any]) -> bytes:
+    """Raise BadRequest for what is nested too deeply to be written."""
     try:
         return orjson.dumps(fields)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(fields).encode()
+    except TypeError:  # an integer of more than 64 bits, or 255 levels
+        try:
+            return json.dumps(fields).encode()
+        except RecursionError:
+            raise BadRequest(TOO_DEEP) from None
 
 
 def _is_one_prompt(prompt: Any) -> bool:

@@ -17,7 +17,7 @@ from proxy.core.request import changed
 from proxy.core.tasks import Tasks
 from proxy.disagg.connector import Connector
 from proxy.disagg.connectors import connector_named
-from proxy.disagg.requests import encode_bodies, fields_of, merged
+from proxy.disagg.requests import encode_bodies, fields_of_pod, merged
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.reliability.failover import Failover
@@ -110,7 +110,7 @@ class Stages:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         answers = (
-            fields_of(answered[1])
+            fields_of_pod(answered[1])
             for task in asked
             if (answered := task.result()) is not None and answered[0].status == 200
         )

@@ -17,7 +17,7 @@ from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoint
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.connector import Split
-from proxy.disagg.requests import SPLIT_PATHS, fields_of, for_prefill, why_whole, with_fields
+from proxy.disagg.requests import SPLIT_PATHS, fields_of, fields_of_pod, for_prefill, why_whole, with_fields
 from proxy.disagg.stages import Shared, Stages
 from proxy.openai.weight import has_many_values
 
@@ -179,7 +179,7 @@ class SplitRequest:
         leg, body = answered
         if leg.status in ABOUT_THE_REQUEST:
             raise PromptRefused(leg, body)
-        answer = fields_of(body) if leg.status == 200 else None
+        answer = fields_of_pod(body) if leg.status == 200 else None
         fields = None if answer is None else self.stages.shared.connector.hand_over(answer)
         if fields is None:
             held.close()

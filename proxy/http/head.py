@@ -41,7 +41,7 @@ LONGEST_TYPE = 256
 BODYLESS = (204, 304)
 """Statuses of answers that end with their head, whatever it says."""
 
-TOO_MANY_REQUESTS, NOT_FOUND = 429, 404
+NO_CONTENT, TOO_MANY_REQUESTS, NOT_FOUND = 204, 429, 404
 
 _NAME, _VALUE, _LINE = itemgetter(0), itemgetter(1), b": ".join
 
@@ -143,6 +143,9 @@ def read_answer_head(head: bytes) -> AnswerHead:
     if named := listed - _NEVER_NAMED:
         kept = [line for line in kept if line.partition(b":")[0].lower() not in named]
     code = int(status[:3])
+    if has_length and (code == NO_CONTENT or code < 200):  # a client that believes it waits for a body
+        has_length = False
+        kept = [line for line in kept if _answer_field(line.partition(b":")[0][:LONGEST_FIELD]) != b"content-length"]
     start = b"\r\n".join((b"HTTP/1.1 " + status, *kept, b""))
     final = code >= 200 or code == 101
     sized = has_length and code != 101

@@ -25,13 +25,18 @@ ENGINE_INTERNALS = frozenset(
 _CARRIERS = frozenset(("vllm_xargs", "extra_args", "sampling_params"))
 """Objects of a body whose fields engines merge with those: as good as the body itself to whoever wants to steer."""
 
-_SUSPECT = ENGINE_INTERNALS | _CARRIERS
+_ADAPTERS = ("lora_path", "lora_request")
+"""Fields by which SGLang and TensorRT-LLM take an adapter beside the model."""
+
+_SUSPECT = ENGINE_INTERNALS | _CARRIERS | frozenset(_ADAPTERS)
 
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """What bodies begin with that are compressed. kvlane unpacks none, so that none is a bomb."""
 
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 """Texts that pydantic converts to True, in any case."""
+
+TOO_DEEP = "The request body is nested too deeply."
 
 _DIGITS = re.compile(r"\s*\+?\d{1,15}(?:\.0*)?\s*", re.ASCII)
 MOST_TOKENS = 1e15
@@ -45,7 +50,7 @@ GENERATE = "/generate"
 
 class Parsed(NamedTuple):
     """`model` is None where the client named none; `body` is what goes to the pod: the client's bytes, unless an
-    engine-internal field had to be taken out."""
+    engine-internal field had to be taken out; `adapters` are named beside the model."""
 
     model: str | None
     body: bytes
@@ -53,6 +58,7 @@ class Parsed(NamedTuple):
     stream: bool = False
     max_tokens: int = 0
     previous_response_id: str | None = None
+    adapters: tuple[str, ...] = ()
 
 
 def parse(path: str, body: bytes, content_type: str = "application/json") -> Parsed:
@@ -65,8 +71,10 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
         fields = _lenient(body, error)
     if not isinstance(fields, dict):
         raise BadRequest(f"The request body must be a JSON object, not {_kind(fields)}.")
+    adapters: tuple[str, ...] = ()
     if not _SUSPECT.isdisjoint(fields):
         body, fields = _without_internals(body, fields)
+        adapters = tuple(_adapters(fields))
     get = fields.get
     model, stream, stored, salt = get("model"), get("stream"), get("previous_response_id"), get("cache_salt")
     limit = get("max_completion_tokens") or get("max_tokens") or get("max_output_tokens")
@@ -88,6 +96,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
             stream if type(stream) is bool else stream is not None and _flag(stream),
             0 if limit is None else limit if type(limit) is int and limit > 0 else _whole_number(limit),
             None if stored is None else _text(stored, "previous_response_id"),
+            adapters,
         )
     )
 
@@ -103,7 +112,7 @@ def _lenient(body: bytes, strict: ValueError) -> Any:
     try:
         return json.loads(body, parse_int=bounded_int)
     except RecursionError:
-        raise InvalidJson("The request body is nested too deeply.") from None
+        raise InvalidJson(TOO_DEEP) from None
     except UnicodeDecodeError:
         packed = next((name for magic, name in _PACKED.items() if body.startswith(magic)), "")
         how = f"compressed ({packed}), which no engine reads; send it as it is" if packed else "not UTF-8"
@@ -115,11 +124,24 @@ def _lenient(body: bytes, strict: ValueError) -> Any:
 def _without_internals(body: bytes, fields: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     if all(map(ENGINE_INTERNALS.isdisjoint, _objects_read(fields))):
         return body, fields
-    kept = json.loads(body)
-    for read in list(_objects_read(kept)):
-        for name in ENGINE_INTERNALS & read.keys():
-            del read[name]
-    return json.dumps(kept, separators=(",", ":")).encode(), kept
+    try:
+        kept = json.loads(body, parse_int=bounded_int)
+        for read in list(_objects_read(kept)):
+            for name in ENGINE_INTERNALS & read.keys():
+                del read[name]
+        return json.dumps(kept, separators=(",", ":")).encode(), kept
+    except RecursionError:  # the strict reader goes deeper
+        raise InvalidJson(TOO_DEEP) from None
+
+
+def _adapters(fields: Body) -> Iterator[str]:
+    for name in _ADAPTERS:
+        given = fields.get(name)
+        for one in given if isinstance(given, list) else (given,):
+            if isinstance(one, dict):
+                yield from (str(one[key]) for key in ("lora_name", "lora_path") if one.get(key) is not None)
+            elif one is not None:
+                yield str(one)
 
 
 def _objects_read(fields: Any) -> Iterator[dict[str, Any]]:

@@ -25,6 +25,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from proxy.core.identity import IDENTITY
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.reliability.budget import RetryBudget
@@ -111,6 +112,8 @@ class Failover:
         journey = attempt.journey or Journey()
         if status in (TOO_MANY_REQUESTS, UNAVAILABLE) and _has_fallbacks(attempt.request):
             return True
+        if status == NOT_FOUND and _sees_some_models(attempt.request):
+            return True  # pods list models in it
         wanted = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
         if not wanted or journey.counted + 1 >= self._settings.attempts or not self._budget.has_one:
             return False
@@ -129,6 +132,10 @@ class Failover:
         if isinstance(error, UpstreamTimedOut) and self._clock.now() >= attempt.request.deadline:
             raise GatewayTimeout("The pod that took the request did not answer in time.") from error
         await self._note_deaths(attempt, error)
+        if _is_without_model(error) and not any(
+            _lists_model(endpoint, attempt) for endpoint in self._left(attempt, journey.tried)
+        ):
+            raise _gave_up(attempt, error)
         if _has_fallbacks(attempt.request) and self._is_exhausted(journey, attempt, error):
             raise _gave_up(attempt, error)
         if spares and self._has_done_enough(journey, attempt, error):
@@ -239,6 +246,12 @@ class Failover:
 
 def _has_fallbacks(request: InferenceRequest) -> bool:
     return request.naming is not None and bool(request.naming.fallbacks)
+
+
+def _sees_some_models(request: InferenceRequest) -> bool:
+    """Return whether the key of the request may not use all models."""
+    identity = request.state.read(IDENTITY)
+    return identity is not None and identity.models is not None
 
 
 def _lists_model(endpoint: Endpoint, attempt: Attempt) -> bool:

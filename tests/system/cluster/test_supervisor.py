@@ -19,6 +19,7 @@ from proxy.cluster.transport import Hub
 from proxy.cluster.workers import KILL_SILENT_AFTER, SILENT_AFTER, Child, Setup, StartFailed
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
+from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.lab.sim.config import StepTiming
 from proxy.settings import from_mapping
@@ -103,6 +104,29 @@ async def _index_blocks(it: Host) -> list[float]:
     """Of each worker."""
     blocks = await it.samples("kvlane_prefix_index_blocks")
     return [blocks[f'kvlane_prefix_index_blocks{{worker="{worker}"}}'] for worker in (0, 1)]
+
+
+async def test_a_host_is_not_ready_before_all_of_its_workers_are() -> None:
+    """What reaches the port of the other one waits until that one serves."""
+    async with SimFleet(1) as sim:
+        supervisor = Supervisor(configured(sim), 2)
+        async with Tasks() as tasks, aiohttp.ClientSession() as http:
+            start = tasks.start(supervisor.__aenter__(), "start")
+            await until(lambda: hasattr(supervisor, "_crew") and len(supervisor.pids) == 2)
+            late = max(supervisor.pids)
+            os.kill(late, signal.SIGSTOP)
+            try:
+                await until(lambda: supervisor.serving == 1)
+                await until(lambda: supervisor.fleet.ready)
+                async with http.get(f"http://127.0.0.1:{supervisor.admin_port}/readyz") as response:
+                    assert response.status == 503
+                    assert (await response.json())["workers"] == {"serving": 1, "total": 2}
+            finally:
+                os.kill(late, signal.SIGCONT)
+            await start
+            async with http.get(f"http://127.0.0.1:{supervisor.admin_port}/readyz") as response:
+                assert response.status == 200
+            await supervisor.__aexit__(None, None, None)
 
 
 async def test_a_worker_whose_event_loop_is_blocked_is_replaced_and_its_clients_are_served(

@@ -20,6 +20,7 @@ from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
+    BadRequest,
     ConnectFailed,
     Declined,
     Disconnected,
@@ -58,6 +59,16 @@ async def keeps(attempt: Attempt) -> bytes:
 async def keeps_nothing(attempt: Attempt) -> bytes:
     await keeps(attempt)
     return b'{"choices":[{}],"kv_transfer_params":null}'
+
+
+async def keeps_what_is_nested_too_deeply(attempt: Attempt) -> bytes:
+    await keeps(attempt)
+    return b'{"kv_transfer_params":{"remote_engine_id":"e","x":%b%b}}' % (b"[" * 1010, b"]" * 1010)
+
+
+async def is_nested_too_deeply(attempt: Attempt) -> bytes:
+    await keeps(attempt)
+    return b"[" * 100_000
 
 
 ERROR = b'{"error":{"message":"top_k must be at least -1"}}'
@@ -360,13 +371,23 @@ async def test_a_client_gets_the_error_by_which_the_prefill_pod_rejects_its_requ
     world.assert_that_nothing_is_left()
 
 
-@pytest.mark.parametrize("fault", [keeps_nothing, finds_fault(401), finds_fault(404)])
+@pytest.mark.parametrize(
+    "fault",
+    [keeps_nothing, keeps_what_is_nested_too_deeply, is_nested_too_deeply, finds_fault(401), finds_fault(404)],
+)
 async def test_what_the_prefill_pod_may_not_do_or_does_not_keep_is_left_to_the_decode_pod(fault: Script) -> None:
     world = World()
     world.scripts["p0"] = fault
     await world.serve()
     assert world.way == ["p0", "d0"]
     assert world.legs[-1].stage is Stage.WHOLE
+    world.assert_that_nothing_is_left()
+
+
+async def test_a_request_that_is_nested_too_deeply_to_be_written_again_is_refused() -> None:
+    world = World(body=BODY[:-1] + b',"metadata":%b%b}' % (b"[" * 1010, b"]" * 1010))
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        await world.serve()
     world.assert_that_nothing_is_left()
 
 

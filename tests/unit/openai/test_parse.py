@@ -155,6 +155,32 @@ def test_a_client_cannot_steer_engine_internals(name: str) -> None:
     assert json.loads(parsed.body) == {"model": "m", "messages": [USER], "seed": 2**70}
 
 
+def test_internals_are_taken_out_of_a_body_with_an_integer_that_python_does_not_read() -> None:
+    raw = b'{"model":"m","messages":[],"kv_transfer_params":{},"n":%b}' % (b"9" * 5000)
+    assert parse(CHAT, raw).body == b'{"model":"m","messages":[],"n":Infinity}'
+
+
+def test_internals_of_a_body_that_is_nested_too_deeply_to_be_written_again_are_refused() -> None:
+    raw = b'{"model":"m","messages":[],"kv_transfer_params":{},"x":%b%b}' % (b"[" * 1010, b"]" * 1010)
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        parse(CHAT, raw)
+
+
+@pytest.mark.parametrize(
+    ("fields", "adapters"),
+    [
+        ({}, ()),
+        ({"lora_path": None}, ()),
+        ({"lora_path": "a"}, ("a",)),
+        ({"lora_path": ["a", None, "b"]}, ("a", "b")),
+        ({"lora_request": {"lora_name": "a", "lora_int_id": 1, "lora_path": "/b"}}, ("a", "/b")),
+        ({"lora_path": 7, "kv_transfer_params": {}}, ("7",)),
+    ],
+)
+def test_adapters_that_are_named_beside_the_model(fields: dict[str, object], adapters: tuple[str, ...]) -> None:
+    assert parse(CHAT, body(model="m", messages=[USER], **fields)).adapters == adapters
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "left"),
     [

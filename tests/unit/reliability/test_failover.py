@@ -23,6 +23,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.models.resolver import anew
 from proxy.reliability.budget import MOST, RetryBudget
@@ -195,10 +196,18 @@ def test_a_404_is_for_the_client_unless_another_ready_pod_lists_the_model() -> N
     assert not world.failover.takes(world.first(), 404)
 
 
-async def test_a_pod_that_lists_the_model_is_asked_after_a_404() -> None:
+async def test_only_a_pod_that_lists_the_model_is_asked_after_a_404() -> None:
     world = World("abc")
     update(world.pods[2], models=frozenset({"m"}))
-    assert await world.journey(Declined(404), Declined(404)) == "acb"
+    assert await world.journey(Declined(404), Declined(404)) == "ac UnknownModel"
+
+
+def test_a_404_that_may_list_models_is_not_for_the_client_of_a_key_that_may_use_some() -> None:
+    for models, taken in ((None, False), (frozenset({"m"}), True)):
+        world = World()
+        first = world.first()
+        first.request.state.write(IDENTITY, Identity("a", models=models))
+        assert world.failover.takes(first, 404) is taken
 
 
 def test_the_last_answer_there_can_be_is_for_the_client() -> None:

@@ -188,6 +188,15 @@ async def test_answers_without_a_body_end_with_their_head() -> None:
             assert pod.connections == 1
 
 
+async def test_an_answer_without_a_body_passes_no_length_on() -> None:
+    """A client that believes the length takes the next answer for the body."""
+    answer = b"HTTP/1.1 204 X\r\ncontent-length: 38\r\netag: 1\r\n\r\n"
+    for body in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
+        async with Pod(answering(answer + body)) as pod, rig(pod) as port:
+            seen = await port.ask(post())
+        assert (seen.status, seen.all("etag"), seen.all("content-length"), seen.body) == (204, ["1"], [], b"")
+
+
 async def test_an_empty_answer_counts_as_a_first_byte() -> None:
     async with Pod(answering(plain(b""))) as pod, rig(pod) as port:
         seen = await port.ask(post())

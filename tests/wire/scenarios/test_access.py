@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
 from proxy.access import key_file
+from proxy.lab.sim import SimConfig
 from tests.helpers.scenarios.stack import CHAT, Answer, Stack, stack
-from tests.helpers.waiting import PATIENCE
+from tests.helpers.waiting import PATIENCE, until
 
 HELLO: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 KEYS = [{"name": "a", "key": "key-a", "tenant": "acme"}, {"name": "b", "key": "key-b", "tenant": "acme"}]
@@ -72,6 +74,46 @@ async def test_a_key_that_may_ask_for_some_models_sees_those_alone() -> None:
         for key, expected in (("some", []), ("all", ["sim"])):
             async with s.http.get(s.url + "/v1/models", headers={"x-api-key": key}) as models:
                 assert [card["id"] for card in (await models.json())["data"]] == expected
+
+
+async def test_a_key_reaches_no_adapter_that_it_may_not_use_by_another_field_than_the_model() -> None:
+    keys = [{"name": "a", "key": "some", "models": ["sim", "mine"]}, {"name": "b", "key": "all"}]
+    async with guarded(apiKeys=keys) as s:
+        for field in ({"lora_path": "other"}, {"lora_path": ["mine", "other"]}, {"lora_request": {"lora_path": "/x"}}):
+            response, answer = await ask(s, "some", **field)
+            assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
+            assert (await ask(s, "all", **field))[0].status == 200
+        assert (await ask(s, "some", lora_path="mine"))[0].status == 200
+
+
+async def test_the_404_of_a_pod_does_not_list_models_for_a_key_that_may_use_some() -> None:
+    rarely = {"refresh": {"interval": "60s"}}
+    keys = [{"name": "a", "key": "some", "models": ["sim"]}, {"name": "b", "key": "all"}]
+    async with stack(1, settings={"security": {"apiKeys": keys}, "pods": rarely}) as s:
+        s.pods[0].serve_models("secret")
+        response, answer = await ask(s, "all")
+        assert (response.status, "secret" in answer["error"]["message"]) == (404, True)
+    async with stack(1, settings={"security": {"apiKeys": keys}, "pods": rarely}) as s:
+        s.pods[0].serve_models("secret")
+        response, answer = await ask(s, "some")
+        assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
+        assert "secret" not in str(answer)
+
+
+async def test_a_websocket_is_not_opened_to_a_pod_with_a_model_that_the_key_may_not_use() -> None:
+    keys = [{"name": "a", "key": "some", "models": ["one"]}, {"name": "b", "key": "both", "models": ["one", "t*"]}]
+    pods = [SimConfig(model="one"), SimConfig(model="two")]
+    async with stack(2, pods, {"security": {"apiKeys": keys}}) as s:
+        url, some = s.url + "/v1/realtime?model=one", {"authorization": "Bearer some"}
+        async with s.http.ws_connect(url, headers=some) as socket:
+            assert (await socket.receive_json())["model"] == "one"
+        s.pods[0].serve_models("one", lora_adapters=["two"])
+        await until(lambda: s.app.fleet.endpoints[0].models == frozenset(("one", "two")))
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await s.http.ws_connect(url, headers=some)
+        assert caught.value.status == 403
+        async with s.http.ws_connect(url, headers={"authorization": "Bearer both"}) as socket:
+            assert (await socket.receive_json())["type"] == "session.created"
 
 
 async def test_a_key_file_is_taken_up_while_requests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
