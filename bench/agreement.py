@@ -25,12 +25,12 @@ import aiohttp
 import peers
 from rig import table
 
-from bench.placement import prompts, routers
+from bench.placement import routers
 from bench.placement.generators import generate
 from bench.placement.pods import VirtualPod
 from bench.placement.rivals.sglang import CacheAware
 from proxy.lab.sim import SimConfig, SimFleet, SimPod, StepTiming
-from proxy.lab.workload import Job
+from proxy.lab.workload import Job, request_body
 
 PODS = 4
 PATH = "/v1/completions"
@@ -82,7 +82,7 @@ class Beside:
         await asyncio.gather(*self._open)
 
     async def _send(self, job: Job) -> None:
-        body, headers = prompts.body(job, "sim"), {"Content-Type": "application/json"}
+        body, headers = request_body(job, "sim"), {"Content-Type": "application/json"}
         async with self._session.post(self._url + PATH, data=body, headers=headers) as response:
             await response.read()
             response.raise_for_status()

@@ -41,7 +41,7 @@ from bench.placement.generators import GENERATORS
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy.core.errors import ConfigError
-from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.sim.config import HARDWARE
 
 PODS = 4
 THRESHOLD = 512

@@ -34,13 +34,11 @@ from proxy.composition.indexes import prefix_producers
 from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
 from proxy.fleet.ledger import SharedLedger
-from proxy.lab.figures import Objectives, averaged, fared, figures
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.pods import Pod, Reading, VirtualPod
-from proxy.lab.policy import Policy
+from proxy.lab.replay import Objectives, averaged, fared, figures
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.hardware import HARDWARE
-from proxy.lab.simulation import Simulation
+from proxy.lab.sim.config import HARDWARE
+from proxy.lab.simulation import Pod, Policy, Reading, Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, load_trace
 from proxy.settings import Settings
 

@@ -62,7 +62,7 @@ from bench.placement.scenario import Scenario
 from bench.rig import say, table
 from proxy import __version__
 from proxy.core.errors import ConfigError
-from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.sim.config import HARDWARE
 from proxy.lab.workload import reusable_share
 
 LOADS = [0.6, 0.8, 0.95]

@@ -54,8 +54,7 @@ from proxy.cluster.transport import Outbox
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
-from proxy.lab import prompts
-from proxy.lab.workload import load_trace
+from proxy.lab.workload import load_trace, request_body
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
 from proxy.telemetry.prometheus_text import SampleReader
@@ -188,7 +187,7 @@ def _turns(
 def _of_trace(file: Path, number: int, seconds: float, rate: float) -> list[tuple[float, bytes]]:
     count = int(seconds * rate)
     jobs = load_trace(file, random.Random(1)).fitting(LONGEST).window(number * count, count).at_rate(rate).jobs
-    return [(job.arrival, prompts.body(job, "sim")) for job in jobs]
+    return [(job.arrival, request_body(job, "sim")) for job in jobs]
 
 
 def _prose(rng: random.Random, size: int) -> str:
@@ -202,20 +201,20 @@ async def _play(
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session, Tasks() as tasks:
         start, asked = loop.time(), []
-        for at, body in turns:
+        for at, request_body in turns:
             await asyncio.sleep(start + at - loop.time())
             proxy = rng.choice([proxy for proxy in proxies if proxy.is_asked])
-            asked.append(tasks.start(_ask(session, proxy, body, outcome, path), "question"))
+            asked.append(tasks.start(_ask(session, proxy, request_body, outcome, path), "question"))
         if asked:
             await asyncio.wait(asked, timeout=GRACE)
 
 
-async def _ask(session: aiohttp.ClientSession, proxy: Served, body: bytes, outcome: Outcome, path: str) -> None:
+async def _ask(session: aiohttp.ClientSession, proxy: Served, request_body: bytes, outcome: Outcome, path: str) -> None:
     asked, process = time.perf_counter(), proxy.process
     headers = {"content-type": "application/json"}
     proxy.open += 1
     try:
-        async with session.post(f"http://127.0.0.1:{proxy.port}{path}", data=body, headers=headers) as response:
+        async with session.post(f"http://127.0.0.1:{proxy.port}{path}", data=request_body, headers=headers) as response:
             response.raise_for_status()
             begun = await response.content.readany()
             first = time.perf_counter() - asked

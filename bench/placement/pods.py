@@ -5,8 +5,8 @@ from __future__ import annotations
 from bench.placement.engines import VLLM, Model
 from proxy.core.attempt import Stage
 from proxy.lab.engine import Counted
-from proxy.lab.pods import Kept, Reading
 from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import Kept, Reading
 from proxy.lab.workload import Job
 
 __all__ = ["Reading", "VirtualPod"]

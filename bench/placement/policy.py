@@ -1,4 +1,4 @@
-"""The routers that need no knowledge of prompts. What the simulation asks of a router: see `proxy.lab.policy`."""
+"""The routers that need no knowledge of prompts. What the simulation asks of a router: see `proxy.lab.simulation`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from bench.placement.pods import Reading, VirtualPod
-from proxy.lab.policy import Policy
+from proxy.lab.simulation import Policy
 from proxy.lab.workload import Job
 
 __all__ = ["LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from proxy.lab.cache import ChunkPool, first
 from proxy.lab.engine import Counted
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.pace import Pace
+from proxy.lab.sim.engine import Pace
 
 
 class PromptCache:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from bench.placement.engines import ENGINES
 from bench.placement.pods import VirtualPod
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.hardware import HARDWARE, Hardware
+from proxy.lab.sim.config import HARDWARE, Hardware
 from proxy.lab.simulation import Restart
 
 BLOCK = 16

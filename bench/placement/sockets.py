@@ -19,16 +19,16 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from bench.placement import prompts
 from bench.placement.client import Answer, ask
 from bench.placement.pod_server import PodServer, served
+from bench.placement.prompts import answers
 from bench.placement.routers import Given, Router, started
 from bench.rig import Program
 from proxy.core.tasks import Tasks
 from proxy.lab.kvlane import MODEL
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
-from proxy.lab.workload import Job
+from proxy.lab.workload import Job, request_body
 from proxy.telemetry.prometheus_text import SampleReader
 
 PATH = "/v1/completions"
@@ -66,7 +66,7 @@ def play(
     warm_up: float = 0.0,
 ) -> Played:
     """Plays the jobs through the router. `warm_up`: the share of them that what the router foresaw leaves out."""
-    known = prompts.answers(jobs)
+    known = answers(jobs)
     slow = [replace(config, time_scale=config.time_scale / slower, answers=known) for config in configs]
     with (
         tempfile.TemporaryDirectory(prefix="kvlane-bench-") as folder,
@@ -116,7 +116,7 @@ class _Run:
                 tasks.start(self._restart(restart), "restart")
             asked = []
             for number, job in enumerate(self._jobs):
-                body = prompts.body(job, MODEL)
+                body = request_body(job, MODEL)
                 await self._until(job.arrival)
                 if number == self._warm:
                     tasks.start(self._note_foreseen(), "what was foreseen while warming up")

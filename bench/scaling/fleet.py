@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from proxy.lab.pods import VirtualPod
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.sim.config import HARDWARE
+from proxy.lab.simulation import VirtualPod
 
 PREFILL, DECODE = ROLES = ("prefill", "decode")
 BLOCK = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.scaling.fleet import DECODE, PREFILL, Fleet, Replica, State
 from proxy.core.attempt import Stage
-from proxy.lab.policy import Policy
+from proxy.lab.simulation import Policy
 from proxy.lab.workload import Job
 
 

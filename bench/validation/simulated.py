@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from bench.validation.script import Answer, Session
 from proxy.lab.sim import Engine, Sampling, SimConfig
 from proxy.lab.sim import Sequence as Asked
-from proxy.lab.sim.prompt import from_token_ids
+from proxy.lab.sim.sequence import from_token_ids
 
 
 class Simulated:

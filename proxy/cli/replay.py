@@ -1,21 +1,196 @@
-"""`kvlane replay`: what would have come of recorded requests under other configurations."""
+"""`kvlane replay`: recorded requests through other configurations; and the options that `kvlane tune` shares."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import click
 import orjson
 
-from proxy.cli.simulated_fleet import Situation, aligned, options, settings_of
-from proxy.lab.figures import ROWS
-from proxy.lab.replay import averages, recorded, repeated
+from proxy.cli.configuration import Misconfigured
+from proxy.core.endpoint import DEFAULT_POOL
+from proxy.core.errors import ConfigError
+from proxy.core.units import parse_duration
+from proxy.lab.fit import Fit, TooLittle, fit
+from proxy.lab.record import Record, load
+from proxy.lab.replay import ROWS, Fleet, Objectives, TooLarge, averages, recorded, repeated
 from proxy.lab.replay import replay as replayed
+from proxy.lab.sim import SimConfig
+from proxy.lab.sim.config import HARDWARE, Hardware
+from proxy.lab.workload import BadTrace
 from proxy.settings import Settings
+from proxy.settings import load as load_settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BLOCK = 16
+"""Tokens in a block of the simulated KV cache."""
+
+DEFAULT_HARDWARE = "generic-8b"
+DEFAULT_PODS = 4
+
+DOUBTFUL = 0.5
+"""A median error of a fit above which its pods are not like those of the record."""
+
+BADLY_FITTED = "  that is a bad fit: do not rely on what follows. A longer record may do, or --hardware"
+
+
+class Unusable(click.ClickException):
+    exit_code = 2
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """A table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join((first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]))) for first, *rest in lines)
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    try:
+        return float(parse_duration(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+_OPTIONS: Sequence[Callable[[F], F]] = (
+    click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
+    click.option("--pods", type=click.IntRange(1), help="How many.  [those of the record; 4 for a trace]"),
+    click.option(
+        "--load", type=click.FloatRange(0, min_open=True), default=1.0, help="Times as many requests.  [default: 1]"
+    ),
+    click.option("--hardware", type=click.Choice(list(HARDWARE)), help="What a pod is like, by published figures."),
+    click.option("--fit", "fitted", is_flag=True, help="Find out from the record what its pods are like.  [records]"),
+    click.option(
+        "--kv-tokens", type=click.IntRange(1), help="KV cache of a pod.  [what the record says; the hardware's]"
+    ),
+    click.option("--step-tokens", type=click.IntRange(257), help="That an engine step computes.  [the hardware's]"),
+    click.option("--ttft", callback=_seconds, default="2s", help="Objective of requests without their own.  [2s]"),
+    click.option("--tpot", callback=_seconds, default="50ms", help="Objective per output token.  [50ms]"),
+    click.option(
+        "--warm-up", type=click.FloatRange(0, 0.9), default=0.1, help="Share of requests that does not count.  [0.1]"
+    ),
+    click.option("--seed", type=int, default=0, help="Of all chance: the same seed gives the same figures.  [0]"),
+    click.option("--pool", default=DEFAULT_POOL, help="Whose requests, pods and scheduling are meant.  [default]"),
+)
+
+
+def options(command: F) -> F:
+    """Those that `Situation.of` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """`fit` is None where the pods were named."""
+
+    record: Record
+    fleet: Fleet
+    load: float
+    seed: int
+    hardware: str
+    fit: Fit | None
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[Path],
+        pods: int | None,
+        load: float,
+        hardware: str | None,
+        fitted: bool,
+        kv_tokens: int | None,
+        step_tokens: int | None,
+        ttft: float,
+        tpot: float,
+        warm_up: float,
+        seed: int,
+        pool: str,
+    ) -> Situation:
+        """Raises Unusable for files that hold no record, or too little."""
+        if fitted and hardware:
+            raise click.UsageError("--fit and --hardware exclude each other")
+        try:
+            record = _read(files, seed, pool)
+            if fitted and not record.seen:
+                raise TooLittle("a trace does not say how fast its pods were; name them with --hardware")
+            like = HARDWARE[hardware or DEFAULT_HARDWARE]
+            budget = step_tokens or like.max_num_batched_tokens
+            found = fit(record, budget) if record.seen and not hardware else None
+            known = min((tokens for tokens in record.pods.values() if tokens), default=like.kv_tokens)
+            configs = _configs(record, like, found, budget, kv_tokens or known)
+            fleet = Fleet(configs, Objectives(ttft, tpot), warm_up, _says_cached(record))
+            fleet = fleet.of_size(pods or len(record.pods) or DEFAULT_PODS)
+            return cls(fleet.takes(record), fleet, load, seed, hardware or DEFAULT_HARDWARE, found)
+        except (BadTrace, TooLittle, TooLarge) as error:
+            raise Unusable(str(error)) from None
+
+    def describe(self) -> list[str]:
+        """For people."""
+        record, workload = self.record, self.record.workload
+        jobs = workload.jobs
+        prompt = sum(job.prompt_tokens for job in jobs) / len(jobs)
+        answer = sum(job.output_tokens for job in jobs) / len(jobs)
+        on = f", on {len(record.pods)} pods" if record.pods else ""
+        lines = [
+            f"{workload.name}: {len(jobs)} requests, {workload.rate:.3g} per second, of {prompt:.0f} + {answer:.0f}"
+            f" tokens on average{on}"
+        ]
+        lines += [f"  left out: {number} that {why}" for why, number in record.left_out.items()]
+        return [*lines, *(_fit_lines(self.fit) if self.fit else [f"pods: {self.hardware}"])]
+
+
+def settings_of(config: Path | None, pool: str) -> Settings:
+    """With what it says of the pool at the top level. Raises Misconfigured, and Unusable if there is no such pool."""
+    try:
+        return (load_settings(config, os.environ) if config else Settings()).alone(pool)
+    except ConfigError as error:
+        raise Misconfigured(error) from None
+    except KeyError:
+        raise Unusable(f"{config or 'the defaults'}: there is no pool {pool!r}") from None
+
+
+def _read(files: Sequence[Path], seed: int, pool: str) -> Record:
+    return load(files, Random(seed), pool)
+
+
+def _says_cached(record: Record) -> bool:
+    """Traces say nothing of it; then pods are taken to be asked for it."""
+    return not record.seen or any(seen.cached_tokens is not None for seen in record.seen)
+
+
+def _configs(record: Record, like: Hardware, found: Fit | None, budget: int, kv_tokens: int) -> tuple[SimConfig, ...]:
+    config = SimConfig(
+        timing=found.timing if found else like.timing,
+        max_num_batched_tokens=budget,
+        num_gpu_blocks=max(1, kv_tokens // BLOCK),
+        block_size=BLOCK,
+    )
+    slowdowns = found.slowdowns if found else {}
+    return tuple(replace(config, slowdown=slowdowns.get(pod, 1.0)) for pod in record.pods) or (config,)
+
+
+def _fit_lines(found: Fit) -> list[str]:
+    timing = found.timing
+    slow = [f"{pod} {factor:.1f}" for pod, factor in found.slowdowns.items() if factor != 1.0]
+    return [
+        f"pods, fitted: {timing.base * 1e3:.2f} ms a step, {timing.per_prefill_token * 1e6:.1f} us a prompt token,"
+        f" {timing.per_sequence * 1e6:.0f} us a request, {timing.per_attended * 1e9:.3f} ns a pair,"
+        f" {timing.per_token_read * 1e9:.2f} ns a token read",
+        f"  median error: {found.first_token:.1%} of {found.first_tokens} first tokens on idle pods,"
+        f" {found.pace:.1%} of {found.paces} answers",
+        *([f"  times slower: {', '.join(slow)}"] if slow else []),
+        *([BADLY_FITTED] if max(found.first_token, found.pace) > DOUBTFUL else []),
+    ]
+
 
 DEFAULT = "default"
 

@@ -13,8 +13,7 @@ import uvloop
 
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim import serve as serve_pods
-from proxy.lab.sim.config import ConnectorName, Role
-from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.sim.config import HARDWARE, ConnectorName, Role
 
 DEFAULT = SimConfig()
 ROLES: dict[str, Role] = {"P": "prefill", "D": "decode", "E": "encode", "B": "both"}

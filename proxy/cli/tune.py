@@ -10,12 +10,10 @@ import click
 import yaml
 
 from proxy.cli.configuration import config_option
-from proxy.cli.simulated_fleet import Situation, Unusable, options, settings_of
+from proxy.cli.replay import Situation, Unusable, options, settings_of
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import cause
-from proxy.lab.gain import OBJECTIVES
-from proxy.lab.knobs import Tunable
-from proxy.lab.tune import TooFew, Tuned
+from proxy.lab.tune import OBJECTIVES, TooFew, Tunable, Tuned
 from proxy.lab.tune import tune as search
 
 NOTHING_FOUND = 1

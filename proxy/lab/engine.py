@@ -1,8 +1,8 @@
 """The engine of `proxy.lab.sim`, counted instead of played: the same steps at the same times, hundreds of times faster.
 
-While a batch only decodes, each of its steps is known in advance: who ends when, who needs a block when, how much is
-read. So such steps are taken together, up to the next one in which something else happens. The tests hold it against
-`proxy.lab.sim.Engine`, step by step.
+While a batch only decodes, each of its steps is known in advance: which sequence ends when, which needs a block when,
+and how much is read. Such steps are taken together, up to the next one in which something else happens. The tests
+compare it with `proxy.lab.sim.Engine`, step by step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,22 @@ from itertools import accumulate
 
 from proxy.lab.cache import ChunkPool, Parts, first
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.pace import Pace
-from proxy.lab.transfers import Link
+from proxy.lab.sim.config import TransferTiming
+from proxy.lab.sim.engine import Pace
+
+
+class Link:
+    """What is fetched at a time shares it, first come, first served."""
+
+    def __init__(self, timing: TransferTiming) -> None:
+        self._timing = timing
+        self._free_at = 0.0
+
+    def fetch(self, tokens: int, now: float) -> float:
+        """When so many tokens that are asked for at this time are here."""
+        self._free_at = max(now, self._free_at - self._timing.base) + self._timing.seconds(tokens)
+        return self._free_at
+
 
 MOST_STEPS = 256
 """That are taken together."""

@@ -26,10 +26,8 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.gateway import Gateway
-from proxy.lab import prompts
-from proxy.lab.pods import Pod, Reading
-from proxy.lab.policy import Policy
-from proxy.lab.workload import Job
+from proxy.lab.simulation import Pod, Policy, Reading
+from proxy.lab.workload import Job, request_body
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import BodyParser
 from proxy.plugins.session_affinity import ID_HEADER
@@ -161,8 +159,8 @@ class Kvlane(Policy):
         return self._ledger.in_flight
 
     def place(self, index: int, job: Job, now: float) -> int | None:
-        body, headers = prompts.body(job, job.asked.model or MODEL), _headers(job)
-        call = VirtualCall(f"r{index}", body, now, headers=headers)
+        content, headers = request_body(job, job.asked.model or MODEL), _headers(job)
+        call = VirtualCall(f"r{index}", content, now, headers=headers)
         serving = self._gateway.serve(call, VirtualRelay())
         return self._proceed(index, job, serving, None)
 

@@ -1,18 +1,216 @@
-"""Searches a configuration's knobs for what would have served recorded requests better."""
+"""Searches a configuration's weights for values that would have served recorded requests better."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
+from typing import Any
 
+from proxy.core.clock import ManualClock
 from proxy.core.errors import KvlaneError
-from proxy.lab.figures import Fared
-from proxy.lab.gain import Gain, Objective, gain
-from proxy.lab.knobs import SMALLEST, Knob, Tunable, Values
-from proxy.lab.replay import Fleet, replay
+from proxy.core.ports import Clock
+from proxy.core.ports import Random as RandomPort
+from proxy.core.registry import Registry
+from proxy.lab.replay import Fared, Fleet, mean, percentile, replay
 from proxy.lab.workload import Workload
+from proxy.scheduling.build import build
+from proxy.scheduling.document import read
+from proxy.scheduling.effective import Effective, EffectivePlugin
+from proxy.scheduling.layout import Origin, ProfileLayout
 from proxy.settings import Settings
+
+NEVER = 120.0
+"""Seconds that a request without an answer counts as."""
+
+BLOCKS = 50
+"""Into so many pieces the requests of a run are cut: neighbours wait for each other, so they are drawn together."""
+
+DRAWS = 500
+
+Run = Sequence[Fared]
+
+Objective = Callable[[Run], float]
+"""What is to become less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Of `before`, the share by which `after` is less; `low` and `high` bound it in 95 of 100 cases."""
+
+    before: float
+    after: float
+    share: float
+    low: float
+    high: float
+
+    @property
+    def is_significant(self) -> bool:
+        return self.low > 0.0
+
+
+def ttft_mean(found: Run) -> float:
+    return mean([min(one.ttft, NEVER) for one in found])
+
+
+def ttft_p90(found: Run) -> float:
+    return percentile(sorted(min(one.ttft, NEVER) for one in found), 0.9)
+
+
+def e2e_mean(found: Run) -> float:
+    return mean([min(one.e2e, NEVER) for one in found])
+
+
+def missed(found: Run) -> float:
+    """The share that did not keep its objectives."""
+    return 1.0 - sum(one.is_good for one in found) / len(found)
+
+
+OBJECTIVES: Mapping[str, tuple[Objective, str]] = MappingProxyType(
+    {
+        "ttft": (ttft_mean, "mean time to first token, s"),
+        "ttft-p90": (ttft_p90, "90th percentile of the time to first token, s"),
+        "e2e": (e2e_mean, "mean time to the last token, s"),
+        "goodput": (missed, "share of requests that miss their objectives"),
+    }
+)
+"""By the name that `kvlane tune` knows."""
+
+
+def gain(before: Sequence[Run], after: Sequence[Run], objective: Objective, rng: Random) -> Gain:
+    """Each has a list of the same requests per run. The interval is that of a bootstrap over blocks of requests, the
+    same blocks of both."""
+    pairs = [pair for runs in zip(before, after, strict=True) for pair in zip(*map(_blocks, runs), strict=True)]
+    drawn = sorted(_share(objective, rng.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    was, will = _both(objective, pairs)
+    return Gain(was, will, _share(objective, pairs), percentile(drawn, 0.025), percentile(drawn, 0.975))
+
+
+def _blocks(found: Run) -> list[Run]:
+    size = max(1, math.ceil(len(found) / BLOCKS))
+    return [found[start : start + size] for start in range(0, len(found), size)]
+
+
+def _share(objective: Objective, pairs: Sequence[tuple[Run, Run]]) -> float:
+    was, will = _both(objective, pairs)
+    return (was - will) / was if was else 0.0
+
+
+def _both(objective: Objective, pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float]:
+    before, after = ([one for block in blocks for one in block] for blocks in zip(*pairs, strict=True))
+    return objective(before), objective(after)
+
+
+PARAMETERS: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "latency-scorer": {"scaleSeconds": (0.02, 50.0)},
+        "predicted-latency-producer": {"workCost": (0.0, 5.0), "decodeCost": (0.0, 1.0)},
+    }
+)
+"""Plugin type -> parameter -> the least and the most that is tried."""
+
+REACH = 32.0
+"""A weight is at most multiplied or divided by so much."""
+
+SMALLEST = 0.01
+"""What a parameter or weight that is 0 is taken for when it is multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A weight in a profile, or a parameter of a plugin: `owner` is the profile, or empty."""
+
+    owner: str
+    plugin: str
+    name: str
+    value: float
+    least: float
+    most: float
+
+    def within(self, value: float) -> float:
+        """The nearest that may be tried, to three digits."""
+        return float(f"{min(self.most, max(self.least, value)):.3g}")
+
+    def __str__(self) -> str:
+        return f"{self.owner}: weight of {self.plugin}" if self.owner else f"{self.plugin}: {self.name}"
+
+
+Values = tuple[float, ...]
+"""One for every knob."""
+
+
+class Tunable:
+    """One configuration and its variants."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        registry = Registry.discover()
+        ports = {Clock: ManualClock(), RandomPort: Random(0)}
+        self._effective = build(settings.scheduling, registry, ports).effective
+        scorers = {cls.plugin_type for cls in registry if cls.plugin_type.endswith("-scorer")}
+        self.knobs = tuple(_knobs(self._effective, scorers))
+
+    @property
+    def values(self) -> Values:
+        """As they are."""
+        return tuple(knob.value for knob in self.knobs)
+
+    @property
+    def apart(self) -> list[str]:
+        """Names of the document that belong to the data layer: sections do not have them."""
+        document = self._settings.scheduling
+        known = {entry.label for entry in document.plugins}
+        return [name for name in document.names if name not in known]
+
+    def settings(self, values: Values) -> Settings:
+        return replace(self._settings, scheduling=read(self.section(values), "scheduling"))
+
+    def section(self, values: Values) -> dict[str, Any]:
+        """The `scheduling` section with these values; what is by default as it is stays unsaid."""
+        found = dict(zip(self.knobs, values, strict=True))
+        weights = {(knob.owner, knob.plugin): value for knob, value in found.items() if knob.owner}
+        parameters = {
+            (knob.plugin, knob.name): value for knob, value in found.items() if not knob.owner and value != knob.value
+        }
+        return {
+            "plugins": [_plugin(plugin, parameters) for plugin in self._effective.plugins],
+            "schedulingProfiles": [_profile(profile, weights) for profile in self._effective.profiles],
+        }
+
+
+def _knobs(effective: Effective, scorers: set[str]) -> Iterator[Knob]:
+    types = {plugin.name: plugin.type for plugin in effective.plugins}
+    for profile in effective.profiles:
+        uses = [use for use in profile.uses if types[use.ref] in scorers]
+        if profile.shadow or len(uses) < 2:
+            continue
+        largest = max(use.weight for use in uses) or 1.0
+        for use in uses:
+            yield Knob(profile.name, use.ref, "weight", use.weight, 0.0, REACH * largest)
+    for plugin in effective.plugins:
+        limits = PARAMETERS.get(plugin.type, {})
+        for name, value in plugin.parameters:
+            if name in limits:
+                yield Knob("", plugin.name, name, value.value, *limits[name])
+
+
+def _plugin(plugin: EffectivePlugin, changed: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    given = {name: value.value for name, value in plugin.parameters if value.origin is Origin.FILE}
+    given |= {name: value for (owner, name), value in changed.items() if owner == plugin.name}
+    named = {"name": plugin.name} if plugin.name != plugin.type else {}
+    return {"type": plugin.type, **named, **({"parameters": given} if given else {})}
+
+
+def _profile(profile: ProfileLayout, weights: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    uses = []
+    for use in profile.uses:
+        weight = weights.get((profile.name, use.ref), use.weight if use.weight_origin is Origin.FILE else None)
+        uses.append({"pluginRef": use.ref, **({} if weight is None else {"weight": weight})})
+    shadow = {"shadow": True} if profile.shadow else {}
+    return {"name": profile.name, **shadow, "plugins": uses}
+
 
 TUNED = 0.6
 """The share of the requests, the earliest, that is searched on; the others are held out."""

@@ -1,4 +1,4 @@
-"""What is asked of the fleet: requests with the identity of every piece of their prompts, and when they come."""
+"""Requests to replay: when each arrives, the identity of every piece of its prompt, and the text that routers read."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
 import orjson
+from xxhash import xxh3_128_hexdigest
 
 from proxy.core.errors import KvlaneError, cause
+from proxy.core.request import BYTES_PER_TOKEN
+from proxy.lab.cache import Parts
 
 CHUNK = 512
 """Tokens of a prompt that one id of a trace in Mooncake's format stands for."""
@@ -194,3 +198,51 @@ def _spread(jobs: Sequence[Job], rng: Random) -> list[Job]:
     if len(moments) > len(jobs) / 2:
         return list(jobs)
     return [replace(job, arrival=job.arrival + BUCKET * rng.random()) for job in jobs]
+
+
+def prompt_text(job: Job) -> bytes:
+    """Four characters to the token; the same id is the same text everywhere."""
+    ends = (0, *job.ends_of(len(job.ids)))
+    pieces = [_piece_text(one, end - begin) for one, (begin, end) in zip(job.ids, pairwise(ends), strict=True)]
+    return b"".join(pieces)[: job.text_length * BYTES_PER_TOKEN]
+
+
+def request_body(job: Job, model: str) -> bytes:
+    """A completion: no chat template stands between the text and the engine's blocks."""
+    asked = job.asked
+    limit = job.output_tokens if asked.max_tokens is None else asked.max_tokens
+    return b'{"model":%b,"stream":%b,%b"ignore_eos":true,%b"prompt":"%b"}' % (
+        orjson.dumps(model),
+        b"true" if asked.stream else b"false",
+        b'"max_tokens":%d,' % limit if limit else b"",
+        b'"stream_options":{"include_usage":true},' if asked.stream else b"",
+        prompt_text(job),
+    )
+
+
+def prompt_blocks(job: Job, block_size: int) -> Parts:
+    """The whole blocks of the prompt, by piece."""
+    return _blocks(job, job.nodes, job.prompt_tokens // block_size, block_size)
+
+
+def blocks_with_answer(job: Job, block_size: int) -> Parts:
+    """Those that are there at the end, for others to find; the last token is said and never computed. Empty if nobody
+    goes on from the answer."""
+    whole = (job.prompt_tokens + job.output_tokens - 1) // block_size
+    return _blocks(job, job.continued_nodes, whole, block_size) if job.continued_nodes else ()
+
+
+def _blocks(job: Job, nodes: Sequence[int], whole: int, block_size: int) -> Parts:
+    """Where a piece ends does not depend on the prompt, but for the last one, which has all that is left."""
+    found, begin = [], 0
+    for at, (node, end) in enumerate(zip(nodes, job.ends_of(len(nodes)), strict=True), 1):
+        blocks = whole if at == len(nodes) else min(int(end * job.scale) // block_size, whole)
+        if blocks > begin:
+            found.append((node, blocks - begin))
+            begin = blocks
+    return tuple(found)
+
+
+def _piece_text(identity: int, tokens: int) -> bytes:
+    size = tokens * BYTES_PER_TOKEN
+    return (xxh3_128_hexdigest(identity.to_bytes(8, "little", signed=True)).encode() * -(-size // 32))[:size]

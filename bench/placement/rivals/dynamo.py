@@ -7,8 +7,7 @@ from random import Random
 
 from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
-from bench.placement.prompts import parts
-from proxy.lab.workload import Job
+from proxy.lab.workload import Job, prompt_blocks
 
 
 class KvRouter(SimplePolicy):
@@ -31,7 +30,7 @@ class KvRouter(SimplePolicy):
 
     def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
         size = self.pods[0].config.block_size
-        named, blocks = parts(job, size), -(-job.prompt_tokens // size)
+        named, blocks = prompt_blocks(job, size), -(-job.prompt_tokens // size)
         cached = {pod: self.pods[pod].engine.pool.match(named, blocks) for pod in candidates}
 
         def cost(pod: int) -> int:

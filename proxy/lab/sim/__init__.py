@@ -14,9 +14,8 @@
 from proxy.lab.sim.config import SimConfig, StepTiming, TransferTiming
 from proxy.lab.sim.engine import Engine
 from proxy.lab.sim.faults import Fault, Faults, Kind
-from proxy.lab.sim.fleet import SimFleet, serve
-from proxy.lab.sim.pod import SimPod
-from proxy.lab.sim.requests import RequestLog, RequestRecord
+from proxy.lab.sim.http import RequestLog, RequestRecord
+from proxy.lab.sim.pod import SimFleet, SimPod, serve
 from proxy.lab.sim.sequence import Finish, Output, Sampling, Sequence
 
 __all__ = [

@@ -1,9 +1,10 @@
-"""What a simulated pod is like: its model, its memory, its speed."""
+"""The configuration of a simulated pod, and published figures of GPUs and models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 Role = Literal["both", "prefill", "decode", "encode"]
@@ -21,7 +22,7 @@ class StepTiming:
         per_token_read      each token of KV cache that a decoding sequence reads
 
     The defaults resemble an 8B model in bf16 on one 80 GB GPU, between an A100 and an H100, with the attention of a
-    usual context contained in the other terms; `proxy.lab.sim.hardware` has figures for pairs of a GPU and a model.
+    usual context contained in the other terms; `HARDWARE` has figures for pairs of a GPU and a model.
     """
 
     base: float = 0.006
@@ -91,7 +92,7 @@ class SimConfig:
     """The chance of each token to end the answer; it depends on the text alone. 0 answers up to `max_tokens`."""
     answers: Mapping[int, bytes] = field(default_factory=dict, compare=False)
     """What is answered to prompts that are known beforehand, so that a later prompt can go on from it: text by the hash
-    of the prompt's text (`proxy.lab.sim.prompt.text_hash`)."""
+    of the prompt's text (`proxy.lab.sim.sequence.text_hash`)."""
     seed: int = 0
     """Pods with the same seed answer the same prompt with the same text."""
 
@@ -103,3 +104,70 @@ class SimConfig:
     @property
     def models(self) -> tuple[str, ...]:
         return (self.model, *self.lora_adapters)
+
+
+H100_ATTENTION, A100_ATTENTION = 500e12, 190e12
+"""FLOP per second."""
+
+H100_MEMORY, A100_MEMORY = 0.8 * 3.35e12, 0.8 * 2.04e12
+"""Bytes per second."""
+
+LLAMA_8B_PAIR, LLAMA_70B_PAIR = 4 * 32 * 4096, 4 * 80 * 8192
+"""FLOP of attention for a pair of tokens."""
+
+LLAMA_8B_TOKEN, LLAMA_70B_TOKEN = 131_072, 327_680
+"""Bytes of KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    timing: StepTiming = field(default_factory=StepTiming)
+    kv_tokens: int = 410_000
+    max_num_batched_tokens: int = 2_048
+
+    def equip(self, config: SimConfig) -> SimConfig:
+        """The same pod on this hardware: its step times, memory and token budget."""
+        return replace(
+            config,
+            timing=self.timing,
+            num_gpu_blocks=self.kv_tokens // config.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType(
+    {
+        "generic-8b": Hardware(),
+        "a100-llama-3.1-8b": Hardware(
+            StepTiming(
+                base=0.016442,
+                per_prefill_token=47.84e-6,
+                per_sequence=18.21e-6,
+                per_attended=LLAMA_8B_PAIR / A100_ATTENTION,
+                per_token_read=LLAMA_8B_TOKEN / A100_MEMORY,
+            )
+        ),
+        "h100-llama-3.1-8b": Hardware(
+            StepTiming(
+                base=0.005753,
+                per_prefill_token=17.25e-6,
+                per_sequence=6.0e-6,
+                per_attended=LLAMA_8B_PAIR / H100_ATTENTION,
+                per_token_read=LLAMA_8B_TOKEN / H100_MEMORY,
+            ),
+            max_num_batched_tokens=8_192,
+        ),
+        "h100-tp4-llama-3.3-70b": Hardware(
+            StepTiming(
+                base=0.012601,
+                per_prefill_token=76.42e-6,
+                per_sequence=66.84e-6,
+                per_attended=LLAMA_70B_PAIR / (4 * H100_ATTENTION),
+                per_token_read=LLAMA_70B_TOKEN / (4 * H100_MEMORY),
+            ),
+            kv_tokens=450_000,
+            max_num_batched_tokens=8_192,
+        ),
+    }
+)
+"""By name. `generic-8b` is between the A100 and the H100: the defaults of StepTiming."""

@@ -1,21 +1,160 @@
-"""Continuous batching, step by step, without sockets and without a clock of its own.
+"""Continuous batching, step by step, without sockets and without a clock.
 
-A step takes one token of every running sequence that decodes, fills the rest of its token budget with prefill, in
-order of arrival, and takes as long as `StepTiming` says. The order of decisions is that of the vLLM v1 scheduler:
-running sequences first, the youngest is pre-empted when blocks run out, nobody is admitted in a step that pre-empted.
+A step computes one token of every sequence that decodes, fills the rest of its token budget with prefill in order of
+arrival, and takes as long as `StepTiming` says. It decides in the order of the vLLM v1 scheduler: running sequences
+first; when blocks run out, the youngest sequence is pre-empted; a step that pre-empted admits no sequence.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Set
-from dataclasses import dataclass
+import math
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from random import Random
 
-from proxy.lab.sim.blocks import BlockPool
 from proxy.lab.sim.config import SimConfig
-from proxy.lab.sim.pace import Pace
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence
-from proxy.lab.sim.stats import EngineStats
+
+FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+END_TO_END_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0)
+
+
+class Histogram:
+    """Seconds, counted by upper bound; the last count is that of +Inf."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the engine started."""
+
+    steps: int = 0
+    preemptions: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    external_tokens: int = 0
+    """Of prompts, computed by other pods."""
+    transfers: int = 0
+    transferred_tokens: int = 0
+    transfer_seconds: float = 0.0
+    failed_transfers: int = 0
+    expired_transfers: int = 0
+    """What was kept for others, and not fetched in time."""
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    aborted: int = 0
+    finished: dict[Finish, int] = field(default_factory=lambda: dict.fromkeys(Finish, 0))
+    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BUCKETS))
+    end_to_end: Histogram = field(default_factory=lambda: Histogram(END_TO_END_BUCKETS))
+
+
+class Pace:
+    """Lives as long as the engine: the chance of a step is drawn from its own seeded generator."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self._timing = config.timing
+        self._slowdown = config.slowdown
+        self._sigma = math.sqrt(math.log1p(config.noise**2))
+        self._rng = Random(config.noise_seed)
+
+    def seconds(self, prefill_tokens: int, sequences: int, attended: float, tokens_read: int) -> float:
+        return self._timing.step(prefill_tokens, sequences, attended, tokens_read) * self.factor()
+
+    def factor(self) -> float:
+        """For one step; its mean is the pod's slowdown."""
+        if not self._sigma:
+            return self._slowdown
+        return self._slowdown * self._rng.lognormvariate(-(self._sigma**2) / 2, self._sigma)
+
+
+class BlockPool:
+    """`capacity` blocks. A block is open (being filled) or full, and then named by the hash of all text up to its end.
+
+    Full blocks that nobody holds stay cached until their room is needed. Two sequences that fill the same block at
+    the same time share it afterwards.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.evictions = 0
+        self._open = 0
+        self._holders: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        """Blocks held by sequences."""
+        return self._open + len(self._holders)
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be had, if need be by forgetting what they hold."""
+        return self.capacity - self.used
+
+    @property
+    def cached(self) -> int:
+        """Blocks kept for reuse only."""
+        return len(self._idle)
+
+    def longest_match(self, hashes: Iterable[int]) -> int:
+        """How many of the chain's first blocks are here."""
+        count = 0
+        for block in hashes:
+            if block not in self._holders and block not in self._idle:
+                break
+            count += 1
+        return count
+
+    def idle_among(self, hashes: Iterable[int]) -> int:
+        return sum(block in self._idle for block in hashes)
+
+    def hold(self, hashes: Iterable[int]) -> None:
+        """Take cached blocks into use; each must be here."""
+        for block in hashes:
+            if block in self._idle:
+                del self._idle[block]
+                self._holders[block] = 1
+            else:
+                self._holders[block] += 1
+
+    def open(self, count: int) -> None:
+        """Take `count` blocks to be filled; the caller has made sure that so many are free."""
+        self._open += count
+        while self.used + len(self._idle) > self.capacity:
+            self._idle.popitem(last=False)
+            self.evictions += 1
+
+    def fill(self, block: int) -> None:
+        """An open block is full and from here on known by its hash."""
+        self._open -= 1
+        if block in self._idle:
+            del self._idle[block]
+        self._holders[block] = self._holders.get(block, 0) + 1
+
+    def release(self, hashes: list[int], open_blocks: int) -> None:
+        """Give all blocks of one sequence back. The end of a chain is forgotten before its beginning."""
+        self._open -= open_blocks
+        for block in reversed(hashes):
+            holders = self._holders[block] - 1
+            if holders:
+                self._holders[block] = holders
+            else:
+                del self._holders[block]
+                self._idle[block] = None
+
+    def forget(self) -> None:
+        """Drop what is kept for reuse; what is in use stays."""
+        self._idle.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,90 @@
-"""One simulated pod: an engine behind a listening socket."""
+"""Simulated pods: an engine behind a listening socket, and several together."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import Any
 
 from aiohttp import web
 
-from proxy.lab.sim.api import app
-from proxy.lab.sim.api.call import Service
-from proxy.lab.sim.api.spoil import reset
+from proxy.lab.sim.completions import ChatCompletions, Completions
 from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.connectors import CONNECTORS
+from proxy.lab.sim.control import Admin, Sleep, Status
 from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.engine import Engine
 from proxy.lab.sim.faults import Condition, Fault, Faults, Kind
-from proxy.lab.sim.port import Port
-from proxy.lab.sim.requests import REMEMBERED, RequestLog
-from proxy.lab.sim.transfer.connector import Connector
-from proxy.lab.sim.transfer.connectors import CONNECTORS
-from proxy.lab.sim.transfer.embeddings import Embeddings
-from proxy.lab.sim.transfer.fabric import Fabric
+from proxy.lab.sim.http import REMEMBERED, RequestLog, Service, reset
+from proxy.lab.sim.messages import Messages
+from proxy.lab.sim.responses import Responses
+from proxy.lab.sim.routes import Dispatcher
+from proxy.lab.sim.tasks import Audio, Pooling, Realtime, Tokens
+from proxy.lab.sim.transfer import Connector, Embeddings, Fabric
+
+BACKLOG = 1024
+
+
+class Port:
+    """Lives as long as its pod does. Who connects while nobody listens is refused, also while the place is kept."""
+
+    def __init__(self) -> None:
+        self._place: tuple[str, int] = "", 0
+        self._kept: list[socket.socket] = []
+
+    async def listen(self, runner: web.AppRunner, host: str, port: int) -> int:
+        """Which it is: port 0 takes any free one. Raises OSError if somebody else has it."""
+        if (host, port) != self._place:
+            self.give_up()
+        kept, self._kept = self._kept, []
+        for sock in kept:
+            await web.SockSite(runner, sock, backlog=BACKLOG).start()
+        if not kept:
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        self._place = host, int(runner.addresses[0][1])
+        return self._place[1]
+
+    async def close(self, runner: web.AppRunner) -> None:
+        addresses = runner.addresses
+        for site in list(runner.sites):
+            await site.stop()
+        for address in addresses:
+            self._keep(address)
+        if len(self._kept) < len(addresses):
+            self.give_up()
+
+    def give_up(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
+
+    def _keep(self, address: tuple[Any, ...]) -> None:
+        """Not where the loop closes its sockets later, as uvloop does."""
+        is_v6 = len(address) == 4
+        sock = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_v6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            sock.bind(address)
+        except OSError:
+            sock.close()
+        else:
+            self._kept.append(sock)
+
+
+LARGEST_BODY = 256 * 1024 * 1024
+
+
+def build(service: Service) -> web.Application:
+    rooms = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Sleep, Admin)
+    dispatcher = Dispatcher(service, [route for room in rooms for route in room(service).routes()])
+    app = web.Application(client_max_size=LARGEST_BODY)
+    app.router.add_route("*", "/{path:.*}", dispatcher.answer)
+    return app
 
 
 def epoch_seconds() -> float:
@@ -101,7 +163,7 @@ class SimPod:
             self._go_out,
         )
         runner = web.AppRunner(
-            app.build(service), handler_cancellation=True, access_log=None, shutdown_timeout=0.1, auto_decompress=False
+            build(service), handler_cancellation=True, access_log=None, shutdown_timeout=0.1, auto_decompress=False
         )
         await runner.setup()
         try:
@@ -219,3 +281,51 @@ class SimPod:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+class SimFleet:
+    """Pods on ephemeral ports, or on `port`, `port` + 1, …; one configuration for all, or one for each."""
+
+    def __init__(
+        self,
+        pods: int,
+        config: SimConfig | Sequence[SimConfig] | None = None,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        remembered: int = REMEMBERED,
+    ) -> None:
+        configs = [config or SimConfig()] * pods if config is None or isinstance(config, SimConfig) else list(config)
+        if len(configs) != pods:
+            raise ValueError(f"{pods} pods need {pods} configurations, not {len(configs)}")
+        self.fabric = Fabric()
+        self.pods = [SimPod(config, remembered=remembered, fabric=self.fabric) for config in configs]
+        self._host = host
+        self._port = port
+        self._stack = AsyncExitStack()
+
+    @property
+    def urls(self) -> list[str]:
+        return [pod.url for pod in self.pods]
+
+    async def __aenter__(self) -> SimFleet:
+        async with AsyncExitStack() as stack:
+            for index, pod in enumerate(self.pods):
+                await pod.start(self._host, self._port + index if self._port else 0)
+                await stack.enter_async_context(pod)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+
+async def serve(
+    configs: Sequence[SimConfig], *, host: str, port: int, begun: Callable[[], None] = lambda: None
+) -> None:
+    """Run a pod for each configuration on `port`, `port` + 1, … until cancelled; `begun` is called when all listen."""
+    async with SimFleet(len(configs), configs, port=port, host=host):
+        begun()
+        await asyncio.Event().wait()

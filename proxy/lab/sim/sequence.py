@@ -1,15 +1,123 @@
-"""One prompt on its way through the engine, and the answer it grows."""
+"""A prompt on its way through the engine, and the answer that the engine writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from xxhash import xxh3_64_intdigest
+import orjson
+from xxhash import xxh3_64, xxh3_64_intdigest
 
-from proxy.lab.sim.text import BYTES_PER_TOKEN, Writer, tokens_in
+BYTES_PER_TOKEN = 4
+
+WORDS = tuple(
+    b" " + word
+    for word in (
+        b"air all and any arm art ask bay bed big box boy bus can car cat "
+        b"cup day dog ear eat egg end eye far few fly for fun gap get hat "
+        b"ice ink jar job joy key lab law leg let low map may net new now "
+        b"oak old one our own pan pen red run sea see sky sun the two way"
+    ).split()
+)
+"""64 words of one token each. With the space they have four bytes, so that text and tokens agree in both directions."""
+
+_EOS_STEPS = 1 << 32
+
+
+class Writer:
+    """Writes one answer, word by word."""
+
+    def __init__(self, prompt: bytes | bytearray, seed: int, eos_probability: float) -> None:
+        self._hash = xxh3_64(prompt, seed=seed)
+        self._eos_below = int(eos_probability * _EOS_STEPS)
+
+    def next_word(self, *, may_end: bool) -> bytes | None:
+        """The next word, or None where the answer ends by itself."""
+        digest = self._hash.intdigest()
+        if may_end and (digest >> 32) < self._eos_below:
+            return None
+        word = WORDS[digest & 63]
+        self._hash.update(word)
+        return word
+
+
+def tokens_in(text: bytes | bytearray) -> int:
+    return -(-len(text) // BYTES_PER_TOKEN)
+
+
+VOCABULARY = 1 << 32
+
+
+def render_chat(
+    messages: Iterable[Mapping[str, Any]], tools: Items[object] = (), *, continue_final_message: bool = False
+) -> bytes:
+    """The chat template: tools, then each message with its role, then the place where the answer begins.
+
+    A final message that is to be continued is left open, so that its text stands where the answer's would.
+    """
+    parts = [f"<|tools|>{orjson.dumps(tools).decode()}\n"] if tools else []
+    parts += [f"<|{message.get('role', 'user')}|>{_content(message)}\n" for message in messages]
+    if continue_final_message:
+        parts[-1] = parts[-1][:-1]
+    else:
+        parts.append("<|assistant|>")
+    return "".join(parts).encode(errors="replace")
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    text = flatten(message.get("content"))
+    if calls := message.get("tool_calls"):
+        text += orjson.dumps(calls).decode()
+    return text
+
+
+def flatten(content: object) -> str:
+    """The text of a message's content: a string, or parts of which those without text count as their JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return orjson.dumps(content).decode()
+    return "".join(_part(part) for part in content)
+
+
+def _part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return orjson.dumps(part).decode()
+
+
+def from_token_ids(ids: Iterable[int]) -> bytes:
+    """Raises OverflowError for an id outside of the vocabulary."""
+    return _little_endian(array("I", ids)).tobytes()
+
+
+def token_ids(text: bytes) -> list[int]:
+    padded = text + b"\0" * (-len(text) % BYTES_PER_TOKEN)
+    return _little_endian(array("I", padded)).tolist()
+
+
+def _little_endian(ids: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
+
+
+def text_hash(prompt: bytes) -> int:
+    return xxh3_64_intdigest(prompt)
+
+
+def cache_root(model: str, salt: str | None) -> int:
+    """Where the hash chains of a model (or adapter) and salt begin: no two share a block."""
+    return xxh3_64_intdigest(f"{model}\0{salt or ''}".encode())
 
 
 class Finish(Enum):

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from bench.placement.prompts import parts, parts_with_answer
 from proxy.lab.engine import Counted, CountingEngine
 from proxy.lab.sim import Engine, Finish, Output, SimConfig, StepTiming
 from proxy.lab.sim.sequence import NO_TRANSFER, Phase, Progress, Sampling
-from proxy.lab.workload import CHUNK, Job, named
+from proxy.lab.workload import CHUNK, Job, blocks_with_answer, named, prompt_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def counted(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]
 
 
 def sequence(index: int, job: Job) -> Counted:
-    return Counted(index, job.prompt_tokens, job.output_tokens, parts(job, 16), parts_with_answer(job, 16))
+    return Counted(index, job.prompt_tokens, job.output_tokens, prompt_blocks(job, 16), blocks_with_answer(job, 16))
 
 
 def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:

@@ -12,11 +12,10 @@ import orjson
 
 from proxy.core.clock import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.pods import VirtualPod
 from proxy.lab.record import Record, Seen
 from proxy.lab.replay import Fleet
 from proxy.lab.sim import SimConfig, StepTiming
-from proxy.lab.simulation import Simulation
+from proxy.lab.simulation import Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, named
 from proxy.settings import from_mapping
 from proxy.telemetry.recorder import BLOCK_TOKENS, VERSION

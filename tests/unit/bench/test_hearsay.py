@@ -6,8 +6,8 @@ import pytest
 
 from bench.hearsay import APART, Proxies
 from proxy.core.clock import ManualClock
-from proxy.lab.pods import VirtualPod
 from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import VirtualPod
 from proxy.lab.workload import Job
 
 JOB = Job(0.0, 600, 20, (1, 2), (1, 2), session="s")

@@ -10,7 +10,7 @@ from bench.placement.engines import ENGINES
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
 from proxy.core.clock import ManualClock
-from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.sim.config import HARDWARE
 from proxy.lab.simulation import Simulation
 
 

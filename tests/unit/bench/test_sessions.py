@@ -14,8 +14,7 @@ from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
 from proxy.core.clock import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.pods import VirtualPod
-from proxy.lab.simulation import Gauges, Outcome, Simulation
+from proxy.lab.simulation import Gauges, Outcome, Simulation, VirtualPod
 from proxy.lab.workload import Workload
 from proxy.settings import Settings, from_mapping, load
 

@@ -10,9 +10,18 @@ import pytest
 from bench.placement.capacity import capacity
 from bench.placement.generators import GENERATORS, generate
 from bench.placement.pods import VirtualPod
-from bench.placement.prompts import body, parts, text
 from proxy.lab.sim import SimConfig
-from proxy.lab.workload import CHUNK, Job, Workload, load_trace, named, reusable_share
+from proxy.lab.workload import (
+    CHUNK,
+    Job,
+    Workload,
+    load_trace,
+    named,
+    prompt_blocks,
+    prompt_text,
+    request_body,
+    reusable_share,
+)
 from proxy.openai.parse import parse
 
 ROWS = [
@@ -66,19 +75,21 @@ def test_prompts_share_text_exactly_as_far_as_they_share_blocks() -> None:
     jobs = named(generate("conversations", 60, 10.0, rng).jobs)
     for one, other in zip(jobs, jobs[7:], strict=False):
         shared_text = next(
-            (at for at, (a, b) in enumerate(zip(text(one), text(other), strict=False)) if a != b),
-            min(len(text(one)), len(text(other))),
+            (at for at, (a, b) in enumerate(zip(prompt_text(one), prompt_text(other), strict=False)) if a != b),
+            min(len(prompt_text(one)), len(prompt_text(other))),
         )
         shared_blocks = sum(
-            min(a[1], b[1]) for a, b in zip(parts(one, 16), parts(other, 16), strict=False) if a[0] == b[0]
+            min(a[1], b[1])
+            for a, b in zip(prompt_blocks(one, 16), prompt_blocks(other, 16), strict=False)
+            if a[0] == b[0]
         )
         assert shared_blocks == shared_text // 4 // 16
 
 
 def test_the_router_reads_the_very_prompt_that_the_engine_counts() -> None:
     (job,) = named([Job(0, 700, 33, (1, 2))])
-    parsed = parse("/v1/completions", body(job, "sim"), "application/json")
-    assert parsed.prompt.parts == (text(job),)
+    parsed = parse("/v1/completions", request_body(job, "sim"), "application/json")
+    assert parsed.prompt.parts == (prompt_text(job),)
     assert parsed.prompt.tokens == 700
     assert (parsed.model, parsed.max_tokens, parsed.stream) == ("sim", 33, True)
 

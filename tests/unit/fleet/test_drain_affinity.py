@@ -17,9 +17,8 @@ from proxy.fleet.drain_affinity import steer
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.pods import VirtualPod
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Simulation
+from proxy.lab.simulation import Simulation, VirtualPod
 from proxy.lab.workload import Job, named
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.lab.fit import TooLittle, fit
-from proxy.lab.least_squares import fitted, predicted
+from proxy.lab.fit import TooLittle, fit, fitted, predicted
 from proxy.lab.record import Record
 from tests.helpers.lab.traffic import TIMING, conversations, fleet, record
 

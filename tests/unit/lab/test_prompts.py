@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.request import Prompt
-from proxy.lab.prompts import body, parts, parts_with_answer, text
 from proxy.lab.record import load
-from proxy.lab.workload import Asked, Job, named
+from proxy.lab.workload import Asked, Job, blocks_with_answer, named, prompt_blocks, prompt_text, request_body
 from proxy.prefix.hashing import chains
 from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, Salt
 from tests.helpers.examples import examples
@@ -49,7 +48,7 @@ def test_what_prompts_had_in_common_their_texts_have_in_common(
         for at, one in enumerate(prompts)
     ]
     path = written(tmp_path_factory.mktemp("record") / "r.jsonl", [head(), *lines])
-    texts = [text(job) for job in load([path], Random(0)).workload.jobs]
+    texts = [prompt_text(job) for job in load([path], Random(0)).workload.jobs]
     for (was, other_was), (now, other_now) in zip(pairwise(prompts), pairwise(texts), strict=True):
         assert abs(len(now) - len(was)) < 4
         assert common(hashed(now), hashed(other_now)) == common(hashed(was), hashed(other_was))
@@ -61,7 +60,7 @@ def test_all_whole_blocks_of_a_prompt_have_names(tokens: int, scale: float, piec
     ends = tuple(64 * at for at in range(1, pieces + 1))
     nodes = tuple(range(pieces))
     job = Job(0.0, max(1, int(tokens * scale)), 5, nodes, nodes, ends=ends, text_tokens=tokens, scale=scale)
-    assert sum(blocks for _, blocks in parts(job, 16)) == job.prompt_tokens // 16
+    assert sum(blocks for _, blocks in prompt_blocks(job, 16)) == job.prompt_tokens // 16
 
 
 def test_where_a_piece_ends_is_the_same_in_every_prompt_that_goes_on() -> None:
@@ -69,14 +68,14 @@ def test_where_a_piece_ends_is_the_same_in_every_prompt_that_goes_on() -> None:
     ends = (64, 128, 192, 256)
     short = Job(0.0, 150, 1, (*shared, 3), (*shared, 3), ends=ends, text_tokens=200, scale=0.75)
     long = Job(0.0, 180, 1, (*shared, 4), (*shared, 4), ends=ends, text_tokens=240, scale=0.75)
-    assert parts(short, 16)[:3] == parts(long, 16)[:3]
+    assert prompt_blocks(short, 16)[:3] == prompt_blocks(long, 16)[:3]
 
 
 def test_the_answer_is_there_for_whoever_goes_on_from_it() -> None:
     (job,) = named([Job(0.0, 600, 500, (1, 2), continued=(1, 2, 3))])
-    assert sum(blocks for _, blocks in parts_with_answer(job, 16)) == 1_099 // 16
+    assert sum(blocks for _, blocks in blocks_with_answer(job, 16)) == 1_099 // 16
     (alone,) = named([Job(0.0, 600, 500, (1, 2))])
-    assert parts_with_answer(alone, 16) == ()
+    assert blocks_with_answer(alone, 16) == ()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_the_answer_is_there_for_whoever_goes_on_from_it() -> None:
     ],
 )
 def test_the_body_says_what_the_client_said(asked: Asked, fields: dict[str, object]) -> None:
-    said = orjson.loads(body(Job(0.0, 100, 9, (1,), asked=asked), "sim"))
+    said = orjson.loads(request_body(Job(0.0, 100, 9, (1,), asked=asked), "sim"))
     assert len(said.pop("prompt")) == 400
     said.pop("stream_options", None)
     assert said == {"model": "sim", "ignore_eos": True, **fields}

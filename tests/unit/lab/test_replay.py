@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.lab.figures import Fared, Objectives, figures
-from proxy.lab.replay import TooLarge, recorded, repeated, replay
+from proxy.lab.replay import Fared, Objectives, TooLarge, figures, recorded, repeated, replay
 from proxy.lab.workload import Asked
 from proxy.settings import Settings, from_mapping
 from tests.helpers.lab.traffic import conversations, fleet, record

@@ -12,10 +12,9 @@ from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
 from proxy.lab.engine import Counted, CountingEngine
 from proxy.lab.kvlane import Kvlane
-from proxy.lab.pods import VirtualPod
 from proxy.lab.sim import SimConfig, StepTiming
 from proxy.lab.sim.config import TransferTiming
-from proxy.lab.simulation import Restart, Simulation
+from proxy.lab.simulation import Restart, Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, named
 from proxy.settings import Settings, from_mapping
 from tests.helpers.lab.traffic import TIMING, conversations

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.lab.figures import Fared
-from proxy.lab.gain import OBJECTIVES, gain, missed, ttft_mean
-from proxy.lab.knobs import Tunable
-from proxy.lab.tune import TooFew, Tuned, tune
+from proxy.lab.replay import Fared
+from proxy.lab.tune import OBJECTIVES, TooFew, Tunable, Tuned, gain, missed, ttft_mean, tune
 from proxy.lab.workload import Workload
 from proxy.settings import Settings, from_mapping
 from tests.helpers.lab.traffic import conversations, fleet

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from proxy.lab.sim.blocks import BlockPool
+from proxy.lab.sim.engine import BlockPool
 
 
 def held_by(pool: BlockPool, hashes: list[int]) -> None:

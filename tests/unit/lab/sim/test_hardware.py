@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.lab.sim import SimConfig
-from proxy.lab.sim.hardware import HARDWARE
+from proxy.lab.sim.config import HARDWARE
 
 
 @pytest.mark.parametrize("name", HARDWARE)

@@ -5,8 +5,8 @@ import statistics
 import pytest
 
 from proxy.lab.sim import Engine, SimConfig, StepTiming
-from proxy.lab.sim.hardware import HARDWARE
-from proxy.lab.sim.pace import Pace
+from proxy.lab.sim.config import HARDWARE
+from proxy.lab.sim.engine import Pace
 from tests.helpers.lab.sim.support import run, sequence
 
 

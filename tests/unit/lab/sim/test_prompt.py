@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.lab.sim.prompt import cache_root, from_token_ids, render_chat, token_ids
+from proxy.lab.sim.sequence import cache_root, from_token_ids, render_chat, token_ids
 
 
 def test_tools_come_first_then_messages_with_their_roles() -> None:

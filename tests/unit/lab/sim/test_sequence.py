@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.lab.sim import Finish, Sampling, Sequence
-from proxy.lab.sim.sequence import Output
-from proxy.lab.sim.text import WORDS, tokens_in
+from proxy.lab.sim.sequence import WORDS, Output, tokens_in
 
 LONG = Sampling(max_tokens=40)
 

@@ -4,8 +4,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.lab.sim import Engine, SimConfig, SimPod
-from proxy.lab.sim.exposition import expose
-from proxy.lab.sim.prompt import cache_root
+from proxy.lab.sim.metrics import expose
+from proxy.lab.sim.sequence import cache_root
 from tests.helpers.lab.sim.support import post, run, sequence
 
 Samples = dict[str, float]

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from proxy.lab.sim import SimConfig, SimPod, StepTiming
-from proxy.lab.sim.prompt import text_hash
+from proxy.lab.sim.sequence import text_hash
 from tests.helpers.lab.sim.support import CHAT, USER, nobody_is_left, post
 from tests.helpers.waiting import PATIENCE, until
 

@@ -1,10 +1,11 @@
-"""What all connectors have in common, and the one that moves nothing."""
+"""Transfer of KV cache and embeddings between simulated pods: what all connectors share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,90 @@ from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.faults import Fault, Kind
 from proxy.lab.sim.sequence import Sequence, Transfer
-from proxy.lab.sim.transfer.fabric import Fabric, Holding
+
+
+class Holding:
+    """The KV cache of one prompt that a pod has, or will have, for another. It is gone when it was fetched, has
+    expired, or was lost."""
+
+    def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
+        self.is_gone = False
+        self.was_fetched = False
+        self._give_back = give_back
+        self._settled = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def computed(self) -> None:
+        self._settled.set()
+
+    async def ready(self) -> bool:
+        """When it is computed; False if it never will be."""
+        await self._settled.wait()
+        return not self.is_gone
+
+    def expire_in(self, seconds: float, expired: Callable[[], None]) -> None:
+        self._expiry = asyncio.get_running_loop().call_later(seconds, expired)
+
+    def fetched(self) -> None:
+        self.was_fetched = True
+        self.end()
+
+    def end(self) -> None:
+        """Its blocks go back to the pod."""
+        if not self.is_gone:
+            self.lose()
+            self._give_back()
+
+    def lose(self) -> None:
+        """With the pod."""
+        self.is_gone = True
+        self._settled.set()
+        self._ended.set()
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    async def ended(self) -> bool:
+        """Whether it was fetched."""
+        await self._ended.wait()
+        return self.was_fetched
+
+
+class Fabric:
+    """Lives as long as the fleet does."""
+
+    def __init__(self) -> None:
+        self.files: set[int] = set()
+        """Prompts whose KV cache is in the common directory, by hash."""
+        self.embeddings: set[int] = set()
+        """Media whose embeddings are there."""
+        self.encoders: dict[tuple[Any, Any], set[int]] = {}
+        """Those that encode pods have, by host and port."""
+        self._holdings: dict[str, Holding] = {}
+        self._wanted: dict[str, asyncio.Event] = {}
+
+    def announce(self, key: str, holding: Holding) -> None:
+        self._holdings[key] = holding
+        if (wanted := self._wanted.pop(key, None)) is not None:
+            wanted.set()
+
+    def forget(self, key: str) -> None:
+        self._holdings.pop(key, None)
+
+    def get(self, key: str) -> Holding | None:
+        return self._holdings.get(key)
+
+    async def find(self, key: str, patience: float) -> Holding | None:
+        """Waits so many seconds for its announcement."""
+        if key not in self._holdings and patience > 0:
+            wanted = self._wanted[key] = asyncio.Event()
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await wanted.wait()
+            finally:
+                self._wanted.pop(key, None)
+        return self._holdings.get(key)
 
 
 class NotServed(Exception):
@@ -186,3 +270,61 @@ class Incoming(Transfer):
             self._pull.cancel()
         if (holding := self._connector.fabric.get(self._key)) is not None:
             holding.end()
+
+
+TOKENS = 256
+"""That one of them has."""
+
+
+class Embeddings:
+    """Those of one pod. `close` when it has died."""
+
+    def __init__(self, config: SimConfig, fabric: Fabric, where: Callable[[], tuple[str, int]]) -> None:
+        self._named = config.ec_connector == "nixl"
+        self._fabric = fabric
+        self._where = where
+
+    def keep(self, sequence: Sequence, *, is_lost: bool) -> None:
+        """When they are made."""
+        if self._named:
+            kept = self._fabric.encoders.setdefault(self._where(), set())
+        else:
+            kept = self._fabric.embeddings
+        if not is_lost:
+            sequence.transfer = _Kept(kept)
+
+    def missing(self, media: Items[int], body: Mapping[str, Any]) -> tuple[int, ...]:
+        """Those that the request does not say where to fetch."""
+        params = body.get("ec_transfer_params")
+        if not isinstance(params, dict):
+            return tuple(media)
+        return tuple(one for one in media if not self._is_named(one, params.get(_digest(one))))
+
+    def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
+        """What the answer of an encode pod says to the next one."""
+        media = [one for sequence in sequences for one in sequence.media if isinstance(sequence.transfer, _Kept)]
+        if not self._named or not media:
+            return None
+        host, port = self._where()
+        where = {"do_remote_encode": True, "num_encoder_tokens": TOKENS, "remote_host": host, "remote_port": port}
+        return {_digest(one): where for one in media}
+
+    def close(self) -> None:
+        self._fabric.encoders.pop(self._where(), None)
+
+    def _is_named(self, one: int, where: Any) -> bool:
+        if not isinstance(where, dict):
+            return False
+        return one in self._fabric.encoders.get((where.get("remote_host"), where.get("remote_port")), ())
+
+
+class _Kept(Transfer):
+    def __init__(self, kept: set[int]) -> None:
+        self._kept = kept
+
+    def computed(self, sequence: Sequence) -> None:
+        self._kept.update(sequence.media)
+
+
+def _digest(one: int) -> str:
+    return f"{one:016x}"

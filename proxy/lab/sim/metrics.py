@@ -1,12 +1,11 @@
-"""The engine's counts in the text format of Prometheus, under the names vLLM gives them."""
+"""The engine's counts in the text format of Prometheus, under the names that vLLM uses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from proxy.lab.sim.engine import Engine
+from proxy.lab.sim.engine import Engine, Histogram
 from proxy.lab.sim.sequence import Finish
-from proxy.lab.sim.stats import Histogram
 
 Labels = Mapping[str, object]
 

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.lab.sim import Fault, Kind, TransferTiming
 from tests.helpers.lab.sim.support import USER, nobody_is_left
-from tests.helpers.lab.sim.transfer.support import COMPLETIONS, PROMPT, Pair, pair
+from tests.helpers.lab.sim.transfers import COMPLETIONS, PROMPT, Pair, pair
 from tests.helpers.waiting import PATIENCE, until
 
 CHAT = "/v1/chat/completions"

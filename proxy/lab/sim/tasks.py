@@ -1,24 +1,25 @@
-"""The APIs that read and do not write: embeddings, scores, classes. Their answers are functions of the text alone."""
+"""The APIs that generate no text: embeddings, scores, classes, tokens, audio and the realtime WebSocket."""
 
 from __future__ import annotations
 
 import math
+import re
 from base64 import b64encode
 from random import Random
 from struct import pack
 from typing import Any
 
-from aiohttp import web
+import orjson
+from aiohttp import WSMessage, WSMsgType, web
 from xxhash import xxh3_64_intdigest
 
-from proxy.lab.sim.api import fields
-from proxy.lab.sim.api.call import Call, Service, json_response
-from proxy.lab.sim.api.completions import prompts_of
-from proxy.lab.sim.api.errors import invalid
-from proxy.lab.sim.api.generation import generation
-from proxy.lab.sim.api.routes import Route
-from proxy.lab.sim.prompt import flatten, render_chat
-from proxy.lab.sim.sequence import Sampling
+from proxy.lab.sim import fields
+from proxy.lab.sim.completions import chat_prompt, prompts_of
+from proxy.lab.sim.fields import BadRequest, invalid
+from proxy.lab.sim.generation import generation
+from proxy.lab.sim.http import SERVER, Call, Service, json_response
+from proxy.lab.sim.routes import Route
+from proxy.lab.sim.sequence import Sampling, flatten, render_chat, token_ids
 
 DIMENSIONS = 64
 LABELS = 2
@@ -143,3 +144,109 @@ def _classes(text: bytes) -> Json:
     probabilities = [first, 1 - first]
     label = f"LABEL_{probabilities.index(max(probabilities))}"
     return {"label": label, "probs": probabilities, "num_classes": LABELS}
+
+
+class Tokens:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [Route("POST", "/tokenize", self.tokenize), Route("POST", "/detokenize", self.detokenize)]
+
+    async def tokenize(self, call: Call) -> web.StreamResponse:
+        body = call.body()
+        call.take_model(body, self._service.config)
+        prompt = chat_prompt(fields.objects(body, "messages"), body) if "messages" in body else _prompt(body, "prompt")
+        tokens = token_ids(prompt)
+        length = self._service.config.max_model_len
+        return json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": None})
+
+    async def detokenize(self, call: Call) -> web.StreamResponse:
+        body = call.body()
+        call.take_model(body, self._service.config)
+        text = _prompt(body, "tokens").rstrip(b"\0")
+        return json_response({"prompt": text.decode(errors="replace")})
+
+
+def _prompt(body: fields.Body, name: str) -> bytes:
+    return b"".join(prompts_of(body, name))
+
+
+SAMPLES_PER_CHARACTER = 160
+"""Bytes of speech for each byte of text."""
+
+Form = dict[str, bytes]
+
+
+class Audio:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/audio/transcriptions", self.transcribe),
+            Route("POST", "/v1/audio/translations", self.transcribe),
+            Route("POST", "/v1/audio/speech", self.speak),
+        ]
+
+    async def transcribe(self, call: Call) -> web.StreamResponse:
+        """States how many bytes of audio came."""
+        form = parse_form(call)
+        if "file" not in form:
+            raise invalid("missing", "body.file", "Field required", None)
+        call.take_model({"model": form["model"].decode()} if "model" in form else {}, self._service.config)
+        text = f"{len(form['file'])} bytes of audio"
+        if form.get("response_format") == b"text":
+            return web.Response(text=text, headers={"Server": SERVER})
+        return json_response({"text": text, "usage": {"type": "duration", "seconds": 1}})
+
+    async def speak(self, call: Call) -> web.StreamResponse:
+        body = call.body()
+        text = str(fields.required(body, "input")).encode()
+        call.take_model(body, self._service.config)
+        sound = b"RIFF" + text * SAMPLES_PER_CHARACTER
+        return web.Response(body=sound, content_type="audio/wav", headers={"Server": SERVER})
+
+
+def parse_form(call: Call) -> Form:
+    """The parts of a multipart body by their names."""
+    boundary = re.search(r'boundary="?([^";]+)', call.request.headers.get("Content-Type", ""))
+    if boundary is None:
+        raise BadRequest("Missing boundary in multipart.")
+    parts = (b"\r\n" + call.raw).split(b"\r\n--" + boundary[1].encode())
+    return dict(_part(part) for part in parts[1:-1])
+
+
+def _part(part: bytes) -> tuple[str, bytes]:
+    head, _, content = part.partition(b"\r\n\r\n")
+    name = re.search(rb'\bname="([^"]*)"', head)
+    return (name[1].decode() if name else "", content)
+
+
+class Realtime:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [Route("GET", "/v1/realtime", self.talk)]
+
+    async def talk(self, call: Call) -> web.StreamResponse:
+        call.take_model(dict(call.request.query), self._service.config)
+        socket = web.WebSocketResponse()
+        await socket.prepare(call.request)
+        await socket.send_json({"type": "session.created", "id": f"sess-{call.id}", "model": call.record.model})
+        async for message in socket:
+            await _echo(socket, message)
+        return socket
+
+
+async def _echo(socket: web.WebSocketResponse, message: WSMessage) -> None:
+    if message.type is WSMsgType.BINARY:
+        await socket.send_bytes(message.data)
+        return
+    try:
+        event = orjson.loads(message.data)
+    except orjson.JSONDecodeError:
+        await socket.send_json({"type": "error", "error": {"message": "Invalid JSON"}})
+        return
+    await socket.send_json({"type": "echo", "event": event})

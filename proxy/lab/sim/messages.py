@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the API of Anthropic."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.lab.sim.api import fields
-from proxy.lab.sim.api.call import Call, Service, json_response
-from proxy.lab.sim.api.chunks import quoted
-from proxy.lab.sim.api.generation import Generation, generation, sampling_of
-from proxy.lab.sim.api.routes import Route
-from proxy.lab.sim.api.stream import EventStream, event
-from proxy.lab.sim.prompt import render_chat
-from proxy.lab.sim.sequence import Finish, Output, Sampling, Sequence
-from proxy.lab.sim.text import tokens_in
+from proxy.lab.sim import fields
+from proxy.lab.sim.generation import Generation, generation, quoted, sampling_of
+from proxy.lab.sim.http import Call, EventStream, Service, event, json_response
+from proxy.lab.sim.routes import Route
+from proxy.lab.sim.sequence import Finish, Output, Sampling, Sequence, render_chat, tokens_in
 
 
 class Messages:

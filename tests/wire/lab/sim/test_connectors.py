@@ -10,7 +10,7 @@ import pytest
 from proxy.lab.sim import Fault, Kind, TransferTiming
 from proxy.lab.sim.config import ConnectorName
 from tests.helpers.lab.sim.support import nobody_is_left
-from tests.helpers.lab.sim.transfer.support import Pair, pair
+from tests.helpers.lab.sim.transfers import Pair, pair
 from tests.helpers.waiting import until
 
 ROOM: dict[str, Any] = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}

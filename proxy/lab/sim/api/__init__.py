@@ -1,1 +1,0 @@
-"""The HTTP face of a simulated pod: a file per API."""

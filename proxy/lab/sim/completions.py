@@ -1,0 +1,326 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from proxy.lab.sim import fields
+from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.fields import BadRequest, invalid
+from proxy.lab.sim.generation import (
+    FINGERPRINT,
+    ChunkWriter,
+    Generation,
+    Head,
+    StreamOptions,
+    generation,
+    quoted,
+    sampling_of,
+)
+from proxy.lab.sim.http import Call, EventStream, Service, json_response
+from proxy.lab.sim.routes import Route
+from proxy.lab.sim.sequence import (
+    VOCABULARY,
+    Finish,
+    Output,
+    Sampling,
+    Sequence,
+    from_token_ids,
+    render_chat,
+    tokens_in,
+)
+
+EXAMPLES: dict[str, Any] = {"string": "sim", "integer": 1, "number": 0.5, "boolean": True, "null": None, "array": []}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`arguments` is JSON in ASCII."""
+
+    name: str
+    arguments: bytes
+
+
+def forced_call(body: fields.Body) -> ToolCall | None:
+    """The call that `tool_choice` demands: of the function it names, or of the first; None where it demands none."""
+    tools = body.get("tools") or []
+    choice = body.get("tool_choice")
+    if choice == "required" and tools:
+        return _call(tools[0])
+    if not isinstance(choice, Mapping):
+        return None
+    wanted = choice.get("function", choice).get("name")
+    for tool in tools:
+        if _function(tool).get("name") == wanted:
+            return _call(tool)
+    raise BadRequest("The tool specified in `tool_choice` does not match any of the specified `tools`")
+
+
+def _call(tool: Mapping[str, Any]) -> ToolCall:
+    function = _function(tool)
+    example = _example(function.get("parameters") or {"type": "object"})
+    return ToolCall(str(function.get("name")), json.dumps(example).encode())
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function: Mapping[str, Any] = tool.get("function", tool)
+    return function
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    """The smallest value that fits: required properties only."""
+    if enum := schema.get("enum"):
+        return enum[0]
+    if "properties" in schema or schema.get("type") == "object":
+        properties = schema.get("properties", {})
+        return {name: _example(properties.get(name, {})) for name in schema.get("required", ())}
+    return EXAMPLES.get(str(schema.get("type")), "sim")
+
+
+class Completions:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [Route("POST", "/v1/completions", self.create)]
+
+    async def create(self, call: Call) -> web.StreamResponse:
+        body = call.body()
+        model = call.take_model(body, self._service.config)
+        options = StreamOptions.of(body)
+        sampling = sampling_of(body, self._service.config)
+        answers = generation(self._service, call, model, prompts_of(body, "prompt"), sampling, body)
+        head = Head(f"cmpl-{call.id}", "text_completion", int(self._service.wall()), model)
+        if fields.flag(body, "stream"):
+            return await self._stream(call, answers, head, options)
+        with answers:
+            await answers.ended()
+        return json_response(_whole_text(head, answers))
+
+    async def _stream(self, call: Call, answers: Generation, head: Head, options: StreamOptions) -> web.StreamResponse:
+        async with EventStream(call) as stream:
+            chunks = TextChunks(stream, head, options, answers)
+            answers.listener = chunks.take
+            with answers:
+                await answers.ended()
+            chunks.close()
+        return stream.response
+
+
+class TextChunks(ChunkWriter):
+    """One token is `"text"` of one choice."""
+
+    def take(self, output: Output) -> None:
+        if not output.text and not output.finish:
+            return
+        finish = b'"%b"' % output.finish.value.encode() if output.finish else b"null"
+        stop = quoted(output.sequence.stop_reason.encode()) if output.sequence.stop_reason else b"null"
+        choice = (
+            b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":%b,'
+            b'"prompt_token_ids":null,"token_ids":null}' % (self.index_of(output), quoted(output.text), finish, stop)
+        )
+        self.write(choice, output)
+
+
+def prompts_of(body: fields.Body, name: str) -> list[bytes]:
+    """A string, token ids, or a list of either."""
+    value = fields.required(body, name)
+    if isinstance(value, str):
+        return [value.encode(errors="replace")]
+    if not isinstance(value, list) or not value:
+        raise invalid("list_type", f"body.{name}", "Input should be a valid list", value)
+    if isinstance(value[0], int):
+        return [_token_prompt(value, name)]
+    return [item.encode(errors="replace") if isinstance(item, str) else _token_prompt(item, name) for item in value]
+
+
+def _token_prompt(ids: Any, name: str) -> bytes:
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        raise invalid("list_type", f"body.{name}", "Input should be a valid list", ids)
+    for token in (min(ids), max(ids)) if ids else ():
+        if not 0 <= token < VOCABULARY:
+            raise BadRequest(f"Token id {token} is out of vocabulary")
+    return from_token_ids(ids)
+
+
+def _whole_text(head: Head, answers: Generation) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": head.object,
+        "created": head.created,
+        "model": head.model,
+        "choices": [_text_choice(index, sequence) for index, sequence in enumerate(answers.sequences)],
+        "service_tier": None,
+        "system_fingerprint": FINGERPRINT,
+        "usage": answers.usage.as_json(),
+        "kv_transfer_params": answers.kv_transfer_params,
+    }
+
+
+def _text_choice(index: int, sequence: Sequence) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": sequence.answer.decode(),
+        "logprobs": None,
+        "finish_reason": sequence.finish.value if sequence.finish else None,
+        "stop_reason": sequence.stop_reason,
+        "token_ids": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+    }
+
+
+class ChatCompletions:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [Route("POST", "/v1/chat/completions", self.create)]
+
+    async def create(self, call: Call) -> web.StreamResponse:
+        body = call.body()
+        messages = fields.objects(body, "messages")
+        model = call.take_model(body, self._service.config)
+        options = StreamOptions.of(body)
+        tool = forced_call(body)
+        prompt = chat_prompt(messages, body)
+        sampling = _sampling(body, self._service.config, tool)
+        answers = generation(self._service, call, model, [prompt], sampling, body)
+        head = Head(f"chatcmpl-{call.id}", "chat.completion.chunk", int(self._service.wall()), model)
+        if fields.flag(body, "stream"):
+            return await self._stream(call, answers, head, options, tool)
+        with answers:
+            await answers.ended()
+        return json_response(_whole_chat(head, answers, tool))
+
+    async def _stream(
+        self, call: Call, answers: Generation, head: Head, options: StreamOptions, tool: ToolCall | None
+    ) -> web.StreamResponse:
+        async with EventStream(call) as stream:
+            chunks = ChatChunks(stream, head, options, answers, _shape(head, tool))
+            answers.listener = chunks.take
+            with answers:
+                await answers.ended()
+            chunks.close()
+        return stream.response
+
+
+def chat_prompt(messages: list[dict[str, Any]], body: fields.Body) -> bytes:
+    if not messages:
+        raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    continued = fields.flag(body, "continue_final_message")
+    if continued and fields.flag(body, "add_generation_prompt"):
+        raise BadRequest("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    return render_chat(messages, body.get("tools") or (), continue_final_message=continued)
+
+
+def _sampling(body: fields.Body, config: SimConfig, tool: ToolCall | None) -> Sampling:
+    limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    sampling = sampling_of(body, config, limit)
+    if tool is None:
+        return sampling
+    limited = body.get(limit) is not None
+    most = sampling.max_tokens if limited else tokens_in(tool.arguments)
+    return replace(sampling, script=tool.arguments, max_tokens=most)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How deltas look. `intro` comes with the first token, after the role; `ended` names the natural end."""
+
+    intro: bytes | None
+    token: Callable[[bytes], bytes]
+    ended: bytes
+
+
+def _shape(head: Head, tool: ToolCall | None) -> Shape:
+    if tool is None:
+        return Shape(None, lambda text: b'{"content":%b}' % quoted(text), b"stop")
+    intro = b'{"tool_calls":[{"id":%b,"type":"function","index":0,"function":{"name":%b,"arguments":""}}]}' % (
+        quoted(_tool_id(head).encode()),
+        quoted(tool.name.encode()),
+    )
+    arguments = b'{"tool_calls":[{"index":0,"function":{"arguments":%b}}]}'
+    return Shape(intro, lambda text: arguments % quoted(text), b"tool_calls")
+
+
+def _tool_id(head: Head) -> str:
+    return head.id.replace("chatcmpl-", "chatcmpl-tool-", 1)
+
+
+class ChatChunks(ChunkWriter):
+    """One token is a `"delta"` of one choice; the first of each choice is preceded by its role."""
+
+    def __init__(
+        self, stream: EventStream, head: Head, options: StreamOptions, answers: Generation, shape: Shape
+    ) -> None:
+        super().__init__(stream, head, options, answers)
+        self._shape = shape
+        self._begun: set[int] = set()
+
+    def take(self, output: Output) -> None:
+        index = self.index_of(output)
+        if index not in self._begun:
+            self._begun.add(index)
+            self._begin(index, output)
+        if output.finish:
+            self._finish(index, output, output.finish)
+        elif output.text:
+            delta = self._shape.token(output.text)
+            choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null,"token_ids":null}' % (index, delta)
+            self.write(choice, output)
+
+    def _begin(self, index: int, output: Output) -> None:
+        first = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}'
+        self.write(first % (index, b'{"role":"assistant","content":""}'), output, opening=True)
+        if self._shape.intro is not None:
+            self.write(first % (index, self._shape.intro), output, opening=True)
+
+    def _finish(self, index: int, output: Output, finish: Finish) -> None:
+        reason = self._shape.ended if finish is Finish.STOP else b"length"
+        delta = self._shape.token(output.text) if output.text else b"{}"
+        stop = quoted(output.sequence.stop_reason.encode()) if output.sequence.stop_reason else b"null"
+        choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}'
+        self.write(choice % (index, delta, reason, stop), output)
+
+
+def _whole_chat(head: Head, answers: Generation, tool: ToolCall | None) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [_chat_choice(index, sequence, head, tool) for index, sequence in enumerate(answers.sequences)],
+        "service_tier": None,
+        "system_fingerprint": FINGERPRINT,
+        "usage": answers.usage.as_json(),
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+        "kv_transfer_params": answers.kv_transfer_params,
+        "ec_transfer_params": answers.ec_transfer_params,
+    }
+
+
+def _chat_choice(index: int, sequence: Sequence, head: Head, tool: ToolCall | None) -> dict[str, Any]:
+    finish = sequence.finish.value if sequence.finish else None
+    return {
+        "index": index,
+        "message": _message(sequence.answer.decode(), head, tool),
+        "logprobs": None,
+        "finish_reason": "tool_calls" if tool and sequence.finish is Finish.STOP else finish,
+        "stop_reason": sequence.stop_reason,
+        "token_ids": None,
+    }
+
+
+def _message(text: str, head: Head, tool: ToolCall | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
+    if tool is not None:
+        function = {"name": tool.name, "arguments": text}
+        message |= {"content": None, "tool_calls": [{"id": _tool_id(head), "type": "function", "function": function}]}
+    return message

@@ -1,0 +1,208 @@
+"""The connectors of vLLM and SGLang that move KV cache between pods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from types import MappingProxyType
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.driver import EngineDriver
+from proxy.lab.sim.sequence import BYTES_PER_TOKEN, Sequence, Transfer, text_hash
+from proxy.lab.sim.transfer import (
+    Asked,
+    Connector,
+    EngineStops,
+    Fabric,
+    Holding,
+    Incoming,
+    NotServed,
+    Outgoing,
+    TransferFailed,
+)
+
+
+class Nixl(Connector):
+    """Takes both parts, whatever the pod's role."""
+
+    def __init__(
+        self, config: SimConfig, driver: EngineDriver, fabric: Fabric, where: Callable[[], tuple[str, int]]
+    ) -> None:
+        super().__init__(config, driver, fabric, where)
+        self._engine_id = str(uuid4())
+
+    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+        params = asked.params()
+        if params.get("do_remote_decode"):
+            for index, sequence in enumerate(sequences):
+                request_id = f"cmpl-{asked.id}-{index}-{uuid4().hex[:8]}"
+                holding = self.hold(_key(*self.where(), self._engine_id, request_id), sequence)
+                sequence.transfer = Named(self, holding, request_id, is_lost=asked.is_lost)
+        elif params.get("do_remote_prefill"):
+            if "remote_engine_id" not in params:
+                raise EngineStops("KeyError: 'remote_engine_id'")
+            for sequence in sequences:
+                sequence.transfer = Incoming(self, asked, _named_in(params))
+
+    def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
+        """Of the first sequence only: those of others expire."""
+        first = sequences[0]
+        if not isinstance(first.transfer, Named) or not first.transfer.was_kept:
+            return None
+        host, port = self.where()
+        tokens = first.progress.prompt_tokens
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, 1 + -(-tokens // self.config.block_size)))],
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": first.transfer.request_id,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": first.progress.cached_tokens,
+        }
+
+
+class Named(Outgoing):
+    def __init__(self, connector: Connector, holding: Any, request_id: str, *, is_lost: bool) -> None:
+        super().__init__(connector, holding, is_lost=is_lost)
+        self.request_id = request_id
+        self.was_kept = False
+
+    def keeps(self, sequence: Sequence) -> bool:
+        self.was_kept = True
+        return super().keeps(sequence)
+
+
+def _named_in(params: Any) -> str:
+    names = ("remote_host", "remote_port", "remote_engine_id", "remote_request_id")
+    return _key(*(params.get(name) for name in names))
+
+
+def _key(*parts: Any) -> str:
+    return "nixl " + " ".join(map(str, parts))
+
+
+ADDRESSES = re.compile(r"___prefill_addr_[^_:]+:\d+___decode_addr_[^_:]+:\d+_")
+
+
+class P2pNccl(Connector):
+    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+        for index, sequence in enumerate(sequences):
+            key = f"p2p-nccl {asked.id} {index}"
+            if self.config.role == "prefill":
+                if not ADDRESSES.search(asked.id):
+                    raise TransferFailed(f"Request id {asked.id} does not contain hostname and port")
+                sequence.transfer = Pushed(self.fabric, key, is_lost=asked.is_lost)
+            elif self.config.role == "decode":
+                sequence.transfer = Incoming(self, asked, key)
+
+
+class Pushed(Transfer):
+    """Nothing is kept: it lies with the other pod as soon as it is computed."""
+
+    def __init__(self, fabric: Fabric, key: str, *, is_lost: bool) -> None:
+        self._fabric = fabric
+        self._key = key
+        self._is_lost = is_lost
+
+    def computed(self, sequence: Sequence) -> None:
+        if not self._is_lost:
+            holding = Holding(lambda: self._fabric.forget(self._key))
+            holding.computed()
+            self._fabric.announce(self._key, holding)
+
+
+class Mooncake(Connector):
+    """Requests without a transfer id are served as by any pod."""
+
+    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+        params = asked.params()
+        if not params.get("transfer_id"):
+            return
+        for index, sequence in enumerate(sequences):
+            key = f"mooncake {params['transfer_id']} {index}"
+            if params.get("do_remote_decode"):
+                sequence.transfer = Outgoing(self, self.hold(key, sequence), is_lost=asked.is_lost)
+            elif params.get("do_remote_prefill"):
+                sequence.transfer = Incoming(self, asked, key, self.scaled(self.config.transfer.failure))
+
+
+class Sglang(Connector):
+    """A pod with a role takes no request without a room, and a prefill pod's answer ends when its cache was fetched."""
+
+    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+        if self.config.role not in ("prefill", "decode"):
+            return
+        for sequence, room in zip(sequences, _rooms(asked.body, len(sequences)), strict=True):
+            key = f"sglang {room}"
+            if self.config.role == "prefill":
+                sequence.transfer = Fetched(self, self.hold(key, sequence), is_lost=asked.is_lost)
+            else:
+                sequence.transfer = Incoming(self, asked, key, self.scaled(self.config.transfer.failure))
+
+
+class Fetched(Outgoing):
+    async def done(self) -> None:
+        if not await self.holding.ended():
+            raise TransferFailed("KVTransferError: the decode instance did not come for its KV cache")
+
+
+def _rooms(body: Mapping[str, Any], count: int) -> list[int]:
+    """One for each sequence: where there are several, the request has a list."""
+    given = body.get("bootstrap_room")
+    rooms = [room for room in (given if isinstance(given, list) else [given]) if isinstance(room, int)]
+    if len(rooms) != count:
+        raise NotServed("Invalid request: Disaggregated request received without bootstrap room id.")
+    return rooms
+
+
+class SharedStorage(Connector):
+    cached: ClassVar[bool] = True
+
+    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            sequence.transfer = Filed(self, asked, sequence)
+
+
+class Filed(Incoming):
+    def __init__(self, connector: Connector, asked: Asked, sequence: Sequence) -> None:
+        super().__init__(connector, asked, "")
+        block = connector.config.block_size
+        self._files = connector.fabric.files
+        self._tokens = (sequence.tokens - 1) // block * block
+        self._hash = text_hash(sequence.prompt[: self._tokens * BYTES_PER_TOKEN] + b"%d" % sequence.root)
+
+    def arrives(self, cached: int) -> bool:
+        return self._tokens > cached and self._hash in self._files
+
+    async def found(self) -> bool:
+        return not self.asked.is_lost
+
+    def take(self) -> bool:
+        return True
+
+    def computed(self, sequence: Sequence) -> None:
+        if self._tokens and not self.asked.is_lost:
+            self._files.add(self._hash)
+
+
+CONNECTORS: Mapping[str, type[Connector]] = MappingProxyType(
+    {
+        "": Connector,
+        "nixl": Nixl,
+        "shared-storage": SharedStorage,
+        "mooncake": Mooncake,
+        "sglang": Sglang,
+        "p2p-nccl": P2pNccl,
+    }
+)

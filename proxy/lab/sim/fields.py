@@ -1,0 +1,268 @@
+"""The fields of a JSON body, and the errors that vLLM returns for bad ones.
+
+ApiError
+├── ValidationError     400, type "Bad Request": violates the schema
+├── BadRequest          400, type "BadRequestError": only the engine can tell
+├── NotFound            404
+├── Unavailable         503: the queue is full
+├── Loading             503: the model is being loaded
+├── EngineGone          500: the engine has stopped, its server has not
+├── EngineDead          500: the engine has crashed
+├── EngineFailed        500: this request has failed
+└── NoRoute             404, 405: {"detail": …}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+from xxhash import xxh3_64_intdigest
+
+
+class ApiError(Exception):
+    """Rendered as {"error": {...}}; on /v1/messages in Anthropic's shape."""
+
+    status = 400
+    type = "BadRequestError"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def openai(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return orjson.dumps({"error": error})
+
+    def anthropic(self) -> bytes:
+        return orjson.dumps({"type": "error", "error": {"type": self.type, "message": self.message}})
+
+
+class ValidationError(ApiError):
+    """Has OpenAI's shape on every path."""
+
+    type = "Bad Request"
+
+    def anthropic(self) -> bytes:
+        return self.openai()
+
+
+class BadRequest(ApiError):
+    pass
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "NotFoundError"
+
+
+class Unavailable(ApiError):
+    status = 503
+    type = "Service Unavailable"
+
+
+class Loading(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The model is being loaded.")
+
+
+class EngineGone(ApiError):
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self) -> None:
+        super().__init__("cannot schedule new futures after shutdown")
+
+
+class EngineDead(ApiError):
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self) -> None:
+        super().__init__("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+
+class EngineFailed(ApiError):
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error")
+
+
+class NoRoute(ApiError):
+    """`allow`: the methods that the path knows; none means that nobody knows the path."""
+
+    def __init__(self, allow: Iterable[str] = ()) -> None:
+        self.allow = sorted(allow)
+        self.status = 405 if self.allow else 404
+        super().__init__("Method Not Allowed" if self.allow else "Not Found")
+
+    def openai(self) -> bytes:
+        return orjson.dumps({"detail": self.message})
+
+    def anthropic(self) -> bytes:
+        return self.openai()
+
+
+def invalid(kind: str, where: str, message: str, value: object, context: str = "") -> ValidationError:
+    """One finding of the schema at `where`, such as "body.messages"."""
+    finding = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': '{_shape(value)}'{context}}}"
+    return ValidationError(f"1 validation error:\n  {finding}", where)
+
+
+def _shape(value: object) -> str:
+    if isinstance(value, dict | list):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    return str(value)
+
+
+def unknown_model(name: str, base: str) -> NotFound:
+    return NotFound(f"The model `{name}` does not exist. Valid aliases: {base}.", "model")
+
+
+def too_long(tokens: int, limit: int) -> BadRequest:
+    return BadRequest(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, "
+        "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
+        f"(parameter=input_tokens, value={tokens})",
+        "input_tokens",
+    )
+
+
+def busy() -> Unavailable:
+    return Unavailable(
+        "The engine is currently busy and cannot accept new requests. "
+        "Please try again later or on a different instance."
+    )
+
+
+Body = dict[str, Any]
+
+
+def parse(content_type: str, raw: bytes) -> Body:
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ValidationError("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+    if not raw:
+        raise invalid("missing", "body", "Field required", None)
+    body = _decode(raw)
+    if not isinstance(body, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", message, body)
+    return body
+
+
+def _decode(raw: bytes) -> object:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _decode_leniently(raw)
+
+
+def _decode_leniently(raw: bytes) -> object:
+    """As the engine's own parser does, which knows NaN and states where it stopped."""
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        context = f", 'ctx': {{'error': '{error.msg}'}}"
+        raise invalid("json_invalid", f"body.{error.pos}", "JSON decode error", {}, context) from None
+    except UnicodeDecodeError:
+        raise ValidationError("There was an error parsing the body") from None
+
+
+def required(body: Body, name: str) -> Any:
+    if name not in body:
+        raise invalid("missing", f"body.{name}", "Field required", body)
+    return body[name]
+
+
+def objects(body: Body, name: str) -> list[dict[str, Any]]:
+    """A required list of objects."""
+    items = required(body, name)
+    if not isinstance(items, list):
+        raise invalid("list_type", f"body.{name}", "Input should be a valid list", items)
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise invalid("dict_type", f"body.{name}.{index}", "Input should be a valid dictionary", item)
+    return items
+
+
+def integer(body: Body, name: str, default: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, str):
+        message = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", f"body.{name}", message, value)
+    if not isinstance(value, int):
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
+    return value
+
+
+def positive(body: Body, name: str, default: int) -> int:
+    value = integer(body, name, default)
+    if value < 1:
+        raise BadRequest(f"{name} must be at least 1, got {value}. (parameter={name}, value={value})", name)
+    return value
+
+
+def flag(body: Body, name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise invalid("bool_type", f"body.{name}", "Input should be a valid boolean", value)
+    return bool(value)
+
+
+def text(body: Body, name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise invalid("string_type", f"body.{name}", "Input should be a valid string", value)
+    return value
+
+
+def strings(body: Body, name: str) -> tuple[str, ...]:
+    """Nothing, one string, or a list of them."""
+    value = body.get(name)
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, str) for item in items):
+        raise invalid("string_type", f"body.{name}", "Input should be a valid string", value)
+    return tuple(items)
+
+
+def cache_salt(body: Body) -> str | None:
+    salt = text(body, "cache_salt")
+    if salt == "":
+        message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
+        raise BadRequest(message, "cache_salt")
+    return salt
+
+
+def check_temperature(body: Body) -> None:
+    value = body.get("temperature")
+    if isinstance(value, int | float) and value < 0:
+        message = f"temperature must be non-negative, got {float(value)}."
+        raise BadRequest(f"{message} (parameter=temperature, value={float(value)})", "temperature")
+
+
+KINDS = frozenset({"image_url", "image", "input_image", "video_url", "audio_url", "input_audio"})
+"""Types of content parts, in all APIs."""
+
+
+def media_in(body: Body) -> tuple[int, ...]:
+    """A hash of each, in their order."""
+    return tuple(
+        xxh3_64_intdigest(orjson.dumps(part, option=orjson.OPT_SORT_KEYS))
+        for messages in (body.get("messages"), body.get("input"))
+        if isinstance(messages, list)
+        for message in messages
+        if isinstance(message, dict)
+        for part in _parts(message.get("content"))
+    )
+
+
+def _parts(content: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(content, list):
+        yield from (part for part in content if isinstance(part, dict) and part.get("type") in KINDS)

@@ -1,0 +1,365 @@
+"""One HTTP call to a pod: its log record, its event stream, and the faults that spoil its response."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from proxy.lab.sim import fields
+from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.driver import EngineDriver
+from proxy.lab.sim.faults import SPOILT, Condition, Fault, Faults, Kind
+from proxy.lab.sim.fields import ApiError, unknown_model
+from proxy.lab.sim.sequence import Progress
+from proxy.lab.sim.transfer import Connector, Embeddings
+
+REMEMBERED = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One call, from its headers to its end. `status` is None while no response has begun; `fault` is what it met,
+    `aborted` that the client left, `cut` that the pod did."""
+
+    id: str
+    method: str
+    path: str
+    headers: dict[str, str]
+    arrived: float
+    body_sha256: str = ""
+    model: str | None = None
+    status: int | None = None
+    ended: float | None = None
+    aborted: bool = False
+    cut: bool = False
+    fault: str | None = None
+    sequences: list[Progress] = field(default_factory=list)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(sequence.prompt_tokens for sequence in self.sequences)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(sequence.cached_tokens for sequence in self.sequences)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(sequence.generated_tokens for sequence in self.sequences)
+
+    @property
+    def started(self) -> float | None:
+        """When its first sequence left the queue."""
+        return min((s.started for s in self.sequences if s.started is not None), default=None)
+
+    @property
+    def first_token(self) -> float | None:
+        return min((s.first_token for s in self.sequences if s.first_token is not None), default=None)
+
+    def as_json(self) -> dict[str, object]:
+        names = (
+            "id method path headers body_sha256 model prompt_tokens cached_tokens generated_tokens "
+            "arrived started first_token ended aborted cut fault status"
+        )
+        return {name: getattr(self, name) for name in names.split()}
+
+
+class RequestLog:
+    """The last calls in order of arrival, and those that are open; `idle` is set while none is."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self.aborted = 0
+        self.open: dict[RequestRecord, None] = {}
+        self.idle = asyncio.Event()
+        self._records: deque[RequestRecord] = deque(maxlen=remembered)
+        self.idle.set()
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> RequestRecord:
+        return self._records[index]
+
+    def begin(self, record: RequestRecord) -> None:
+        self.open[record] = None
+        self.idle.clear()
+        self._records.append(record)
+
+    def end(self, record: RequestRecord, now: float, *, aborted: bool) -> None:
+        record.ended = now
+        record.aborted = aborted and not record.cut
+        self.aborted += record.aborted
+        self.open.pop(record, None)
+        if not self.open:
+            self.idle.set()
+
+    def clear(self) -> None:
+        """Forget what has ended."""
+        self.aborted = 0
+        self._records.clear()
+
+
+SERVER = "uvicorn"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all handlers of one pod share. `wall` is the time in seconds since the epoch; `out` closes the port, as the
+    fault says."""
+
+    config: SimConfig
+    driver: EngineDriver
+    connector: Connector
+    embeddings: Embeddings
+    log: RequestLog
+    wall: Callable[[], float]
+    started_at: float
+    faults: Faults
+    condition: Condition
+    out: Callable[[Fault], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`id` is the client's X-Request-Id, else one of ours; `tail` is what the path has after the route's prefix;
+    `fault` is what it met."""
+
+    id: str
+    request: web.Request
+    raw: bytes
+    record: RequestRecord
+    tail: str = ""
+    fault: Fault | None = None
+
+    def body(self) -> fields.Body:
+        return fields.parse(self.request.headers.get("Content-Type", ""), self.raw)
+
+    def take_model(self, body: fields.Body, config: SimConfig) -> str:
+        """The model that was asked for; without a name it is the base model."""
+        name = fields.text(body, "model") or config.model
+        if name not in config.models:
+            raise unknown_model(name, config.model)
+        self.record.model = name
+        return name
+
+
+def json_response(content: Any, status: int = 200) -> web.Response:
+    return raw_json(orjson.dumps(content), status)
+
+
+def raw_json(content: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=content, status=status, content_type="application/json", headers={"Server": SERVER})
+
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, zero seconds."""
+
+GARBAGE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 this is not HTTP\r\n\r\n"
+NO_CHUNK = b"so many bytes\r\n"
+DRIP = 7
+"""Bytes at a time."""
+
+DRIP_SECONDS = 0.001
+LAST = (b"data: [DONE]", b"message_stop", b"response.completed")
+"""What a broken stream does not get to say."""
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close with RST, as the kernel does for a process that died with unread data."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    transport.abort()
+
+
+async def break_off(call: Call, kind: Kind) -> None:
+    """No more bytes; the handler is cancelled with the connection. HANG and MISFRAME wait for the client to leave."""
+    break_connection(call, kind)
+    await asyncio.get_running_loop().create_future()
+
+
+def break_connection(call: Call, kind: Kind) -> None:
+    transport = call.request.transport
+    if transport is None or transport.is_closing():
+        return
+    call.record.cut = kind in (Kind.RESET, Kind.FIN, Kind.GARBAGE)
+    if kind is Kind.RESET:
+        reset(transport)
+    elif kind in (Kind.FIN, Kind.GARBAGE):
+        if kind is Kind.GARBAGE:
+            transport.write(GARBAGE)
+        transport.close()
+    elif kind is Kind.MISFRAME:
+        transport.write(NO_CHUNK)
+
+
+class SpoiltStream:
+    """Stands between the events of one stream and its transport."""
+
+    def __init__(self, call: Call, fault: Fault) -> None:
+        self._call = call
+        self._kind = fault.kind
+        self._left = fault.events
+        self._broken = False
+        self._corrupted = False
+        self._held = bytearray()
+        """What has still to drip."""
+        self._dripped = asyncio.Event()
+        self._dripped.set()
+
+    def send(self, transport: asyncio.Transport, content: bytes) -> None:
+        if self._broken:
+            return
+        if self._kind is Kind.DRIP:
+            self._drip_soon(_chunk(content))
+        elif self._left > 0 and not any(last in content for last in LAST):
+            self._left -= 1
+            transport.write(_chunk(content))
+        elif self._kind is Kind.CORRUPT:
+            transport.write(_chunk(content if self._corrupted else content[: len(content) // 2]))
+            self._corrupted = True
+        else:
+            self._broken = True
+            break_connection(self._call, self._kind)
+
+    async def end(self) -> None:
+        """Before the body is ended in good order, which a broken one never is."""
+        await self._dripped.wait()
+        if self._broken:
+            await asyncio.get_running_loop().create_future()
+
+    def _drip_soon(self, data: bytes) -> None:
+        if self._dripped.is_set():
+            self._dripped.clear()
+            asyncio.get_running_loop().call_later(DRIP_SECONDS, self._drip)
+        self._held += data
+
+    def _drip(self) -> None:
+        transport = self._call.request.transport
+        if transport is None or transport.is_closing():
+            self._held.clear()
+        else:
+            transport.write(bytes(self._held[:DRIP]))
+            del self._held[:DRIP]
+        if self._held:
+            asyncio.get_running_loop().call_later(DRIP_SECONDS, self._drip)
+        else:
+            self._dripped.set()
+
+
+def spoilt(call: Call) -> SpoiltStream | None:
+    """Where the call's stream is spoilt."""
+    return SpoiltStream(call, call.fault) if call.fault is not None and call.fault.kind in SPOILT else None
+
+
+async def spoil_whole(call: Call, response: web.Response, fault: Fault) -> web.StreamResponse:
+    """An answer that is no stream."""
+    body = response.body if isinstance(response.body, bytes) else b""
+    if fault.kind is Kind.CORRUPT:
+        response.body = body[: len(body) // 2]
+        return response
+    if fault.kind is Kind.DRIP:
+        return await _dripping(call, response, body)
+    transport = call.request.transport
+    if transport is not None:
+        framing = (
+            {"Transfer-Encoding": "chunked"} if fault.kind is Kind.MISFRAME else {"Content-Length": str(len(body))}
+        )
+        half = _chunk(body[: len(body) // 2]) if fault.kind is Kind.MISFRAME else body[: len(body) // 2]
+        transport.write(_head(response.status, framing) + half)
+        call.record.status = response.status
+    await break_off(call, fault.kind)
+    return response
+
+
+async def _dripping(call: Call, whole: web.Response, body: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(status=whole.status, headers=whole.headers)
+    response.content_length = len(body)
+    await response.prepare(call.request)
+    for at in range(0, len(body), DRIP):
+        await response.write(body[at : at + DRIP])
+        await asyncio.sleep(DRIP_SECONDS)
+    await response.write_eof()
+    return response
+
+
+def _head(status: int, headers: Mapping[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {status} OK", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def data(content: bytes) -> bytes:
+    return b"data: %b\n\n" % content
+
+
+def event(name: bytes, content: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name, content)
+
+
+class EventStream:
+    """Entering it sends the headers, leaving it ends the body; an ApiError becomes its last event.
+
+    `send` writes whole chunks of the chunked encoding to the transport itself: no coroutine wakes per token. What a
+    slow client does not read stays in memory.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._spoilt = spoilt(call)
+        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Server": SERVER}
+        self.response = web.StreamResponse(headers=headers)
+
+    async def __aenter__(self) -> EventStream:
+        self.response.enable_chunked_encoding()
+        await self.response.prepare(self._call.request)
+        self._call.record.status = self.response.status
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, ApiError):
+            self._send_error(error)
+        if kind is None or isinstance(error, ApiError):
+            if self._spoilt is not None:
+                await self._spoilt.end()
+            await self.response.write_eof()
+            return True
+        return False
+
+    def _send_error(self, error: ApiError) -> None:
+        path = self._call.request.path
+        if path.startswith("/v1/messages"):
+            self.send(event(b"error", error.anthropic()))
+        elif path.startswith("/v1/responses"):
+            self.send(event(b"error", error.openai()))
+        else:
+            self.send(data(error.openai()))
+            self.send(DONE)
+
+    def send(self, content: bytes) -> None:
+        transport = self._call.request.transport
+        if transport is None or transport.is_closing() or not content:
+            return
+        if self._spoilt is not None:
+            self._spoilt.send(transport, content)
+        else:
+            transport.write(b"%x\r\n%b\r\n" % (len(content), content))
