@@ -82,6 +82,15 @@ def _roles(context: click.Context, parameter: click.Parameter, value: str | None
     show_default=True,
     help="Times faster than real.",
 )
+@click.option(
+    "--data-parallel-size",
+    type=click.IntRange(1),
+    default=DEFAULT.data_parallel_size,
+    show_default=True,
+    help="Data-parallel ranks of each pod behind its port, each with a queue and a KV cache of its own.",
+)
+@click.option("--lockstep", is_flag=True, help="Let all ranks of a pod step together, as a mixture-of-experts model.")
+@click.option("--ignore-rank", is_flag=True, help="Ignore X-data-parallel-rank, as vLLM before 0.10 does.")
 @click.option("--old-metric-names", is_flag=True, help="The metric names of vLLM before 0.10.")
 def sim(
     host: str,
@@ -98,6 +107,9 @@ def sim(
     slow_pod: float,
     noise: float,
     time_scale: float,
+    data_parallel_size: int,
+    lockstep: bool,
+    ignore_rank: bool,
     old_metric_names: bool,
 ) -> None:
     """Run simulated vLLM pods: the wire formats, the batching and the prefix cache of the engine, and no model.
@@ -105,6 +117,7 @@ def sim(
     \b
     kvlane sim --port 8101 --pods 3 --slow-pod 5
     kvlane sim --port 8101 --roles 2P2D --connector nixl
+    kvlane sim --port 8101 --data-parallel-size 8
     kvlane sim --port 8101 --pods 2 --gpu h100-llama-3.1-8b --gpu a100-llama-3.1-8b
 
     Ctrl-C ends them. Exit code 1 if a port is taken.
@@ -116,6 +129,9 @@ def sim(
         max_num_seqs=max_num_seqs,
         noise=noise,
         time_scale=time_scale,
+        data_parallel_size=data_parallel_size,
+        lockstep=lockstep,
+        ignore_rank=ignore_rank,
         old_metric_names=old_metric_names,
     )
     if roles:
@@ -137,4 +153,7 @@ def _said(configs: Sequence[SimConfig], host: str, port: int) -> str:
     count = len(configs)
     last = f" to {port + count - 1}" if count > 1 else ""
     roles = f": {', '.join(config.role for config in configs)}" if configs[0].connector else ""
-    return f"{count} simulated pod{'s' * (count > 1)} of model {configs[0].model!r} on {host}, port {port}{last}{roles}"
+    size = configs[0].data_parallel_size
+    ranks = f" with {size} ranks{' each' * (count > 1)}" if size > 1 else ""
+    pods = f"{count} simulated pod{'s' * (count > 1)}{ranks}"
+    return f"{pods} of model {configs[0].model!r} on {host}, port {port}{last}{roles}"

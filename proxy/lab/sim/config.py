@@ -85,6 +85,13 @@ class SimConfig:
     noise_seed: int = 0
     time_scale: float = 1.0
     """All waits are divided by it."""
+    data_parallel_size: int = 1
+    """Data-parallel ranks behind the port, each with a scheduler, a queue and a KV cache of its own. `num_gpu_blocks`,
+    `max_num_seqs` and the like are those of one rank."""
+    lockstep: bool = False
+    """All ranks step together, as those of a mixture-of-experts model; without it each rank steps on its own."""
+    ignore_rank: bool = False
+    """Ignore the rank that a request names, as vLLM before 0.10 does."""
     old_metric_names: bool = False
     prompt_tokens_details: bool = True
     default_max_tokens: int = 16

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from proxy.lab.sim.engine import Engine
 from proxy.lab.sim.faults import Fault, Kind
 from proxy.lab.sim.fields import BadRequest
 from proxy.lab.sim.http import SERVER, Call, Service, json_response
@@ -60,7 +61,7 @@ class Status:
         }
 
     async def metrics(self, call: Call) -> web.StreamResponse:
-        text = expose(self._service.driver.engine, self._service.wall(), self._service.started_at)
+        text = expose(self._service.driver.engines, self._service.wall(), self._service.started_at)
         headers = {"Server": SERVER, "Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=text.encode(), headers=headers)
 
@@ -78,17 +79,20 @@ class Sleep:
 
     async def sleep(self, call: Call) -> web.StreamResponse:
         """`?level=2` discards the weights too. Who is asleep answers all the same: to see that nobody asks."""
-        engine = self._service.driver.engine
-        engine.sleep_level = int(call.request.query.get("level", "1"))
-        engine.forget_prefixes()
+        self._set_level(int(call.request.query.get("level", "1")))
+        self._service.driver.forget_prefixes()
         return web.Response(headers={"Server": SERVER})
 
     async def wake_up(self, call: Call) -> web.StreamResponse:
-        self._service.driver.engine.sleep_level = 0
+        self._set_level(0)
         return web.Response(headers={"Server": SERVER})
 
     async def is_sleeping(self, call: Call) -> web.StreamResponse:
-        return json_response({"is_sleeping": self._service.driver.engine.sleep_level > 0})
+        return json_response({"is_sleeping": self._service.driver.engines[0].sleep_level > 0})
+
+    def _set_level(self, level: int) -> None:
+        for engine in self._service.driver.engines:
+            engine.sleep_level = level
 
 
 class Admin:
@@ -108,24 +112,24 @@ class Admin:
         return json_response([record.as_json() for record in self._service.log])
 
     async def state(self, call: Call) -> web.StreamResponse:
-        engine, log = self._service.driver.engine, self._service.log
+        """The sums over all ranks, the mean of `kv_usage`, and of a pod with several ranks each of them."""
+        engines, log = self._service.driver.engines, self._service.log
+        ranks = [_state_of(engine) for engine in engines]
+        pod = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
+        pod["kv_usage"] /= len(ranks)
         return json_response(
             {
-                "role": engine.config.role,
-                "running": len(engine.running),
-                "waiting": len(engine.waiting),
-                "loading": len(engine.loading),
-                "kept_blocks": engine.kept_blocks,
-                "kv_usage": engine.kv_usage,
-                "cached_blocks": engine.pool.cached,
+                "role": self._service.config.role,
+                **pod,
                 "aborted": log.aborted,
                 "in_flight": [record.id for record in log.open],
+                **({"ranks": ranks} if len(ranks) > 1 else {}),
             }
         )
 
     async def reset(self, call: Call) -> web.StreamResponse:
         """Forgets prefixes and ended calls; what is in flight goes on."""
-        self._service.driver.engine.forget_prefixes()
+        self._service.driver.forget_prefixes()
         self._service.log.clear()
         return json_response({"success": True})
 
@@ -151,6 +155,17 @@ class Admin:
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"These are no faults: {error}") from error
         return await self.faults(call)
+
+
+def _state_of(engine: Engine) -> dict[str, float]:
+    return {
+        "running": len(engine.running),
+        "waiting": len(engine.waiting),
+        "loading": len(engine.loading),
+        "kept_blocks": engine.kept_blocks,
+        "kv_usage": engine.kv_usage,
+        "cached_blocks": engine.pool.cached,
+    }
 
 
 def _as_json(fault: Fault) -> dict[str, object]:

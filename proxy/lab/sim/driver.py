@@ -1,85 +1,144 @@
-"""Runs an engine on the event loop: sleeps for each step and hands each token to its listener."""
+"""Runs the engines of a pod on the event loop: sleeps for each step and hands each token to its listener."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 
-from proxy.lab.sim.engine import Engine
+from proxy.lab.sim.engine import Engine, Step
 from proxy.lab.sim.sequence import Output, Sequence
 
 MOST_LAG = 0.05
 """Seconds a late engine catches up; on a host that is too slow it falls behind instead of racing later."""
 
+COUNTS_INTERVAL = 0.1
+"""Seconds between two looks of the internal balancer at the queues: the interval of vLLM's coordinator."""
+
+WAITING_WEIGHT = 4
+"""A waiting request counts as many running ones, as in vLLM's `DPLBAsyncMPClient`."""
+
+
+class InternalBalancer:
+    """vLLM's choice of a data-parallel rank for a request that names none: the rank with the lowest
+    4 * waiting + running, the first of several. It sees the queues as they were at its last look, and counts each
+    request it has placed since then as waiting."""
+
+    def __init__(self, engines: Items[Engine]) -> None:
+        self._engines = engines
+        self._interval = COUNTS_INTERVAL / engines[0].config.time_scale
+        self._looked_at = -sys.float_info.max
+        self._scores = [0] * len(engines)
+
+    def choose(self, now: float) -> int:
+        if now - self._looked_at >= self._interval:
+            self._looked_at = now
+            self._scores = [WAITING_WEIGHT * one.waiting_requests + len(one.running) for one in self._engines]
+        rank = self._scores.index(min(self._scores))
+        self._scores[rank] += WAITING_WEIGHT
+        return rank
+
 
 class EngineDriver:
-    """The engine on the clock `now` (seconds, monotonic). `run` is its loop; it ends by being cancelled."""
+    """The engines of one pod, one for each data-parallel rank, on the clock `now` (seconds, monotonic). `run` is their
+    loop, which ends by cancellation.
 
-    def __init__(self, engine: Engine, now: Callable[[], float]) -> None:
-        self.engine = engine
+    In lockstep all ranks step together, and the slowest rank determines the duration of the step: the experts of a
+    mixture-of-experts model are spread over all ranks. Otherwise each rank steps on its own.
+    """
+
+    def __init__(self, engines: Items[Engine], now: Callable[[], float]) -> None:
+        self.engines = engines
         self.now = now
-        self._work = asyncio.Event()
+        self._balancer = InternalBalancer(engines)
+        self._groups = [_Group(engines)] if engines[0].config.lockstep else [_Group([engine]) for engine in engines]
         self._frozen_until = 0.0
         self._slow_until = 0.0
         self._slowness = (1.0, 1.0)
-        """How many times longer its steps take at first, and for how many seconds it recovers."""
+        """The factor on the duration of steps at first, and the seconds in which it falls to 1."""
+
+    def place(self, sequences: Iterable[Sequence], rank: int | None) -> None:
+        """Assign each sequence to a rank: to the one that the request names, or to the internal balancer's choice."""
+        for sequence in sequences:
+            sequence.rank = self._balancer.choose(self.now()) if rank is None else rank
+
+    def has_room_for(self, sequences: int, rank: int | None) -> bool:
+        """Return whether the queue of the named rank, or of any, takes so many more."""
+        engines = self.engines if rank is None else [self.engines[rank]]
+        return any(engine.has_room_for(sequences) for engine in engines)
+
+    def engine_of(self, sequence: Sequence) -> Engine:
+        return self.engines[sequence.rank]
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         now = self.now()
         for sequence in sequences:
-            self.engine.submit(sequence, now)
-        self._work.set()
+            self.engine_of(sequence).submit(sequence, now)
+        self._wake()
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         now = self.now()
         for sequence in sequences:
-            self.engine.abort(sequence, now)
-        self._work.set()
+            self.engine_of(sequence).abort(sequence, now)
+        self._wake()
 
     def loaded(self, sequence: Sequence, *, cached: bool) -> None:
-        self.engine.loaded(sequence, cached=cached)
-        self._work.set()
+        self.engine_of(sequence).loaded(sequence, cached=cached)
+        self._wake()
 
     def give_back(self, sequence: Sequence) -> None:
-        self.engine.give_back(sequence)
-        self._work.set()
+        self.engine_of(sequence).give_back(sequence)
+        self._wake()
 
     def fail(self, sequence: Sequence) -> None:
-        self._tell(self.engine.fail(sequence, self.now()))
-        self._work.set()
+        _notify(self.engine_of(sequence).fail(sequence, self.now()))
+        self._wake()
 
     def fail_all(self) -> None:
-        self._tell(self.engine.fail_all(self.now()))
+        for engine in self.engines:
+            _notify(engine.fail_all(self.now()))
+
+    def forget_prefixes(self) -> None:
+        for engine in self.engines:
+            engine.forget_prefixes()
 
     def freeze(self, seconds: float) -> None:
-        """No step ends before."""
+        """End no step before these seconds have passed."""
         self._frozen_until = max(self._frozen_until, self.now() + seconds)
 
     def slow_down(self, factor: float, seconds: float) -> None:
-        """Steps take `factor` times as long, less by and by, until the seconds have passed."""
+        """Multiply the duration of steps by `factor`, which falls to 1 over these seconds."""
         self._slowness, self._slow_until = (factor, seconds), self.now() + seconds
 
     async def run(self) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            await self._step_while_busy()
+        async with asyncio.TaskGroup() as tasks:
+            for group in self._groups:
+                tasks.create_task(self._run(group), name="steps of an engine")
 
-    async def _step_while_busy(self) -> None:
+    def _wake(self) -> None:
+        for group in self._groups:
+            group.work.set()
+
+    async def _run(self, group: _Group) -> None:
+        while True:
+            await group.work.wait()
+            group.work.clear()
+            await self._step_while_busy(group)
+
+    async def _step_while_busy(self, group: _Group) -> None:
         due = self.now()
-        while self.engine.busy:
+        while group.busy:
             now = self.now()
-            step = self.engine.begin_step(now)
-            if not step.chunks:  # what waits needs blocks that are kept for other pods, or are being loaded
+            steps = group.begin_steps(now)
+            if not steps:  # the waiting sequences need blocks that are kept for other pods, or are being loaded
                 return
-            due = max(due, now - MOST_LAG) + step.duration * self._slowed(now) / self.engine.config.time_scale
+            duration = max(step.duration for _, step in steps)
+            due = max(due, now - MOST_LAG) + duration * self._slowed(now) / group.engines[0].config.time_scale
             await asyncio.sleep(max(0.0, due - now))
             await self._thaw()
-            self._tell(self.engine.finish_step(step, self.now()))
-
-    def _tell(self, outputs: Iterable[Output]) -> None:
-        for output in outputs:
-            output.sequence.listener(output)
+            for engine, step in steps:
+                _notify(engine.finish_step(step, self.now()))
 
     async def _thaw(self) -> None:
         while True:
@@ -93,3 +152,24 @@ class EngineDriver:
             return 1.0
         factor, seconds = self._slowness
         return 1.0 + (factor - 1.0) * (self._slow_until - now) / seconds
+
+
+class _Group:
+    """The engines that step together."""
+
+    def __init__(self, engines: Items[Engine]) -> None:
+        self.engines = engines
+        self.work = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        return any(engine.busy for engine in self.engines)
+
+    def begin_steps(self, now: float) -> list[tuple[Engine, Step]]:
+        begun = [(engine, engine.begin_step(now)) for engine in self.engines if engine.busy]
+        return [(engine, step) for engine, step in begun if step.chunks]
+
+
+def _notify(outputs: Iterable[Output]) -> None:
+    for output in outputs:
+        output.sequence.listener(output)

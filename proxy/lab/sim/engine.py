@@ -58,14 +58,18 @@ class EngineStats:
     end_to_end: Histogram = field(default_factory=lambda: Histogram(END_TO_END_BUCKETS))
 
 
+SEEDS_APART = 7_919
+"""Between the noise seeds of two ranks of a pod, so that no rank draws the noise of another pod."""
+
+
 class Pace:
     """Lives as long as the engine: the chance of a step is drawn from its own seeded generator."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: SimConfig, rank: int = 0) -> None:
         self._timing = config.timing
         self._slowdown = config.slowdown
         self._sigma = math.sqrt(math.log1p(config.noise**2))
-        self._rng = Random(config.noise_seed)
+        self._rng = Random(config.noise_seed + SEEDS_APART * rank)
 
     def seconds(self, prefill_tokens: int, sequences: int, attended: float, tokens_read: int) -> float:
         return self._timing.step(prefill_tokens, sequences, attended, tokens_read) * self.factor()
@@ -169,7 +173,7 @@ class Step:
 class Engine:
     """Sequences go in by `submit`; between `begin_step` and `finish_step` the caller lets time pass."""
 
-    def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset()) -> None:
+    def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset(), rank: int = 0) -> None:
         """`embeddings` are those that other pods have made, by the hashes of their media."""
         self.config = config
         self.pool = BlockPool(config.num_gpu_blocks)
@@ -184,13 +188,18 @@ class Engine:
         self.encoded: set[int] = set()
         """Hashes of the media whose embeddings are here."""
         self._to_encode: set[int] = set()
-        self.pace = Pace(config)
+        self.pace = Pace(config, rank)
         self.sleep_level = 0
         """0 awake, 1 asleep, 2 asleep without its weights."""
 
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests without a first step: in the queue, or waiting for another pod to fill their blocks."""
+        return len(self.waiting) + len(self.loading)
 
     @property
     def kept_blocks(self) -> int:
@@ -205,7 +214,7 @@ class Engine:
         if self.config.max_waiting is None:
             return True
         room = self.config.max_num_seqs + self.config.max_waiting
-        return len(self.running) + len(self.loading) + len(self.waiting) + sequences <= room
+        return len(self.running) + self.waiting_requests + sequences <= room
 
     def submit(self, sequence: Sequence, now: float) -> None:
         sequence.progress.arrived = now

@@ -18,6 +18,8 @@ from proxy.lab.sim.http import DONE, Call, EventStream, Service
 from proxy.lab.sim.sequence import Finish, Listener, Output, Sampling, Sequence, cache_root, text_hash, tokens_in
 from proxy.lab.sim.transfer import Asked, NotServed, TransferFailed
 
+RANKED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+
 FINGERPRINT = "vllm-0.32.0-sim"
 
 
@@ -58,6 +60,7 @@ class Generation:
     def submit(self) -> None:
         """Without the `with`: it goes on when the call has ended."""
         self._call.record.sequences = [sequence.progress for sequence in self.sequences]
+        self._call.record.rank = self.sequences[0].rank
         self._service.driver.submit(self.sequences)
 
     def __enter__(self) -> Generation:
@@ -134,15 +137,39 @@ def generation(
     adapter = None if model == service.config.model else model
     for prompt in prompts:
         check_length(service.config, prompt)
-    if not service.driver.engine.has_room_for(len(prompts) * choices):
+    rank = _named_rank(service.config, call, body)
+    if not service.driver.has_room_for(len(prompts) * choices, rank):
         raise busy()
     sequences = [
         Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter, media)
         for prompt in prompts
         for choice in range(choices)
     ]
+    service.driver.place(sequences, rank)
     _arrange(service, Asked(call.id, body, call.fault), sequences)
     return Generation(service, call, sequences, choices)
+
+
+def _named_rank(config: SimConfig, call: Call, body: fields.Body) -> int | None:
+    """Return the data-parallel rank that the request names; None leaves the choice to the internal balancer.
+
+    vLLM reads the header of chat and text completions and of Messages, ignores it on all other paths, and ignores what
+    is no number. SGLang reads the header everywhere, then the body. Raises BadRequest for a rank that does not exist.
+    """
+    if config.ignore_rank:
+        return None
+    named: Any = call.request.headers.get("X-data-parallel-rank")
+    if config.connector == "sglang":
+        named = named or body.get("routed_dp_rank", body.get("data_parallel_rank"))
+    elif call.request.path not in RANKED_PATHS:
+        return None
+    try:
+        rank = int(named)
+    except (TypeError, ValueError):
+        return None
+    if not 0 <= rank < config.data_parallel_size:
+        raise BadRequest(f"data_parallel_rank {rank} is out of range [0, {config.data_parallel_size}).")
+    return rank
 
 
 def _encoding(service: Service, call: Call, media: tuple[int, ...]) -> Generation:

@@ -42,6 +42,8 @@ class RequestRecord:
     aborted: bool = False
     cut: bool = False
     fault: str | None = None
+    rank: int | None = None
+    """The data-parallel rank of its first sequence."""
     sequences: list[Progress] = field(default_factory=list)
 
     @property
@@ -68,7 +70,7 @@ class RequestRecord:
     def as_json(self) -> dict[str, object]:
         names = (
             "id method path headers body_sha256 model prompt_tokens cached_tokens generated_tokens "
-            "arrived started first_token ended aborted cut fault status"
+            "arrived started first_token ended aborted cut fault rank status"
         )
         return {name: getattr(self, name) for name in names.split()}
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
-from proxy.lab.sim.engine import Engine, Histogram
+from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.engine import Engine, EngineStats, Histogram
 from proxy.lab.sim.sequence import Finish
 
 Labels = Mapping[str, object]
+
+Ranks = Sequence[tuple[Labels, Engine]]
+"""The engine of each data-parallel rank, with the labels of its series."""
+
+Samples = list[tuple[Labels, float]]
 
 FINISHED_REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": None, "error": Finish.ERROR}
 """Aborts are not counted as such: the engine's own counter stays at 0."""
@@ -20,52 +27,83 @@ RENAMED = {
 """What engines before 0.10 called them."""
 
 
-def expose(engine: Engine, wall: float, started_at: float) -> str:
-    """`wall` and `started_at` are seconds since the epoch."""
-    return "\n".join(_lines(engine, wall, started_at)) + "\n"
+GAUGES: Mapping[str, Callable[[Engine], float]] = MappingProxyType(
+    {
+        "vllm:num_requests_running": lambda engine: len(engine.running),
+        "vllm:num_requests_waiting": lambda engine: engine.waiting_requests,
+        "vllm:kv_cache_usage_perc": lambda engine: engine.kv_usage,
+    }
+)
+
+COUNTERS: Mapping[str, Callable[[EngineStats], float]] = MappingProxyType(
+    {
+        "vllm:prefix_cache_queries_total": lambda stats: stats.queried_tokens,
+        "vllm:prefix_cache_hits_total": lambda stats: stats.hit_tokens,
+        "vllm:external_prefix_cache_hits_total": lambda stats: stats.external_tokens,
+        "vllm:num_preemptions_total": lambda stats: stats.preemptions,
+        "vllm:prompt_tokens_total": lambda stats: stats.prompt_tokens,
+        "vllm:generation_tokens_total": lambda stats: stats.generation_tokens,
+    }
+)
+
+TRANSFER_COUNTERS: Mapping[str, Callable[[EngineStats], float]] = MappingProxyType(
+    {
+        "vllm:nixl_num_failed_transfers_total": lambda stats: stats.failed_transfers,
+        "vllm:nixl_num_kv_expired_reqs_total": lambda stats: stats.expired_transfers,
+        "sim:transfers_total": lambda stats: stats.transfers,
+        "sim:transferred_tokens_total": lambda stats: stats.transferred_tokens,
+        "sim:transfer_seconds_total": lambda stats: stats.transfer_seconds,
+    }
+)
+
+HISTOGRAMS: Mapping[str, Callable[[EngineStats], Histogram]] = MappingProxyType(
+    {
+        "vllm:time_to_first_token_seconds": lambda stats: stats.first_token,
+        "vllm:e2e_request_latency_seconds": lambda stats: stats.end_to_end,
+    }
+)
 
 
-def _lines(engine: Engine, wall: float, started_at: float) -> Iterator[str]:
+def expose(engines: Sequence[Engine], wall: float, started_at: float) -> str:
+    """Return the metrics of a pod, whose ranks are told apart by the label `engine`, as vLLM does. `wall` and
+    `started_at` are seconds since the epoch."""
+    return "\n".join(_lines(engines, wall, started_at)) + "\n"
+
+
+def _lines(engines: Sequence[Engine], wall: float, started_at: float) -> Iterator[str]:
     yield from _family("process_start_time_seconds", "gauge", [({}, started_at)])
-    model: Labels = {"engine": 0, "model_name": engine.config.model}
-    renamed = RENAMED if engine.config.old_metric_names else {}
-    for name, value in _gauges(engine):
-        yield from _family(renamed.get(name, name), "gauge", [(model, value)])
-    yield from _family("vllm:engine_sleep_state", "gauge", _sleep_states(engine, model))
-    for name, value in _counters(engine):
-        yield from _family(renamed.get(name, name), "counter", [(model, value)])
-    yield from _family("vllm:prompt_tokens_by_source_total", "counter", _sources(engine, model))
-    if engine.config.connector:
-        yield from _transfers(engine, model)
-    yield from _family("vllm:request_success_total", "counter", _finished(engine, model))
-    yield from _histogram("vllm:time_to_first_token_seconds", model, engine.stats.first_token)
-    yield from _histogram("vllm:e2e_request_latency_seconds", model, engine.stats.end_to_end)
-    yield from _family("vllm:cache_config_info", "gauge", [(_cache_config(engine), 1.0)])
-    if engine.config.lora_adapters:
-        yield from _family("vllm:lora_requests_info", "gauge", [(_adapters(engine), wall)])
+    config = engines[0].config
+    ranks: Ranks = [({"engine": rank, "model_name": config.model}, engine) for rank, engine in enumerate(engines)]
+    renamed = RENAMED if config.old_metric_names else {}
+    for name, gauge in GAUGES.items():
+        yield from _family(renamed.get(name, name), "gauge", [(labels, gauge(engine)) for labels, engine in ranks])
+    yield from _family("vllm:engine_sleep_state", "gauge", _each(ranks, _sleep_states))
+    for name, counter in COUNTERS.items():
+        yield from _counter(renamed.get(name, name), ranks, counter)
+    yield from _family("vllm:prompt_tokens_by_source_total", "counter", _each(ranks, _sources))
+    if config.connector:
+        for name, counter in TRANSFER_COUNTERS.items():
+            yield from _counter(name, ranks, counter)
+        yield from _family("sim:kept_blocks", "gauge", [(labels, engine.kept_blocks) for labels, engine in ranks])
+    yield from _family("vllm:request_success_total", "counter", _each(ranks, _finished))
+    for name, histogram in HISTOGRAMS.items():
+        yield from _histogram(name, [(labels, histogram(engine.stats)) for labels, engine in ranks])
+    infos = [(_cache_config(config, rank), 1.0) for rank in range(len(ranks))]
+    yield from _family("vllm:cache_config_info", "gauge", infos)
+    if config.lora_adapters:
+        adapters = {tuple(_adapters(engine).items()): wall for engine in engines}
+        yield from _family("vllm:lora_requests_info", "gauge", [(dict(labels), at) for labels, at in adapters.items()])
 
 
-def _gauges(engine: Engine) -> list[tuple[str, float]]:
-    return [
-        ("vllm:num_requests_running", len(engine.running)),
-        ("vllm:num_requests_waiting", len(engine.waiting) + len(engine.loading)),
-        ("vllm:kv_cache_usage_perc", engine.kv_usage),
-    ]
+def _each(ranks: Ranks, samples: Callable[[Engine, Labels], Samples]) -> Samples:
+    return [sample for labels, engine in ranks for sample in samples(engine, labels)]
 
 
-def _counters(engine: Engine) -> list[tuple[str, float]]:
-    stats = engine.stats
-    return [
-        ("vllm:prefix_cache_queries_total", stats.queried_tokens),
-        ("vllm:prefix_cache_hits_total", stats.hit_tokens),
-        ("vllm:external_prefix_cache_hits_total", stats.external_tokens),
-        ("vllm:num_preemptions_total", stats.preemptions),
-        ("vllm:prompt_tokens_total", stats.prompt_tokens),
-        ("vllm:generation_tokens_total", stats.generation_tokens),
-    ]
+def _counter(name: str, ranks: Ranks, value: Callable[[EngineStats], float]) -> Iterator[str]:
+    return _family(name, "counter", [(labels, value(engine.stats)) for labels, engine in ranks])
 
 
-def _sources(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
+def _sources(engine: Engine, model: Labels) -> Samples:
     stats = engine.stats
     tokens = {
         "local_compute": stats.prompt_tokens - stats.hit_tokens - stats.external_tokens,
@@ -75,36 +113,24 @@ def _sources(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
     return [({**model, "source": source}, max(0, count)) for source, count in tokens.items()]
 
 
-def _transfers(engine: Engine, model: Labels) -> Iterator[str]:
-    """As vLLM has them for NIXL, and what no engine tells: the blocks that it keeps for others."""
-    stats = engine.stats
-    yield from _family("vllm:nixl_num_failed_transfers_total", "counter", [(model, stats.failed_transfers)])
-    yield from _family("vllm:nixl_num_kv_expired_reqs_total", "counter", [(model, stats.expired_transfers)])
-    yield from _family("sim:transfers_total", "counter", [(model, stats.transfers)])
-    yield from _family("sim:transferred_tokens_total", "counter", [(model, stats.transferred_tokens)])
-    yield from _family("sim:transfer_seconds_total", "counter", [(model, stats.transfer_seconds)])
-    yield from _family("sim:kept_blocks", "gauge", [(model, engine.kept_blocks)])
-
-
-def _finished(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
+def _finished(engine: Engine, model: Labels) -> Samples:
     return [
         ({**model, "finished_reason": reason}, engine.stats.finished[finish] if finish else 0)
         for reason, finish in FINISHED_REASONS.items()
     ]
 
 
-def _sleep_states(engine: Engine, model: Labels) -> list[tuple[Labels, float]]:
+def _sleep_states(engine: Engine, model: Labels) -> Samples:
     levels = enumerate(("awake", "weights_offloaded", "discard_all"))
     return [({**model, "sleep_state": state}, float(engine.sleep_level == level)) for level, state in levels]
 
 
-def _cache_config(engine: Engine) -> Labels:
-    config = engine.config
+def _cache_config(config: SimConfig, rank: int) -> Labels:
     return {
         "block_size": config.block_size,
         "cache_dtype": "auto",
         "enable_prefix_caching": True,
-        "engine": 0,
+        "engine": rank,
         "kv_cache_size_tokens": config.block_size * config.num_gpu_blocks,
         "num_gpu_blocks": config.num_gpu_blocks,
         "prefix_caching_hash_algo": "xxhash",
@@ -119,18 +145,19 @@ def _adapters(engine: Engine) -> Labels:
     }
 
 
-def _histogram(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
+def _histogram(name: str, histograms: Sequence[tuple[Labels, Histogram]]) -> Iterator[str]:
     yield f"# HELP {name} Histogram in seconds."
     yield f"# TYPE {name} histogram"
-    count = 0
-    for bound, observed in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
-        count += observed
-        yield _sample(f"{name}_bucket", {**labels, "le": bound}, count)
-    yield _sample(f"{name}_count", labels, count)
-    yield _sample(f"{name}_sum", labels, histogram.sum)
+    for labels, histogram in histograms:
+        count = 0
+        for bound, observed in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+            count += observed
+            yield _sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        yield _sample(f"{name}_count", labels, count)
+        yield _sample(f"{name}_sum", labels, histogram.sum)
 
 
-def _family(name: str, kind: str, samples: list[tuple[Labels, float]]) -> Iterator[str]:
+def _family(name: str, kind: str, samples: Samples) -> Iterator[str]:
     yield f"# HELP {name} {name.removeprefix('vllm:').replace('_', ' ')}."
     yield f"# TYPE {name} {kind}"
     for labels, value in samples:

@@ -111,7 +111,7 @@ class SimPod:
         self.faults = Faults()
         self.condition = Condition()
         self.fabric = fabric or Fabric()
-        self.engine = Engine(self.config, self.fabric.embeddings)
+        self.engines = self._make_engines()
         self.host = ""
         self.port = 0
         self._port = Port()
@@ -126,6 +126,11 @@ class SimPod:
         """Of engines that were killed: their answers hang."""
 
     @property
+    def engine(self) -> Engine:
+        """The engine of a pod with one rank, or of its first rank."""
+        return self.engines[0]
+
+    @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
@@ -134,6 +139,9 @@ class SimPod:
         The configuration of the pod must not be that of others."""
         object.__setattr__(self.config, "model", model or self.config.model)
         object.__setattr__(self.config, "lora_adapters", tuple(lora_adapters))
+
+    def _make_engines(self) -> list[Engine]:
+        return [Engine(self.config, self.fabric.embeddings, rank) for rank in range(self.config.data_parallel_size)]
 
     def _where(self) -> tuple[str, int]:
         return self.host, self.port
@@ -146,8 +154,8 @@ class SimPod:
         """Port 0 takes any free one; `port` then says which."""
         loop = asyncio.get_running_loop()
         self.condition.restarted()
-        self.engine = Engine(self.config, self.fabric.embeddings)
-        driver = EngineDriver(self.engine, loop.time)
+        self.engines = self._make_engines()
+        driver = EngineDriver(self.engines, loop.time)
         connector = CONNECTORS[self.config.connector](self.config, driver, self.fabric, self._where)
         embeddings = Embeddings(self.config, self.fabric, self._where)
         service = Service(

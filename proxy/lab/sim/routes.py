@@ -58,7 +58,7 @@ class Faulty:
         if fault.kind in OUTAGES:
             service.out(fault)
         if fault.kind is Kind.SLOW_START:
-            service.driver.engine.forget_prefixes()
+            service.driver.forget_prefixes()
             service.driver.slow_down(fault.factor, fault.seconds)
         elif fault.kind is Kind.FROZEN:
             service.driver.freeze(fault.seconds)

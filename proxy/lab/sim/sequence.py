@@ -227,6 +227,8 @@ class Sequence:
     adapter: str | None = None
     media: tuple[int, ...] = ()
     """Hashes of the images and the like in the prompt, which are encoded before it is computed."""
+    rank: int = 0
+    """The data-parallel rank of the pod that computes it."""
     transfer: Transfer = NO_TRANSFER
     listener: Listener = _ignore
     phase: Phase = Phase.WAITING

@@ -173,9 +173,9 @@ class Connector:
         self.fabric.announce(key, holding)
         return holding
 
-    def expire(self, holding: Holding) -> None:
-        """By and by."""
-        holding.expire_in(self.scaled(self.config.transfer.expiry), lambda: self._expired(holding))
+    def expire(self, holding: Holding, sequence: Sequence) -> None:
+        """Give up the holding if no pod fetches it in time."""
+        holding.expire_in(self.scaled(self.config.transfer.expiry), lambda: self._expired(holding, sequence))
 
     def pull(self, incoming: Incoming, sequence: Sequence, tokens: int) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._pull(incoming, sequence, tokens), name="pull")
@@ -187,7 +187,7 @@ class Connector:
         return seconds / self.config.time_scale
 
     async def _pull(self, incoming: Incoming, sequence: Sequence, tokens: int) -> None:
-        timing, stats = self.config.transfer, self.driver.engine.stats
+        timing, stats = self.config.transfer, self.driver.engine_of(sequence).stats
         seconds = timing.seconds(tokens) * incoming.asked.slowness
         if await incoming.found():
             await asyncio.sleep(self.scaled(seconds))
@@ -206,8 +206,8 @@ class Connector:
         self.fabric.forget(key)
         self.driver.give_back(sequence)
 
-    def _expired(self, holding: Holding) -> None:
-        self.driver.engine.stats.expired_transfers += 1
+    def _expired(self, holding: Holding, sequence: Sequence) -> None:
+        self.driver.engine_of(sequence).stats.expired_transfers += 1
         holding.end()
 
 
@@ -227,7 +227,7 @@ class Outgoing(Transfer):
     def keeps(self, sequence: Sequence) -> bool:
         if self.holding.is_gone:
             return False
-        self._connector.expire(self.holding)
+        self._connector.expire(self.holding, sequence)
         return True
 
     def abandon(self) -> None:

@@ -13,12 +13,12 @@ Samples = dict[str, float]
 
 def samples(engine: Engine) -> Samples:
     """Values by name, without labels."""
-    text = expose(engine, wall=1_000.0, started_at=900.0)
+    text = expose([engine], wall=1_000.0, started_at=900.0)
     return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
 def labels(engine: Engine, name: str) -> dict[str, str]:
-    text = expose(engine, wall=1_000.0, started_at=900.0)
+    text = expose([engine], wall=1_000.0, started_at=900.0)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     return dict(families[name].samples[0].labels)
 
