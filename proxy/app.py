@@ -37,13 +37,13 @@ from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.differences import servable
-from proxy.extproc.addresses import Addresses
+from proxy.extproc.request import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads
 from proxy.fleet.records import SlowStart
 from proxy.fleet.store import Fleet
-from proxy.flowcontrol.series import FlowSeries
+from proxy.flowcontrol.controller import FlowSeries
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained
 from proxy.http.guards import HungUp
@@ -456,7 +456,7 @@ def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clo
     told of first bytes and ends, the connections to pods."""
     if not settings.extproc.is_on:
         return None
-    from proxy.extproc.bodies import StreamedBodies
+    from proxy.extproc.request import StreamedBodies
     from proxy.extproc.server import Picker
 
     bodies = StreamedBodies(settings.listen, server.budget)

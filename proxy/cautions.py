@@ -10,7 +10,7 @@ from proxy.autoscale import cautions as autoscale
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
 from proxy.core.registry import Registry
 from proxy.disagg import cautions as disagg
-from proxy.flowcontrol import cautions as flowcontrol
+from proxy.flowcontrol import settings as flowcontrol
 from proxy.http.upstream.pool import is_address
 from proxy.reliability import cautions as reliability
 from proxy.scheduling import cautions as scheduling
@@ -30,7 +30,7 @@ def cautions(settings: Settings) -> Iterator[str]:
     for name, pool in pools.items():
         yield from scheduling.cautions(pool.scheduling, registry)
         section = "flowControl" if name == DEFAULT_POOL else f"pools.{name}.flowControl"
-        yield from flowcontrol.cautions(pool.flow_control, section, settings.reliability.timeouts.request)
+        yield from flowcontrol.warnings(pool.flow_control, section, settings.reliability.timeouts.request)
         types = {entry.type for entry in pool.scheduling.plugins}
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
         yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)

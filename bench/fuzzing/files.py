@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import PATIENCE, read_request
 from proxy import yaml_source
-from proxy.access.door import door_of
-from proxy.access.settings import Access
+from proxy.auth.authenticator import door_of
+from proxy.auth.settings import Access
 from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError
 from proxy.core.state import State

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 from bench.fuzzing.inputs import Check
-from proxy.access.door import Door, door_of
-from proxy.access.settings import Access
+from proxy.auth.authenticator import Door, door_of
+from proxy.auth.settings import Access
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, IssuerAway, Unauthorized
 from proxy.core.params import load

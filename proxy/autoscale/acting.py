@@ -8,7 +8,7 @@ from typing import Literal
 
 from proxy.core.params import camel, param
 from proxy.core.units import Duration
-from proxy.kubernetes.access import SERVICE_ACCOUNT, Access
+from proxy.kubernetes.settings import SERVICE_ACCOUNT, Access
 
 _NEEDS = {"webhook": ("url",), "exec": ("command",), "kubernetes": ("targets",), "compose": ("targets",)}
 _TAKES = {

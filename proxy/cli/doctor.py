@@ -15,11 +15,9 @@ import yaml
 
 from proxy.core.clock import SystemClock
 from proxy.core.params import plain
-from proxy.doctor.findings import Finding, Level, of_fleet, of_pod
-from proxy.doctor.look import EVENTS_PORT, IDLE, Manner, look_at
-from proxy.doctor.recommend import recommended
-from proxy.doctor.seen import Seen
 from proxy.fleet.settings import PodSettings
+from proxy.tools.findings import Finding, Level, Seen, of_fleet, of_pod, recommended
+from proxy.tools.probe import EVENTS_PORT, IDLE, Manner, look_at
 
 TO_MEND = 1
 

@@ -12,12 +12,11 @@ import click
 from proxy.cli.completing import files
 from proxy.cli.configuration import Misconfigured
 from proxy.core.errors import ConfigError, cause
-from proxy.migration.files import Unreadable
-from proxy.migration.imported import Imported
-from proxy.migration.litellm import litellm
-from proxy.migration.picker import endpoint_picker
-from proxy.migration.production_stack import production_stack
-from proxy.migration.routers import sglang_router, vllm_router
+from proxy.tools.endpoint_picker import endpoint_picker
+from proxy.tools.imported import Imported, Unreadable
+from proxy.tools.litellm import litellm
+from proxy.tools.production_stack import production_stack
+from proxy.tools.routers import sglang_router, vllm_router
 
 INCOMPLETE = 1
 

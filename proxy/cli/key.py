@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from proxy.access.keys import hashed, made
+from proxy.auth.authenticator import hashed, new_key
 
 
 @click.command()
@@ -17,5 +17,5 @@ def key() -> None:
       apiKeys:
         - {name: chat-app, hash: "sha256:..."}
     """
-    secret = made()
+    secret = new_key()
     click.echo(f"key:  {secret}\nhash: {hashed(secret)}")

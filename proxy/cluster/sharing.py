@@ -25,8 +25,8 @@ from proxy.core.registry import Registry
 from proxy.fleet.bindings import SharedBindings
 from proxy.fleet.ledger import SharedLedger
 from proxy.fleet.store import Fleet
+from proxy.flowcontrol.capacity import Lent, Siblings
 from proxy.flowcontrol.controller import FlowControl
-from proxy.flowcontrol.siblings import Lent, Siblings
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.session_affinity import SessionAffinity
 from proxy.prefix.index import PrefixIndex

@@ -16,8 +16,8 @@ from types import TracebackType
 import orjson
 
 from proxy import __version__, outbound
-from proxy.access.door import Door
 from proxy.app import App
+from proxy.auth.authenticator import Door
 from proxy.cluster import messages as bodies
 from proxy.cluster.messages import Kind, records
 from proxy.cluster.queries import HostExposition, RoundsForWorkers, WorkersDecisions, WorkersSenses

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy import outbound
-from proxy.access.admission import Admission
-from proxy.access.door import Door, door_of
-from proxy.access.gate import LimitsGate
-from proxy.access.series import LimitSeries
+from proxy.auth.authenticator import Admission, Door, door_of
+from proxy.auth.limits import LimitSeries, LimitsGate
 from proxy.composition.decisions import Decisions, Shadows
 from proxy.composition.explaining import Explaining
 from proxy.composition.indexes import session_headers
@@ -30,7 +28,7 @@ from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
 from proxy.explain.explained import Explained
 from proxy.explain.kept import Kept
-from proxy.extproc.addresses import Addresses, SubsetGate
+from proxy.extproc.request import Addresses, SubsetGate
 from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
@@ -38,10 +36,8 @@ from proxy.fleet.models import ModelReads, ReadsAfterNotFound
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.store import Fleet, PoolPods, pods_of
 from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
-from proxy.flowcontrol.controller import FlowControl
-from proxy.flowcontrol.series import FlowSeries
+from proxy.flowcontrol.controller import FlowControl, FlowSeries, SheddingGate
 from proxy.flowcontrol.settings import FlowControlSettings
-from proxy.flowcontrol.shedding import SheddingGate
 from proxy.gateway import Gateway
 from proxy.http.server import Served
 from proxy.http.settings import Security
@@ -49,10 +45,8 @@ from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.models.cluster import ClusterNames
-from proxy.models.resolver import Resolver
-from proxy.models.series import ModelSeries
+from proxy.models.resolver import ModelSeries, Resolver, Waker
 from proxy.models.settings import ModelSettings, Wake
-from proxy.models.wake import Waker
 from proxy.parsing import BodyParser
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers

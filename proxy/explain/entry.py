@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint, LoadView
 from proxy.core.errors import Reason
 from proxy.core.record import ProfileRecord
 from proxy.core.request import InferenceRequest
-from proxy.flowcontrol.passage import PASSAGE
+from proxy.flowcontrol.controller import PASSAGE
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 

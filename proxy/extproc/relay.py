@@ -1,4 +1,4 @@
-"""The way to the client of a gateway: names pods to it, and follows what it says of the answer."""
+"""The relay of a request through its gateway."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, GatewayTimeout, PassedOver, UpstreamTimedOut
 from proxy.core.ports import Race, Relay
-from proxy.extproc.addresses import Addresses
-from proxy.extproc.call import EnvoyCall, fields_of
 from proxy.extproc.messages import (
     DESTINATION,
     FULL_DUPLEX_STREAMED,
@@ -25,11 +23,13 @@ from proxy.extproc.messages import (
     with_destination,
     with_fields,
 )
-from proxy.extproc.passage import Passage
-from proxy.extproc.stream import attributes_of, metadata_of
+from proxy.extproc.request import Addresses, EnvoyCall, attributes_of, fields_of, metadata_of
+from proxy.http.framing import Framing
+from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
 from proxy.http.relay import ClientRelay, passed_on
 from proxy.http.request import HttpCall
 from proxy.http.response import RelayContext
+from proxy.http.upstream.connection import Meter
 from proxy.http.upstream.pool import Address
 
 
@@ -208,3 +208,46 @@ def _failure(details: str) -> PassedOver | BadGateway | GatewayTimeout:
     if "connection_termination" in details or "upstream_reset_after" in details:
         return BadGateway("The pod broke off before it had answered; try again shortly.")
     return PassedOver(f"the gateway has no connection: {details}", None)
+
+
+UNSETTLED = 64
+"""Pieces after which the meter is settled."""
+
+
+class Passage:
+    """Of one answer. `changes` says whether its length may be another one than the head says."""
+
+    def __init__(self, attempt: Attempt, content_type: str, coded: bool) -> None:
+        """`coded`: it is compressed, and passes as it is."""
+        events = content_type.startswith("text/event-stream") and not coded
+        changed = is_changed(attempt) and not coded and (attempt.status or 0) < 300
+        self._attempt = attempt
+        self._meter = Meter()
+        self._framing: Framing | None = None
+        if events and (changed or attempt.request.asks_usage):
+            self._framing = Pipeline(event_stages(attempt, named=changed), chunked=False)
+        elif changed and "json" in content_type:
+            self._framing = WholeBody(changes(attempt, whole=True))
+        self.changes = self._framing is not None
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """What goes to the client of the next piece."""
+        meter = self._meter
+        if body:
+            meter.pieces.append(body)
+        out = self._shown(body, last)
+        if last:
+            meter.finish(self._attempt)
+        elif len(meter.pieces) > UNSETTLED:
+            meter.settle(self._attempt)
+        return out
+
+    def settle(self) -> None:
+        """What has come is all that comes."""
+        self._meter.settle(self._attempt)
+
+    def _shown(self, body: bytes, last: bool) -> bytes:
+        if self._framing is None:
+            return body
+        bodies = [body] if body else []
+        return self._framing.finish(b"", bodies, True) if last else self._framing.feed(b"", bodies, [])

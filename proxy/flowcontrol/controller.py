@@ -1,27 +1,25 @@
-"""The gate before the pods: lets requests go on while there is room, and has the others wait in their order."""
+"""Admission: requests go on while the pods have capacity, and the others wait in the queue."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Sequence
+from math import exp
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, final
 
 from proxy.core.attempt import Attempt
-from proxy.core.endpoint import Endpoint
-from proxy.core.errors import MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
-from proxy.core.ports import Clock, Gate
+from proxy.core.cycle_state import DataKey
+from proxy.core.endpoint import Endpoint, Freshness
+from proxy.core.errors import Evicted, MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
+from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import InferenceRequest
-from proxy.flowcontrol.band import Waiting, objective
-from proxy.flowcontrol.drain import DrainRate
-from proxy.flowcontrol.eviction import Eviction
-from proxy.flowcontrol.passage import PASSAGE, Passage
-from proxy.flowcontrol.queue import Queue
-from proxy.flowcontrol.room import Fleet, Room
-from proxy.flowcontrol.service import tokens_of
-from proxy.flowcontrol.settings import FlowControlSettings
-from proxy.flowcontrol.siblings import Siblings
+from proxy.flowcontrol.capacity import Fleet, Room, Siblings
+from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
+from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
+from proxy.latency.forecast import LATENCY, objectives
+from proxy.telemetry.catalogue import Catalogue
 
 LONGEST_RETRY_AFTER = 60.0
 """Seconds."""
@@ -282,3 +280,203 @@ class FlowControl(Gate):
         if waiting.band.ordering == "slo-deadline":
             return min(request.deadline, request.received_at + objective(request))
         return request.deadline
+
+
+@final
+class Passage:
+    """One request's, from its arrival at the gate to its end."""
+
+    __slots__ = ("_control", "_task", "endpoint", "is_evicted", "legs", "request", "turn", "waiting")
+
+    def __init__(self, control: FlowControl, request: InferenceRequest) -> None:
+        self._control = control
+        self.request = request
+        self.is_evicted = False
+        self.waiting: Waiting
+        self.turn: asyncio.Future[QueueFull | None]
+        """Comes when it goes on, or with why it does not."""
+        self.endpoint: Endpoint | None = None
+        self.legs: tuple[Attempt, ...] = ()
+        """Those that answer, where what they take is counted."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self.turn = asyncio.get_running_loop().create_future()
+        await self._control.enter(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._control.leave(self)
+        if self.is_evicted and isinstance(error, asyncio.CancelledError) and self._was_not_abandoned():
+            evicted = Evicted("The request made room for a more urgent one.")
+            raise self._control.refusal(self.waiting, evicted) from None
+
+    def end_waiting(self, refusal: QueueFull | None) -> None:
+        if self.turn.done():
+            return
+        if refusal is None:
+            self._control.let_go_on(self)
+        self.turn.set_result(refusal)
+
+    def evict(self) -> None:
+        self.is_evicted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _was_not_abandoned(self) -> bool:
+        """By its client too, at the same time."""
+        return self._task is not None and self._task.uncancel() == 0
+
+
+PASSAGE: DataKey[Passage] = DataKey("FlowControlPassage")
+"""Of the gate that it is at; there is one in a pool."""
+
+
+EVICTION_PAUSE = 1.0
+"""Seconds until pods report what an eviction has changed."""
+
+
+class Eviction:
+    """`inside` are the requests that have gone on, in that order."""
+
+    def __init__(self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, inside: dict[Passage, None]) -> None:
+        self.settings = settings
+        self._fleet = fleet
+        self._clock = clock
+        self._inside = inside
+        self._begins_at = -math.inf
+
+    def make_room_for(self, waiting: Waiting, anywhere: bool) -> None:
+        """Ends the least urgent request that may be ended for it, of these the one that went on last. Another follows
+        when it has left and that was not enough."""
+        if not self.settings.evict_sheddable or self._clock.now() < self._begins_at:
+            return
+        if any(passage.is_evicted for passage in self._inside):
+            return
+        pods = self._fleet.serving(waiting.request.model)
+        sheddable = [
+            one
+            for one in reversed(self._inside)
+            if one.request.priority < min(0, waiting.band.priority) and (anywhere or one.endpoint in pods)
+        ]
+        if sheddable:
+            if self.settings.saturation.detector == "utilization":
+                self._begins_at = self._clock.now() + EVICTION_PAUSE
+            min(sheddable, key=lambda passage: passage.request.priority).evict()
+
+
+MEMORY = 10.0
+"""Seconds in which the past shrinks to 1/e."""
+
+LEAST_KNOWN = 5.0
+"""Endings that have to be remembered before anything is predicted."""
+
+
+class DrainRate:
+    """Endings per second, of late."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count = 0.0
+        self._at = clock.now()
+        self._began = clock.now()
+
+    def ended(self) -> None:
+        self._fade()
+        self._count += 1.0
+
+    def wait(self, ahead: int) -> float | None:
+        """Seconds until so many have gone on and one more; None while too little is known."""
+        self._fade()
+        if self._count < LEAST_KNOWN:
+            return None
+        known = MEMORY * (1.0 - exp((self._began - self._at) / MEMORY))
+        return (ahead + 1) * known / self._count
+
+    def _fade(self) -> None:
+        now = self._clock.now()
+        self._count *= exp((self._at - now) / MEMORY)
+        self._at = now
+
+
+COLD = 0.02
+"""Used share of the KV cache below which a pod counts as having nothing to do."""
+
+
+class SheddingGate(Gate):
+    """Decides on the pods that the request could have, when all that is predicted of it is there."""
+
+    def __init__(self, settings: Shedding, random: Random, watcher: Watcher) -> None:
+        self._settings = settings
+        self._random = random
+        self._watcher = watcher
+
+    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """All. Raises QueueFull."""
+        if request.priority < 0:
+            by_load = self._settings.by_load
+            if by_load is not None and self._random.random() < chance(by_load, endpoints):
+                raise self._refusal(request, "The pods are too busy for what may be dropped.")
+            if self._settings.missed_objectives and would_miss(request, endpoints):
+                raise self._refusal(request, "No pod would answer in the time that is asked for.")
+        return endpoints
+
+    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+        """What may be dropped is not sent twice."""
+        return request.priority >= 0
+
+    def _refusal(self, request: InferenceRequest, message: str) -> QueueFull:
+        self._watcher.refused(str(request.priority), Reason.SATURATED)
+        return QueueFull(message, reason=Reason.SATURATED)
+
+
+def chance(by_load: ShedByLoad, endpoints: Sequence[Endpoint]) -> float:
+    """k * saturation ^ power, at most 1, where saturation is the mean of the larger of queue and KV usage by theirs."""
+    full = [_fullness(by_load, endpoint) for endpoint in endpoints]
+    saturation = sum(full) / len(full)
+    return min(1.0, by_load.k * math.pow(saturation, by_load.power))
+
+
+def would_miss(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:
+    """Where something is predicted, and no pod has nothing to do."""
+    asked, forecast = objectives(request), request.state.read(LATENCY)
+    if asked is None or forecast is None:
+        return False
+    if any(endpoint.load.requests == 0 or endpoint.view.kv_usage < COLD for endpoint in endpoints):
+        return False
+    return not any(min(headrooms) >= 0.0 for headrooms in asked.headrooms(forecast, endpoints))
+
+
+def _fullness(by_load: ShedByLoad, endpoint: Endpoint) -> float:
+    if endpoint.metrics.freshness is Freshness.STALE:
+        return 1.0
+    view = endpoint.view
+    return max(view.waiting / by_load.queue_depth, view.kv_usage / by_load.kv_usage)
+
+
+class FlowSeries:
+    """A Watcher of the gate of a pool."""
+
+    def __init__(self, catalogue: Catalogue, pool: str) -> None:
+        self._catalogue = catalogue
+        self._pool = pool
+
+    def went_on(self, band: str, waited: float) -> None:
+        self._catalogue.queue_wait.cell(self._pool, band).observe(waited)
+
+    def refused(self, band: str, reason: Reason) -> None:
+        self._catalogue.queue_refused.cell(self._pool, band, reason.value).add()
+
+    def read(self, queue: Queue, room: Room) -> None:
+        """For an exposition."""
+        for band in queue.bands:
+            self._catalogue.queue_length.cell(self._pool, band.name).value = band.waiting
+            self._catalogue.queue_bytes.cell(self._pool, band.name).value = band.bytes
+        self._catalogue.saturation.cell(self._pool).value = room.saturation()
+
+    def end(self) -> None:
+        """There is no such gate any more. What others show is read anew for every exposition."""
+        for gauge in (self._catalogue.queue_length, self._catalogue.queue_bytes, self._catalogue.saturation):
+            gauge.clear()

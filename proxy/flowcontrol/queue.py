@@ -1,13 +1,24 @@
-"""Who waits: bands by priority, in a band a flow for each tenant, in a flow the requests in their order."""
+"""Queued requests: bands by priority, in a band a flow per tenant, in a flow the requests in order."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import exp2, inf
 from operator import attrgetter
+from typing import Any, Generic, TypeVar
+from zlib import crc32
 
-from proxy.flowcontrol.band import LEAST_SERVICE, Band, Waiting
-from proxy.flowcontrol.service import Attained
-from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
+from proxy.core.attempt import Attempt
+from proxy.core.errors import QueueFull
+from proxy.core.identity import IDENTITY
+from proxy.core.request import InferenceRequest
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
+from proxy.latency.forecast import objectives
 
 SPARE = 0.05
 """Of the queue, which those do not get that would soon have to make room for others: better refused at once."""
@@ -83,3 +94,407 @@ class Queue:
         for place, each in enumerate(self.bands[1:], 1):
             each.depth = place / (len(self.bands) - 1)
         return band
+
+
+LEAST_SERVICE = "least-service"
+
+IDLE_FLOWS = 1000
+"""Flows without anybody waiting that are remembered, for what they have had."""
+CLEARLY = 0.9
+"""A tenant with more than this share of what the one with most has waiting would soon be that one."""
+MOST_UNKNOWN_TENANTS = 256
+"""Flows of tenants that no key names, of those that have requests waiting: clients can invent any number of tenants."""
+SHARED_FLOWS = 64
+"""Flows for the requests of all further tenants that no key names, by a hash of the tenant's name."""
+
+
+class Waiting:
+    """A request in the queue, which leaves it for a pod or with a refusal. `since` is in monotonic seconds, `cost` is
+    in tokens of its prompt."""
+
+    __slots__ = ("band", "cost", "flow", "key", "leave", "number", "request", "since")
+
+    def __init__(
+        self, request: InferenceRequest, band: Band, since: float, leave: Callable[[QueueFull | None], None]
+    ) -> None:
+        self.request = request
+        self.band = band
+        self.since = since
+        self.leave = leave
+        self.cost = max(1, request.prompt.tokens)
+        self.key = band.key(request, since)
+        self.number = 0
+        """Order of arrival in its band."""
+        self.flow: Flow | None = None
+        """None while it has not had to wait."""
+
+    def recount(self, tokens: int) -> None:
+        """What it costs, as is known after a pod was chosen: its uncached tokens."""
+        cost = max(1, tokens)
+        if self.flow is not None and self.band.counts_tokens:
+            self.flow.served += (cost - self.cost) / self.flow.share
+            self.band.rank(self.flow)
+        self.cost = cost
+
+
+class Flow:
+    """The requests of one tenant in one band. `served` is what it has had, divided by its share."""
+
+    __slots__ = ("model", "number", "ordered", "served", "share", "waiting")
+
+    def __init__(self, share: float, number: int) -> None:
+        self.share = share
+        self.number = number
+        """Order of creation; decides between flows that are equal otherwise."""
+        self.served = 0.0
+        self.waiting: dict[Waiting, None] = {}
+        """In order of arrival."""
+        self.ordered: Ranking[Waiting] = Ranking()
+        """In the order in which they go on."""
+        self.model: str | None = None
+        """Model of the first request, under which the band ranks the flow."""
+
+    def push(self, waiting: Waiting) -> None:
+        self.waiting[waiting] = None
+        self.ordered.place(waiting, waiting.key, waiting.number)
+
+    def drop(self, waiting: Waiting) -> None:
+        del self.waiting[waiting]
+        self.ordered.remove(waiting)
+
+    @property
+    def last(self) -> Waiting:
+        """The one that came last; there is one."""
+        return next(reversed(self.waiting))
+
+    @property
+    def length(self) -> float:
+        """Of what waits, by its share."""
+        return len(self.waiting) / self.share
+
+
+class Band:
+    """All of one priority. Fairness is start-time fair queuing (Goyal, Vin and Cheng, 1996): whoever has had least goes
+    first, and whoever has not waited for long starts with what the others have had. Or it is least attained service:
+    what a tenant has had in all bands, and how long it waits.
+
+    An arrival or a departure costs O(log n) for n waiting tenants; a turn of least-service compares them all."""
+
+    def __init__(self, settings: BandSettings, defaults: FlowControlSettings, attained: Attained) -> None:
+        self.priority = settings.priority
+        self.name = settings.name or str(settings.priority)
+        self.ceiling = settings.ceiling
+        self.depth = 0.0
+        """Where it is among all bands: 0 the highest, 1 the lowest."""
+        self.timeout: float = settings.queue_timeout or defaults.queue_timeout
+        self.ordering = settings.ordering or defaults.ordering
+        self.waiting = 0
+        self.bytes = 0
+        self.models: dict[str, int] = {}
+        """How many wait for which."""
+        self._fairness = settings.fairness or defaults.fairness
+        self.counts_tokens = self._fairness == "deficit-round-robin"
+        self._most = math.inf if settings.max_queued is None else settings.max_queued
+        self._most_bytes = settings.max_queued_bytes or math.inf
+        self._shares = defaults.shares
+        self._attained = attained
+        self._least_service = defaults.least_service
+        self._numbers = itertools.count()
+        self._begun = itertools.count()
+        self._flows: dict[str, Flow] = {}
+        self._active: dict[Flow, None] = {}
+        """The flows with waiting requests."""
+        self._ranked: dict[str, Ranking[Flow]] = {}
+        """The active flows by the model of their first request, the next one first. Not kept for least-service."""
+        self._by_length: Ranking[Flow] = Ranking()
+        """The active flows, the longest first."""
+        self._lengths = Counter[int]()
+        """Number of active flows by number of waiting requests."""
+        self._ordered: Ranking[Waiting] | None = None
+        """All waiting requests, where flows have no turns and the order is not that of arrival."""
+        if self._fairness == "strict" and self.ordering != "fcfs":
+            self._ordered = Ranking()
+        self._served = 0.0
+        """What the flow had had that was the last to have its turn."""
+
+    def succeed(self, other: Band) -> None:
+        """Takes the place of another one, with all that wait there and what each tenant has had."""
+        self._served = other._served
+        for tenant, flow in other._flows.items():
+            mine = self._begin(tenant)
+            mine.served = flow.served * flow.share / mine.share
+        for waiting in sorted((one for flow in other._active for one in flow.waiting), key=attrgetter("since")):
+            waiting.band, waiting.key = self, self.key(waiting.request, waiting.since)
+            self.push(waiting)
+
+    def push(self, waiting: Waiting) -> None:
+        request = waiting.request
+        tenant = self._flow_name(request)
+        flow = self._flows.get(tenant) or self._begin(tenant)
+        if not flow.waiting:
+            flow.served = max(flow.served, self._served)
+        waiting.flow, waiting.number = flow, next(self._numbers)
+        flow.push(waiting)
+        self._resized(flow, len(flow.waiting) - 1)
+        if self._ordered is not None:
+            self._ordered.place(waiting, waiting.key, waiting.number)
+        self.waiting += 1
+        self.bytes += len(request.body)
+        self.models[request.model] = self.models.get(request.model, 0) + 1
+
+    def due(self, full: Collection[str]) -> Waiting | None:
+        """The first that goes on, those aside whose models are full."""
+        if all(model in full for model in self.models):
+            return None
+        if self._fairness == LEAST_SERVICE:
+            return self._least_served(full)
+        ranks = [flows.first for model, flows in self._ranked.items() if model not in full]
+        return min(ranks)[2].ordered.first[2] if ranks else None
+
+    def take(self, waiting: Waiting) -> None:
+        """It goes on."""
+        flow = waiting.flow
+        self.drop(waiting)
+        if flow is not None:
+            self._served = max(self._served, flow.served)
+            flow.served += (waiting.cost if self.counts_tokens else 1) / flow.share
+            self.rank(flow)
+
+    def drop(self, waiting: Waiting) -> None:
+        """It waits no more."""
+        flow, request = waiting.flow, waiting.request
+        if flow is None or waiting not in flow.waiting:
+            return
+        flow.drop(waiting)
+        self.waiting -= 1
+        self.bytes -= len(request.body)
+        left = self.models.pop(request.model) - 1
+        if left:
+            self.models[request.model] = left
+        if self._ordered is not None:
+            self._ordered.remove(waiting)
+        self._resized(flow, len(flow.waiting) + 1)
+
+    def rank(self, flow: Flow) -> None:
+        """Put an active flow at its place among the others, after a change of its first request or of `served`."""
+        if self._fairness == LEAST_SERVICE:
+            return
+        key, number, first = flow.ordered.first if flow.waiting else (0.0, 0, None)
+        model = None if first is None else first.request.model
+        if flow.model is not None and flow.model != model:
+            ranked = self._ranked[flow.model]
+            ranked.remove(flow)
+            if not ranked:
+                del self._ranked[flow.model]
+        flow.model = model
+        if model is not None:
+            rank = (key, number) if self._fairness == "strict" else (flow.served, flow.number)
+            if model not in self._ranked:
+                self._ranked[model] = Ranking()
+            self._ranked[model].place(flow, *rank)
+
+    def is_full_for(self, request: InferenceRequest) -> bool:
+        return self.waiting >= self._most or self.bytes + len(request.body) > self._most_bytes
+
+    def ahead(self, waiting: Waiting) -> int:
+        """Of those in the band, how many go before it. As an estimate: flows have their turns, one request each."""
+        if self._fairness == "strict":
+            return self.waiting if self._ordered is None else self._ordered.up_to(waiting.key)
+        own = self._flow_of(waiting.request)
+        mine = self._before(own, waiting) if own is not None else 0
+        turns = sum(flows * min(length, mine + 1) for length, flows in self._lengths.items())
+        return mine + turns - (min(len(own.waiting), mine + 1) if own is not None else 0)
+
+    def last(self) -> Waiting | None:
+        """The last one of the longest flow."""
+        return self._by_length.first[2].last if self.waiting else None
+
+    def gives_way(self, waiting: Waiting) -> Waiting | None:
+        """Who should leave for it where there is no room for all: the last of a tenant with clearly more waiting."""
+        last = self.last() if self._fairness != "strict" else None
+        if last is None or last.flow is None:
+            return None
+        own = self._flow_of(waiting.request)
+        length = 1 / self._share(waiting.request.tenant) if own is None else (len(own.waiting) + 1) / own.share
+        return last if last.flow.length * CLEARLY > length else None
+
+    def alike(self, request: InferenceRequest) -> int:
+        """How many wait that would not make room for one more of this tenant, whatever it has waiting."""
+        if self._fairness == "strict":
+            return self.waiting
+        flow = self._flow_of(request)
+        return 0 if flow is None else len(flow.waiting)
+
+    def tenants(self) -> Iterator[tuple[str, int, float]]:
+        """Those who have requests waiting: how many, and since when the oldest one waits."""
+        for tenant, flow in self._flows.items():
+            if flow.waiting:
+                yield tenant, len(flow.waiting), next(iter(flow.waiting)).since
+
+    def key(self, request: InferenceRequest, since: float) -> float:
+        """Within a flow the smallest goes first."""
+        if self.ordering == "edf":
+            return min(request.deadline, since + self.timeout)
+        if self.ordering == "slo-deadline":
+            return request.received_at + objective(request)
+        return since
+
+    def _least_served(self, full: Collection[str]) -> Waiting | None:
+        heads = [(flow.ordered.first[2], flow.share, flow.number) for flow in self._active]
+        had = _spread([self._attained.had(one.request.tenant) / share for one, share, _ in heads])
+        late = _spread([one.since for one, _, _ in heads])
+        weight, wait_weight = self._least_service.weight, self._least_service.wait_weight
+        ranks = [
+            (weight * much + wait_weight * at, one.since, number, one)
+            for (one, _, number), much, at in zip(heads, had, late, strict=True)
+            if one.request.model not in full
+        ]
+        return min(ranks)[3] if ranks else None
+
+    def _before(self, flow: Flow, waiting: Waiting) -> int:
+        return len(flow.waiting) if self.ordering == "fcfs" else flow.ordered.up_to(waiting.key)
+
+    def _resized(self, flow: Flow, before: int) -> None:
+        """Note that a request came to the flow or left it, which had `before` requests."""
+        length = len(flow.waiting)
+        self._lengths[length] += 1
+        self._lengths[before] -= 1
+        for each in (0, before):
+            if each == 0 or not self._lengths[each]:
+                del self._lengths[each]
+        if length:
+            self._active[flow] = None
+            self._by_length.place(flow, -flow.length, flow.number)
+        else:
+            del self._active[flow]
+            self._by_length.remove(flow)
+        self.rank(flow)
+
+    def _flow_of(self, request: InferenceRequest) -> Flow | None:
+        """The flow that the request would wait in; None if there is none yet."""
+        return self._flows.get(self._flow_name(request))
+
+    def _flow_name(self, request: InferenceRequest) -> str:
+        """The tenant, or the name of the flow that it shares with others that no key names either."""
+        tenant = request.tenant
+        if len(self._active) < MOST_UNKNOWN_TENANTS or tenant in self._shares:
+            return tenant
+        flow = self._flows.get(tenant)
+        if (flow is not None and flow.waiting) or request.state.read(IDENTITY) is not None:
+            return tenant
+        return f"others, {crc32(tenant.encode()) % SHARED_FLOWS}"
+
+    def _begin(self, tenant: str) -> Flow:
+        if len(self._flows) >= IDLE_FLOWS + self.waiting:
+            self._flows = {name: flow for name, flow in self._flows.items() if flow.waiting}
+        flow = self._flows[tenant] = Flow(self._share(tenant), next(self._begun))
+        return flow
+
+    def _share(self, tenant: str) -> float:
+        return self._shares.get(tenant, 1.0)
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """From 0 to 1."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return [(value - low) / (high - low) if high > low else 0.0 for value in values]
+
+
+def objective(request: InferenceRequest) -> float:
+    """Seconds to the first token that the client wants at most; infinite if it does not say."""
+    said = objectives(request)
+    return math.inf if said is None or said.ttft is None else said.ttft
+
+
+ANSWER_WEIGHT = 2.0
+"""A token of an answer takes about as much of a pod as two of a prompt."""
+
+MOST_TENANTS = 100_000
+"""Clients may choose their names."""
+
+
+class Attained:
+    """Of all bands together, as long as there is a gate. Times are monotonic seconds."""
+
+    def __init__(self, settings: LeastService) -> None:
+        self.settings = settings
+        self._had: dict[str, tuple[float, float]] = {}
+        """Tokens, and when they were counted; whose were counted last comes last."""
+        self._latest = -inf
+
+    def add(self, tenant: str, tokens: float, now: float) -> None:
+        self._latest = now
+        had = self.had(tenant)
+        self._had.pop(tenant, None)
+        self._had[tenant] = (had + tokens, now)
+        self._forget(now - (self.settings.forget_after or inf))
+
+    def had(self, tenant: str) -> float:
+        """As it was when any tenant got something last: at any other time all had the same share of that."""
+        tokens, at = self._had.get(tenant, (0.0, 0.0))
+        half_life = self.settings.half_life
+        return tokens * exp2((at - self._latest) / half_life) if tokens and half_life else tokens
+
+    def _forget(self, before: float) -> None:
+        while self._had:
+            tenant, (_, at) = next(iter(self._had.items()))
+            if at >= before and len(self._had) <= MOST_TENANTS:
+                return
+            del self._had[tenant]
+
+
+def tokens_of(legs: Iterable[Attempt]) -> float:
+    """Of a request, whoever asked for them: as the engine counted them, or else as they were estimated and seen."""
+    return sum(map(_tokens, legs))
+
+
+def _tokens(leg: Attempt) -> float:
+    if leg.status is None or leg.status >= 300:
+        return 0.0
+    if (usage := leg.usage) is not None:
+        return usage.prompt_tokens + ANSWER_WEIGHT * usage.completion_tokens
+    return leg.request.prompt.tokens + ANSWER_WEIGHT * leg.chunks
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Ranking(Generic[T]):
+    """Items by rank, the smallest first. A rank is a value and a number that only one of its items has.
+
+    A change takes O(log n) comparisons; besides, it moves pointers in memory, for 5000 items about 1 us.
+    """
+
+    __slots__ = ("_entries", "_ranks")
+
+    def __init__(self) -> None:
+        self._entries: list[Any] = []
+        """(value, number, item); any tuple that begins likewise compares with them."""
+        self._ranks: dict[T, tuple[float, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def place(self, item: T, value: float, number: int) -> None:
+        """Add the item, or change its rank."""
+        rank = (value, number)
+        if self._ranks.get(item) != rank:
+            self.remove(item)
+            self._ranks[item] = rank
+            insort(self._entries, (value, number, item))
+
+    def remove(self, item: T) -> None:
+        """Remove the item if it is there."""
+        rank = self._ranks.pop(item, None)
+        if rank is not None:
+            del self._entries[bisect_left(self._entries, rank)]
+
+    def up_to(self, value: float) -> int:
+        """Return how many items have this value or a smaller one."""
+        return bisect_right(self._entries, (value, math.inf))
+
+    @property
+    def first(self) -> tuple[float, int, T]:
+        """Value, number and item of the smallest rank; there is one."""
+        entry: tuple[float, int, T] = self._entries[0]
+        return entry

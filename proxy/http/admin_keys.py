@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from proxy.access.settings import Scope
+from proxy.auth.settings import Scope
 from proxy.core.errors import Forbidden, InvalidJson, MisdirectedRequest, Unauthorized
 from proxy.core.identity import Identity
 from proxy.http.settings import host_name

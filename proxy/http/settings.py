@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.access.settings import Access
+from proxy.auth.settings import Access
 from proxy.core.params import param
 from proxy.core.units import Duration, Size
 from proxy.http.paths import faults_of_extension

@@ -10,8 +10,7 @@ from typing import Any
 
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
-from proxy.kubernetes.api import Api, Object, Resource
-from proxy.kubernetes.collection import RETRY, Collection
+from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
 
 VERSION = "v1alpha2"

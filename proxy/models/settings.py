@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxy.core.errors import Problem
 from proxy.core.params import param
 from proxy.core.units import Duration
-from proxy.kubernetes.access import Access
+from proxy.kubernetes.settings import Access
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from proxy import outbound
 from proxy.autoscale.acting import path_of
 from proxy.autoscale.actuators.order import Hand, Order
 from proxy.autoscale.loop import Outcome
-from proxy.kubernetes.access import Access
 from proxy.kubernetes.api import open_session
+from proxy.kubernetes.settings import Access
 
 log = logging.getLogger(__name__)
 

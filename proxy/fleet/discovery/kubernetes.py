@@ -15,8 +15,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.discovery import Source
 from proxy.fleet.settings import HOST_ADDRESS, HOST_NAME, KubernetesSettings, PodSettings, bracketed
-from proxy.kubernetes.api import Api, Object, Resource
-from proxy.kubernetes.collection import RETRY, Collection
+from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource
 
 PODS = Resource("", "v1", "pods")
 SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")

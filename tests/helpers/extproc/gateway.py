@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.extproc.addresses import KEY
+from proxy.extproc.request import SUBSET_KEY
 from proxy.lab.sim import SimConfig
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack
@@ -61,7 +61,7 @@ def with_subset(addresses: Sequence[str]) -> Edit:
     """Requests may go to these pods only."""
 
     def edit(config: dict[str, Any]) -> None:
-        told = {"metadata_namespace": "envoy.lb.subset_hint", "value": {KEY: list(addresses)}}
+        told = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET_KEY: list(addresses)}}
         kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
         filters = _manager(config)["http_filters"]
         filters.insert(0, {"name": "subset", "typed_config": {"@type": kind, "metadata": [told]}})

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.access.turns import Parts
+from proxy.auth.limits import Parts
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.sharing import Replicated, app_of
 from proxy.cluster.supervisor import Supervisor

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.access.gate import LimitsGate
-from proxy.access.settings import Limits
+from proxy.auth.limits import LimitsGate
+from proxy.auth.settings import Limits
 from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import SharedLimits
 from proxy.core.attempt import Attempt

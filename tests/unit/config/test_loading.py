@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from proxy import yaml_source
-from proxy.access.key_file import KeyFile
+from proxy.auth.authenticator import KeyFile
 from proxy.core.errors import ConfigError
 from proxy.fleet.discovery.file import parse_pods
-from proxy.migration import files
 from proxy.settings import from_text
+from proxy.tools import imported
 from tests.helpers.examples import examples
 
 SCALARS = st.sampled_from(
@@ -65,8 +65,8 @@ def _key_file(text: str, folder: Path) -> Any:
 
 
 def _other_program(text: str) -> Any:
-    with contextlib.suppress(files.Unreadable):
-        return files.parse(text, "values.yaml")
+    with contextlib.suppress(imported.Unreadable):
+        return imported.parse(text, "values.yaml")
 
 
 @settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])

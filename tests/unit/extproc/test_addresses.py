@@ -11,7 +11,7 @@ from aiohappyeyeballs import AddrInfoType
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectFailed
-from proxy.extproc.addresses import KEPT, Addresses
+from proxy.extproc.request import KEPT, Addresses
 
 
 class Names:

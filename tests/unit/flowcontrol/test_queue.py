@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from proxy.core.cycle_state import CycleState
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.flowcontrol.band import MOST_UNKNOWN_TENANTS, SHARED_FLOWS, Waiting
-from proxy.flowcontrol.queue import Queue
+from proxy.flowcontrol.queue import MOST_UNKNOWN_TENANTS, SHARED_FLOWS, Queue, Waiting
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.flowcontrol.reflection import Reflection
+from proxy.flowcontrol.capacity import Reflection
 
 
 def turns(saturation: float, depth: float) -> str:

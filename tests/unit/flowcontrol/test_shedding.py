@@ -12,8 +12,8 @@ import pytest
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import QueueFull, Reason
 from proxy.core.request import InferenceRequest
+from proxy.flowcontrol.controller import SheddingGate, chance
 from proxy.flowcontrol.settings import ShedByLoad, Shedding
-from proxy.flowcontrol.shedding import SheddingGate, chance
 from proxy.latency.forecast import LATENCY
 from tests.unit.flowcontrol.test_controller import Watcher
 

@@ -14,8 +14,8 @@ from proxy.cluster.messages import FIRST_NUMBER, Garbled
 from proxy.cluster.shared import SharedQueue
 from proxy.cluster.shared import said as told
 from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.flowcontrol.capacity import Lent, Siblings, Tell
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
-from proxy.flowcontrol.siblings import Lent, Siblings, Tell
 from tests.unit.flowcontrol.test_controller import World, world
 
 NOTHING: Lent = {}

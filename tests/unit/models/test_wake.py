@@ -17,10 +17,9 @@ from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
-from proxy.models import wake
-from proxy.models.resolver import Resolver
+from proxy.models import resolver
+from proxy.models.resolver import AGAIN, Resolver, Waker
 from proxy.models.settings import ModelSettings
-from proxy.models.wake import AGAIN, Waker
 from tests.unit.models.test_resolver import Counts
 
 
@@ -69,7 +68,7 @@ class Bedroom:
 
 @pytest.fixture
 async def tasks(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tasks]:
-    monkeypatch.setattr(wake, "LOOK", 0.0)
+    monkeypatch.setattr(resolver, "LOOK", 0.0)
     async with Tasks() as tasks:
         yield tasks
 

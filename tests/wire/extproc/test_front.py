@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from proxy.extproc import front
 from proxy.extproc.messages import GO_AWAY, Frames
+from proxy.extproc.server import LOOK, Front
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.extproc.test_protocol import BODY, gateway, set_by, talk
 
@@ -56,7 +56,7 @@ def test_the_first_place_between_is_found_from_anywhere(begin: int) -> None:
 
 
 @asynccontextmanager
-async def before(path: Path, answer: bytes) -> AsyncIterator[tuple[front.Front, asyncio.Queue[asyncio.StreamWriter]]]:
+async def before(path: Path, answer: bytes) -> AsyncIterator[tuple[Front, asyncio.Queue[asyncio.StreamWriter]]]:
     """A front before something that says `answer` at once; and its connections."""
     inside: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
@@ -68,7 +68,7 @@ async def before(path: Path, answer: bytes) -> AsyncIterator[tuple[front.Front, 
         writer.close()
 
     server = await asyncio.start_unix_server(accepted, str(path))
-    one = front.Front(str(path))
+    one = Front(str(path))
     await one.start("127.0.0.1", 0, None)
     try:
         yield one, inside
@@ -89,7 +89,7 @@ async def test_who_is_in_the_middle_of_a_frame_is_told_at_its_end(tmp_path: Path
         assert await reader.readexactly(begin) == stream[:begin]
         leaving = asyncio.ensure_future(one.leave(20.0, lambda: True))
         within = await inside.get()
-        await asyncio.sleep(3 * front.LOOK)
+        await asyncio.sleep(3 * LOOK)
         within.write(stream[begin:])
         told = stream[begin : BETWEEN[2]] + GO_AWAY + stream[BETWEEN[2] :]
         assert await reader.readexactly(len(told)) == told
@@ -115,7 +115,7 @@ async def test_a_gateway_that_is_lost_is_lost_inside_too_and_the_other_way_round
 
 
 async def test_nobody_inside_is_the_end_of_the_connection(tmp_path: Path) -> None:
-    one = front.Front(str(tmp_path / "nobody"))
+    one = Front(str(tmp_path / "nobody"))
     await one.start("127.0.0.1", 0, None)
     reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
     with contextlib.suppress(ConnectionError):

@@ -9,9 +9,9 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
-from proxy.kubernetes import access
-from proxy.kubernetes.access import Access
+from proxy.kubernetes import settings
 from proxy.kubernetes.api import Api, ApiError, Resource
+from proxy.kubernetes.settings import Access
 from tests.helpers.http.authority import Authority, server_context
 from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
 
@@ -25,7 +25,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "token").write_text("of-the-pod\n")
     (folder / "namespace").write_text("ns\n")
-    monkeypatch.setattr(access, "SERVICE_ACCOUNT", folder)
+    monkeypatch.setattr(settings, "SERVICE_ACCOUNT", folder)
     return folder
 
 
@@ -61,7 +61,7 @@ async def test_a_server_whose_certificate_nobody_vouches_for_is_told_no_token(
 async def test_outside_of_a_pod_without_a_server_it_is_said_which_file_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "SERVICE_ACCOUNT", tmp_path / "none")
+    monkeypatch.setattr(settings, "SERVICE_ACCOUNT", tmp_path / "none")
     with pytest.raises(ApiError, match="none/token"):
         await Api(Access(namespace="ns")).list(PODS, {})
 

@@ -14,9 +14,8 @@ import pytest
 
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import Tasks
-from proxy.kubernetes.access import Access
-from proxy.kubernetes.api import PAGE, Api, Object, Resource
-from proxy.kubernetes.collection import Collection
+from proxy.kubernetes.api import PAGE, Api, Collection, Object, Resource
+from proxy.kubernetes.settings import Access
 from tests.helpers.cluster.store import Wall
 from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
 from tests.helpers.waiting import until

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from proxy.autoscale.acting import path_of
 from proxy.autoscale.actuators.kubernetes import DELETION_COST, Kubernetes
 from proxy.autoscale.loop import Outcome
-from proxy.kubernetes.access import Access
+from proxy.kubernetes.settings import Access
 from tests.helpers.autoscale.actuators.orders import order
 
 

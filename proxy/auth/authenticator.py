@@ -1,0 +1,278 @@
+"""Authentication: API keys of the configuration and of a file, and tokens of an issuer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from proxy import yaml_source
+from proxy.auth.settings import Access, ApiKey, Jwt, Limits, Scope, check_keys
+from proxy.core import params
+from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Problem, Unauthorized, UnknownModel
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.patterns import allows
+from proxy.core.ports import Clock, Resolver
+from proxy.core.request import InferenceRequest, changed
+from proxy.core.state import Draft
+from proxy.core.tasks import Tasks
+from proxy.core.watched_files import WatchedFiles
+from proxy.openai.asked_usage import asking
+
+Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
+"""URL -> status and body. Raises `outbound.FAILURES`."""
+
+
+class Tokens(Protocol):
+    """What an issuer signs; `web_tokens.WebTokens` checks it."""
+
+    def find(self, token: str, scope: Scope) -> Identity | None:
+        """None if its keys have to be asked for first. Raises Unauthorized, Forbidden or IssuerAway."""
+
+    async def ask(self) -> None:
+        """Looks for keys that are not known, for so long as a request may wait."""
+
+
+class Door:
+    """`async with`: inside of it, changes of the key file are seen."""
+
+    def __init__(self, access: Access, clock: Clock, environ: Mapping[str, str], tokens: Tokens | None = None) -> None:
+        """Raises ConfigError for the file's faults."""
+        self._access = access
+        self._clock = clock
+        self._tasks = Tasks()
+        self._file = KeyFile(access.api_keys_file, environ) if access.api_keys_file is not None else None
+        self.tokens = tokens
+        self.limits: dict[str, Limits] = {}
+        """By the names that identities and tenants give; changes with the file."""
+        self._keys = self._known(self._file.read() if self._file is not None else ())
+
+    async def __aenter__(self) -> Door:
+        if self._file is not None:
+            self._tasks.keep(partial(self._file.watch, self._replace), "key-file")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.stop()
+
+    @property
+    def limits_some(self) -> bool:
+        """Whether anybody has limits, or may have tomorrow."""
+        return bool(self.limits) or self._file is not None
+
+    @property
+    def tenants(self) -> dict[str, str]:
+        """The names of their limits, by theirs."""
+        return {name: _name_of(f"tenants.{name}", tenant.limits) for name, tenant in self._access.tenants.items()}
+
+    def find(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity | None:
+        """Who asks, at once; None if that takes waiting. Raises Unauthorized, or Forbidden for who may do other things
+        only."""
+        secret = presented(headers)
+        if secret is None:
+            raise Unauthorized("An API key is needed: send `Authorization: Bearer <key>`.")
+        identity = self._keys.find(secret, scope)
+        if identity is not None:
+            return identity
+        if self.tokens is None or secret.count(".") != 2:
+            raise Unauthorized("This API key is not known here.")
+        return self.tokens.find(secret, scope)
+
+    async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
+        """As `find`, after waiting. Raises IssuerAway too."""
+        identity = self.find(headers, scope)
+        if identity is None and self.tokens is not None:
+            await self.tokens.ask()
+            identity = self.find(headers, scope)
+        if identity is None:
+            raise IssuerAway
+        return identity
+
+    def _replace(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = self._known(keys)
+
+    def _known(self, further: Sequence[ApiKey]) -> Keys:
+        """Raises ConfigError, and nothing has changed then."""
+        keys = (*self._access.api_keys, *further)
+        try:
+            check_keys(keys, self._access.limits)
+            known = Keys(keys, self._clock)
+        except ValueError as error:
+            where = "security" if self._file is None else self._access.api_keys_file or ""
+            raise ConfigError([Problem(where, str(error))]) from None
+        self.limits.clear()
+        self.limits.update({**self._access.limits, **_limits_of_their_own(self._access), **known.limits})
+        return known
+
+
+def door_of(access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, draft: Draft) -> Door | None:
+    """Return the door of a configuration, or None where no credentials are asked for. `fetch` gets an issuer's keys;
+    keys of the same issuer that are in use stay. Raises ConfigError."""
+    if not access.asks:
+        return None
+    tokens = None if access.jwt is None else _tokens(access.jwt, fetch, clock, draft)
+    return draft.get("door", lambda: Door(access, clock, environ, tokens), access)
+
+
+def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> Tokens:
+    try:
+        from proxy.auth.jwt_tokens import REFRESH, WebKeys, WebTokens
+    except ImportError:
+        raise ConfigError([Problem("security.jwt", "needs the extra: pip install 'kvlane[jwt]'")]) from None
+    issuer = (settings.issuer, settings.jwks)
+    keys = draft.get("web-keys", lambda: WebKeys(settings.jwks, REFRESH, fetch, clock), issuer)
+    return WebTokens(settings, _name_of("jwt", settings.limits), keys, clock)
+
+
+def _limits_of_their_own(access: Access) -> dict[str, Limits]:
+    others = [(f"tenants.{name}", tenant.limits) for name, tenant in access.tenants.items()]
+    others += [("jwt", access.jwt.limits)] if access.jwt is not None else []
+    return {name: limits for name, limits in others if isinstance(limits, Limits)}
+
+
+def _name_of(own: str, limits: Limits | str | None) -> str:
+    return own if isinstance(limits, Limits) else limits or ""
+
+
+PREFIX = "kvl_"
+"""By which scanners of repositories can find keys that were left there."""
+
+
+class Keys:
+    """All there are at one moment; replaced as a whole. Secrets are not kept, only their digests: how long it takes to
+    look one up tells nothing of a key, for nobody can choose the digest of what he sends."""
+
+    def __init__(self, keys: Sequence[ApiKey], clock: Clock) -> None:
+        """Raises ValueError if two are the same."""
+        self._clock = clock
+        self._known: dict[bytes, tuple[ApiKey, Identity]] = {}
+        self.limits: dict[str, Limits] = {}
+        """Those that keys have of their own, by the names that their identities give."""
+        for key in keys:
+            digest = _digest_of(key)
+            if digest in self._known:
+                raise ValueError(f"apiKeys: '{self._known[digest][0].name}' and '{key.name}' are the same key")
+            self._known[digest] = key, self._identity(key)
+
+    def find(self, secret: str, scope: Scope) -> Identity | None:
+        """None if nobody has this key. Raises Unauthorized if it has expired, Forbidden if it does not open that."""
+        found = self._known.get(hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest())
+        if found is None:
+            return None
+        key, identity = found
+        if key.expires is not None and self._clock.wall() >= key.expires:
+            raise Unauthorized("This API key has expired.")
+        if scope not in key.scopes:
+            raise Forbidden(f"The key '{key.name}' has no scope '{scope}'.")
+        return identity
+
+    def _identity(self, key: ApiKey) -> Identity:
+        limits = key.limits
+        if isinstance(limits, Limits):
+            self.limits[own := f"apiKeys.{key.name}"] = limits
+            limits = own
+        return Identity(
+            name=key.name,
+            tenant=key.tenant or key.name,
+            models=frozenset(key.models) or None,
+            objectives=frozenset(key.objectives),
+            limits=limits or "",
+        )
+
+
+def presented(headers: Mapping[str, str]) -> str | None:
+    """The secret that a request brings: where clients of OpenAI, Anthropic and Azure put it."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and (bearer := bearer.strip()):
+        return bearer
+    return headers.get("x-api-key") or headers.get("api-key")
+
+
+def new_key() -> str:
+    """A key that nobody can guess: 256 bits of it."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hashed(secret: str) -> str:
+    """As a configuration keeps it. A key is drawn, not chosen, so there is nothing to be tried out slowly."""
+    return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _digest_of(key: ApiKey) -> bytes:
+    text = key.hash or hashed((key.key or "").strip())
+    return bytes.fromhex(text.partition(":")[2])
+
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two looks at the file."""
+
+ApiKeys = tuple[ApiKey, ...]
+Take = Callable[[ApiKeys], None]
+
+
+class KeyFile:
+    """A file that is missing, empty or broken takes no keys away while kvlane runs; its faults are logged once."""
+
+    def __init__(self, path: str, environ: Mapping[str, str]) -> None:
+        self._path = Path(path)
+        self._environ = environ
+        self._file = WatchedFiles([path])
+
+    def read(self) -> ApiKeys:
+        """Raises ConfigError."""
+        return self._file.read(self._load)
+
+    async def watch(self, take: Take) -> None:
+        """Until it is cancelled; `take` gets all keys of the file and may raise ConfigError for them."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                keys = await asyncio.to_thread(self._file.read_if_changed, self._load)
+                if keys is not None:
+                    take(keys)
+                    log.info("%s has changed: %d keys", self._path, len(keys))
+            except ConfigError as error:
+                log.error("the keys stay as they were: %s", error)
+
+    def _load(self) -> ApiKeys:
+        entries = yaml_source.read(yaml_source.text_of(self._path), str(self._path), self._environ)
+        if entries is None:
+            raise ConfigError([Problem(str(self._path), "is empty; write [] for no keys")])
+        try:
+            keys: Any = params.coerce(tuple[ApiKey, ...], entries, str(self._path))
+        except params.Invalid as invalid:
+            raise ConfigError(invalid.problems) from None
+        read: ApiKeys = keys
+        return read
+
+
+class Admission:
+    """Implements `core.ports.Resolver`, before the one of the models, if there is one."""
+
+    def __init__(self, models: Resolver | None = None, counts_tokens: Callable[[Identity], bool] | None = None) -> None:
+        """`counts_tokens` says whose pods are asked for usage; None: nobody's."""
+        self._models = models
+        self._counts_tokens = counts_tokens
+
+    def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
+        """Raises UnknownModel for one that the key may not ask for: it does not learn what others may."""
+        if identity is not None and not allows(identity.models, request.model):
+            raise UnknownModel(request.model)
+        if self._models is not None:
+            request = self._models.resolve(request, identity)
+        if identity is None:
+            return request
+        request.state.write(IDENTITY, identity)
+        if request.tenant != identity.tenant:
+            request = changed(request, tenant=identity.tenant)
+        return asking(request) if self._counts_tokens is not None and self._counts_tokens(identity) else request

@@ -1,0 +1,376 @@
+"""Rate limits and quotas of keys and tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, final
+
+from proxy.auth.meter import Amounts, Bucket, Meter, Shortage
+from proxy.auth.settings import ANY_OTHER, Limits
+from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.cycle_state import DataKey
+from proxy.core.errors import RateLimited
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.ports import Clock, Gate
+from proxy.core.request import InferenceRequest, is_out_of_its_own_time
+from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.instruments import OTHER
+from proxy.telemetry.labels import is_label
+
+NOTHING = Usage(0, 0)
+
+MOST_METERS = 10_000
+"""Of which some are forgotten that limit nothing at the moment: an issuer of tokens can name any number of subjects."""
+
+Who = tuple[str, str, str]
+"""Kind and name of a meter, and the name of its limits."""
+
+Pairs = list[tuple[str, str]]
+
+
+class Watcher(Protocol):
+    """Who counts."""
+
+    def limited(self, kind: str, name: str, shadow: bool) -> None:
+        """A request of this key or tenant was refused, or would have been."""
+
+
+class LimitsGate(Gate):
+    """`limits` by the names that identities give; `tenants` names those that all keys of a tenant have together."""
+
+    def __init__(
+        self, limits: Mapping[str, Limits], tenants: Mapping[str, str], clock: Clock, watcher: Watcher
+    ) -> None:
+        self.limits = limits
+        self.tenants = tenants
+        """Where these change, what was used so far still counts."""
+        self.clock = clock
+        self._watcher = watcher
+        self._meters: OrderedDict[tuple[str, str], Meter] = OrderedDict()
+        """By kind and name, the one used last at the end."""
+        self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
+        """Told of every charge: whose, how many requests he has running, and the amounts."""
+        self.turns: Turns | Parts | None = None
+        """Among the workers of this host, or all processes of a deployment, where there are several."""
+        self._workers, self._seat, self._news = 1, 0, 0.0
+
+    def admit(self, request: InferenceRequest) -> Stay:
+        identity = request.state.read(IDENTITY)
+        return Stay(self, request, () if identity is None else self.meters(identity))
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Charge the attempt that answers, whose response says in OpenAI's headers what is left."""
+        stay = attempt.request.state.read(STAY)
+        if stay is not None and attempt.answers:
+            stay.attempt = attempt
+            attempt.response_headers.extend(self.headers(stay.meters))
+
+    def counts_tokens(self, identity: Identity) -> bool:
+        """Whether pods should be asked for usage."""
+        return any(meter.counts_tokens for meter in self.meters(identity))
+
+    def meters(self, identity: Identity) -> Sequence[Meter]:
+        """The key's, then its tenant's; those that there are."""
+        limits, tenants, found = self.limits, self.tenants, []
+        if identity.limits in limits:
+            found.append(self._meter("key", identity.name, identity.limits))
+        of = tenants.get(identity.tenant) or tenants.get(ANY_OTHER, "")
+        if of in limits:
+            found.append(self._meter("tenant", identity.tenant, of))
+        return found
+
+    def refuse(self, meter: Meter, shortage: Shortage, meters: Sequence[Meter]) -> None:
+        """Raises RateLimited, unless the meter only counts."""
+        self._watcher.limited(meter.kind, meter.name, meter.limits.shadow)
+        if not meter.limits.shadow:
+            message = f"'{meter.name}' may have {shortage.what}; try again in {shortage.seconds:.0f} s."
+            raise RateLimited(message, shortage.seconds, self.headers(meters))
+
+    async def wait_for_turn(self, turns: Turns | Parts, meters: Sequence[Meter]) -> None:
+        """Returns when the request may go on, or is to be refused."""
+        until = self.clock.now() + turns.patience
+        while (pause := self._pause(turns, meters)) > 0.0 and self.clock.now() < until:
+            await turns.sleep(pause)
+
+    def headers(self, meters: Sequence[Meter]) -> Pairs:
+        """Of those that refuse, where the least is left."""
+        now = self.clock.now()
+        requests = tokens = None
+        for meter in meters:
+            if not meter.limits.shadow:
+                requests = _scarcer(requests, meter.requests, now)
+                tokens = _scarcer(tokens, meter.tokens, now)
+        return [*_said(_OF_REQUESTS, requests, now), *_said(_OF_TOKENS, tokens, now)]
+
+    def seated(self, workers: int, seat: int, news: float) -> None:
+        """This process is one of several workers of its host. What hosts let in others know after `news` seconds."""
+        self._workers, self._seat, self._news = workers, seat, news
+        self.among(1)
+
+    def among(self, hosts: int) -> None:
+        """So many share the limits, and hear of each other."""
+        processes = hosts * self._workers
+        if hosts == 1:
+            self.turns = Turns(processes, self._seat) if processes > 1 else None
+        elif not isinstance(self.turns, Parts) or self.turns.processes != processes:
+            self.turns = Parts(processes, self._news)
+
+    # what other workers say
+
+    def spent_elsewhere(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
+        """`running` are the requests that the peer has at the moment."""
+        if who[2] in self.limits:
+            meter = self._meter(*who)
+            _run_elsewhere(meter, peer, running)
+            meter.let_in_at = now = self.clock.now()
+            meter.charge(spent, now)
+
+    def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
+        """As a peer knows it; told to who may not have heard all."""
+        if who[2] in self.limits:
+            meter = self._meter(*who)
+            _run_elsewhere(meter, peer, running)
+            meter.at_least(used)
+
+    def vanished(self, peer: int) -> None:
+        for meter in self._meters.values():
+            meter.elsewhere.pop(peer, None)
+
+    def known(self) -> list[tuple[Who, int, Sequence[float]]]:
+        """Who was limited, the requests that run here, and what was used."""
+        return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
+
+    def _pause(self, turns: Turns | Parts, meters: Sequence[Meter]) -> float:
+        now = self.clock.now()
+        left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
+        if any(few < 1 for _, _, few in left):
+            return 0.0
+        return max(
+            (turns.pause((meter.kind, meter.name, what), few, now, meter.let_in_at) for meter, what, few in left),
+            default=0.0,
+        )
+
+    def _meter(self, kind: str, name: str, of: str) -> Meter:
+        meters, limits = self._meters, self.limits[of]
+        meter = meters.get((kind, name))
+        if meter is None:
+            self._make_room()
+            meter = meters[kind, name] = Meter(kind, name, of, limits, self.clock)
+            return meter
+        meters.move_to_end((kind, name))
+        if meter.limits is not limits:
+            meter.limit_by(of, limits)
+        return meter
+
+    def _make_room(self) -> None:
+        if len(self._meters) < MOST_METERS:
+            return
+        for key, meter in list(self._meters.items())[: MOST_METERS // 10]:
+            if meter.is_idle:
+                del self._meters[key]
+
+
+@final
+class Stay:
+    """One request's, from the gate to its end."""
+
+    __slots__ = ("_gate", "_request", "_reserved", "attempt", "meters")
+
+    def __init__(self, gate: LimitsGate, request: InferenceRequest, meters: Sequence[Meter]) -> None:
+        self._gate = gate
+        self._request = request
+        self.meters = meters
+        self._reserved: list[Amounts] = []
+        self.attempt: Attempt | None = None
+
+    async def __aenter__(self) -> None:
+        gate, request, meters = self._gate, self._request, self.meters
+        if not meters:
+            return
+        if gate.turns is not None:
+            await gate.wait_for_turn(gate.turns, meters)
+        now, reserved = gate.clock.now(), []
+        for meter in meters:
+            wanted = meter.estimate(request.prompt.tokens, request.max_tokens)
+            shortage = meter.shortage(wanted, now)
+            if shortage is not None:
+                gate.refuse(meter, shortage, meters)
+            reserved.append(wanted)
+        request.state.write(STAY, self)
+        self._reserved = reserved
+        for meter, wanted in zip(meters, reserved, strict=True):
+            meter.begin(wanted, now)
+        if gate.on_spent is not None:
+            self._tell(gate.on_spent, reserved)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        gate, reserved = self._gate, self._reserved
+        if not reserved:
+            return
+        now, corrections = gate.clock.now(), []
+        usage = NOTHING if self.attempt is None else _usage(self.attempt, now)
+        for meter, wanted in zip(self.meters, reserved, strict=True):
+            if self.attempt is None:
+                corrections.append(meter.undo(wanted, now))
+            else:
+                corrections.append(meter.end(wanted, usage, now))
+        if gate.on_spent is not None:
+            self._tell(gate.on_spent, corrections)
+
+    def _tell(self, on_spent: Callable[[Who, int, Sequence[float]], None], amounts: Sequence[Amounts]) -> None:
+        for meter, spent in zip(self.meters, amounts, strict=True):
+            on_spent(_who(meter), meter.running, spent)
+
+
+def _usage(attempt: Attempt, now: float) -> Usage | None:
+    """What is to be paid. Where the pod does not tell, a chunk of a stream is a token; of other answers nobody knows.
+    A client that leaves, or whose own time limit passes, before the answer comes has had the prompt computed."""
+    request = attempt.request
+    if attempt.status is None:
+        is_late = attempt.ending is Ending.TIMED_OUT and is_out_of_its_own_time(request, now)
+        left = is_late or attempt.ending is Ending.CLIENT_GONE
+        return Usage(request.prompt.tokens, 0) if left else NOTHING
+    if attempt.status >= 400:
+        return NOTHING
+    if attempt.usage is None and request.stream:
+        return Usage(request.prompt.tokens, attempt.chunks)
+    return attempt.usage
+
+
+def _run_elsewhere(meter: Meter, peer: int, running: int) -> None:
+    if running:
+        meter.elsewhere[peer] = running
+    else:
+        meter.elsewhere.pop(peer, None)
+
+
+def _who(meter: Meter) -> Who:
+    return meter.kind, meter.name, meter.of
+
+
+def _scarcer(one: Bucket | None, other: Bucket | None, now: float) -> Bucket | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one if one.most - one.used(now) <= other.most - other.used(now) else other
+
+
+def _said(names: tuple[str, str, str], bucket: Bucket | None, now: float) -> Pairs:
+    if bucket is None:
+        return []
+    most, left, full = names
+    return [(most, f"{bucket.most:.0f}"), (full, f"{bucket.full_in(now):.0f}s"), (left, f"{max(0.0, bucket.left):.0f}")]
+
+
+_OF_REQUESTS, _OF_TOKENS = (
+    (f"x-ratelimit-limit-{what}", f"x-ratelimit-remaining-{what}", f"x-ratelimit-reset-{what}")
+    for what in ("requests", "tokens")
+)
+
+STAY: DataKey[Stay] = DataKey("Stay")
+
+
+NEWS = 0.02
+"""Seconds after which all workers of a host know what one of them has let in."""
+
+LONGEST = 0.5
+"""Seconds that a request waits for its turn among many proxies; then it has what is known to be left."""
+
+MANY = 1000
+"""Limits, after which those are forgotten that nobody asked for of late."""
+
+Limit = tuple[str, str, str]
+"""Kind and name of whose it is, and of what."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@final
+class Turns:
+    """Time is cut into rounds, the same for all workers. In each, a worker lets in its part of what was left when it
+    looked first, and those that are over go to whose turn it is: so all together let in no more than there is. The
+    first half of a round is for the news of the one before: whoever has any, or has made some, looks when it is over.
+    """
+
+    patience = math.inf
+
+    def __init__(self, workers: int, seat: int, sleep: Sleep = asyncio.sleep) -> None:
+        self.sleep = sleep
+        self._workers = workers
+        self._seat = seat
+        self._round = -1
+        self._parts: dict[Limit, int] = {}
+        """What may still be let in of each limit in this round."""
+
+    def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
+        """Seconds until it is worth asking again; 0 if the request may go on, and has taken one of the part. Somebody
+        was let in at `changed_at`."""
+        stretch = int(now / NEWS)
+        number = (stretch + 1) // 2
+        if number != self._round:
+            self._round = number
+            self._parts.clear()
+        part = self._parts.get(limit)
+        if part is None:
+            if stretch % 2 and now - changed_at < NEWS:
+                return (stretch + 1) * NEWS - now
+            part = left // self._workers + ((number + self._seat) % self._workers < left % self._workers)
+        self._parts[limit] = max(0, part - 1)
+        return 0.0 if part else 2 * (number + 1) * NEWS - now
+
+
+@final
+class Parts:
+    """Among the processes of several hosts, which have no clock in common. Each lets in its part of what it knows to be
+    left, one at least, and looks again when it must have heard of the others' parts. So of a burst all together let
+    in what there is, and where there is less than a request for each, one each. What comes back meanwhile, as a request
+    that has ended does, may be let in again.
+    """
+
+    patience = LONGEST
+
+    def __init__(self, processes: int, news: float, sleep: Sleep = asyncio.sleep) -> None:
+        """`news`: seconds after which the others know, over a store that is well."""
+        self.sleep = sleep
+        self.processes = processes
+        self._news = news
+        self._parts: dict[Limit, tuple[float, int]] = {}
+        """Until when it is the part, and what has to be left beside it."""
+
+    def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
+        """As that of `Turns`."""
+        until, floor = self._parts.get(limit, (now, 0))
+        if now >= until:
+            self._forget_old(now)
+            until, floor = now + self._news, left - max(1, left // self.processes)
+            self._parts[limit] = until, floor
+        return 0.0 if left > floor else until - now
+
+    def _forget_old(self, now: float) -> None:
+        if len(self._parts) >= MANY:
+            self._parts = {limit: part for limit, part in self._parts.items() if part[0] > now}
+
+
+MOST_NAMES = 200
+"""Of keys and tenants that become labels: an issuer of tokens can name any number."""
+
+
+class LimitSeries:
+    """Implements `gate.Watcher`."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._limited = catalogue.limited
+        self._names: set[tuple[str, str]] = set()
+
+    def limited(self, kind: str, name: str, shadow: bool) -> None:
+        if (kind, name) not in self._names:
+            if len(self._names) >= MOST_NAMES or not is_label(name):
+                name = OTHER
+            else:
+                self._names.add((kind, name))
+        self._limited.cell(kind, name, "true" if shadow else "false").add()

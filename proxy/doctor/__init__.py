@@ -1,1 +1,0 @@
-"""What real pods are like: asked for it, and tried."""

@@ -1,0 +1,321 @@
+"""A request of a gateway: its gRPC stream, its body, and the pods that it may go to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
+from typing import Any
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadRequest, BodyTooLarge, NoEndpoints, RequestError
+from proxy.core.identity import Identity
+from proxy.core.ports import Clock, Gate
+from proxy.core.request import InferenceRequest
+from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
+from proxy.http.body import Budget, Upload, body_timed_out, too_large
+from proxy.http.head import INTERNAL, INTERNAL_PREFIXES, Pairs
+from proxy.http.paths import split_target
+from proxy.http.settings import Listen
+from proxy.http.upstream.pool import Address, Resolve, is_address, look_up, not_connected
+
+
+class EnvoyCall:
+    """Implements `http.service.Brought`; lives as long as the request. What is answered here is kept in `local` until
+    the gateway is told."""
+
+    body = b""
+    retained = 0
+    answered = 0
+    sent = 0
+    closing = False
+    identity: Identity | None = None
+    local: tuple[int, Pairs, bytes] | None = None
+    is_broken = False
+    """Whether what was sent of an answer must not look whole."""
+    upload: Upload | None = None
+    chunked = False
+    wants_websocket = False
+
+    def __init__(self, stream: Stream, ids: Iterator[str], received_at: float) -> None:
+        """`ids` are for requests that bring none; `received_at` is in monotonic seconds."""
+        self.stream = stream
+        fields = [
+            (each.key, each.raw_value or each.value.encode()) for each in stream.head.request_headers.headers.headers
+        ]
+        headers: dict[str, str] = {}
+        for name, value in fields:
+            text = value.decode("utf-8", "surrogateescape")
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
+        self.method = headers.pop(":method", "")
+        self.path, self.query = split_target(headers.pop(":path", "/"))
+        headers = {name: value for name, value in headers.items() if not name.startswith(":")}
+        subset = told_subset(plain(stream.head.metadata_context.filter_metadata))
+        if subset is not None:
+            headers[SUBSET] = subset
+        self.headers: Mapping[str, str] = headers
+        self.raw_headers = tuple((name.encode(), value) for name, value in fields if not name.startswith(":"))
+        self.id = headers.get("x-request-id") or next(ids)
+        self.id_line = b"x-request-id: %b\r\n" % self.id.encode("utf-8", "surrogateescape")
+        self.received_at = received_at
+
+    @property
+    def has_left(self) -> bool:
+        return self.stream.is_over
+
+    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+        self.answered = status
+        self.sent = len(body)
+        self.local = (status, headers, b"" if self.method == "HEAD" else body)
+
+    def break_off(self) -> None:
+        self.is_broken = True
+
+    def end(self) -> None:
+        """Whoever has brought it ends its stream."""
+
+    def unwanted(self) -> list[str]:
+        """Names of fields that do not go on to a pod: credentials that ended here, and what is said between routers and
+        engines only."""
+        passed = {name for name, _ in self.raw_headers if not (name in INTERNAL or name.startswith(INTERNAL_PREFIXES))}
+        return [name for name in self.headers if name != SUBSET and name.encode() not in passed]
+
+
+def fields_of(headers: Any) -> dict[str, str]:
+    """Of an answer, by lower-case name."""
+    return {each.key: (each.raw_value or each.value.encode()).decode("latin-1") for each in headers.headers}
+
+
+QUEUED = 64
+"""Messages that may wait here; then the gateway has to."""
+
+LARGER = "The request body is larger than what the gateway holds back to ask where it goes."
+
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+
+Write = Callable[[Any], Awaitable[None]]
+
+
+class Stream:
+    """Lives as long as the gRPC stream of one request. `head` is the message with the request's header fields."""
+
+    def __init__(self, head: Any, write: Write, gone: tuple[type[Exception], ...] = ()) -> None:
+        """`gone`: what `write` raises once the gateway has gone."""
+        config = head.protocol_config
+        told = head.HasField("protocol_config")
+        self.head = head
+        self.request_mode: int = config.request_body_mode if told else FULL_DUPLEX_STREAMED
+        self.response_mode: int = config.response_body_mode if told else FULL_DUPLEX_STREAMED
+        self._write = write
+        self._gone = gone
+        self.is_over = False
+        """The gateway says nothing more: the client has left, or has its answer."""
+        self.is_answered = False
+        """Nothing is left to be done but to say so."""
+        self.trailers = False
+        """Whether the request had some."""
+        self.kind = "request_headers"
+        """Of the request's message that has not been replied to."""
+        self._messages: asyncio.Queue[Any] = asyncio.Queue(QUEUED)
+
+    async def write(self, reply: Any) -> None:
+        """Where the gateway has gone, whoever reads hears of it too, and ends what would go on here."""
+        try:
+            await self._write(reply)
+        except self._gone:
+            if not self.is_answered:
+                await asyncio.sleep(math.inf)
+
+    async def told(self, message: Any) -> None:
+        """By the gateway."""
+        await self._messages.put(message)
+
+    def end(self) -> None:
+        """By the gateway. Where it shows no bodies, this is how an answer ends."""
+        self.is_over = True
+        if self.is_answered and self.response_mode == NONE:
+            if self._messages.full():
+                self._messages.get_nowait()
+            self._messages.put_nowait(ProcessingRequest(response_body={"end_of_stream": True}))
+
+    def deaf(self) -> None:
+        """Nobody reads any more."""
+        while not self._messages.empty():
+            self._messages.get_nowait()
+
+    async def next(self) -> tuple[str, Any]:
+        """The kind of the next message, and the message."""
+        message = await self._messages.get()
+        return message.WhichOneof("kind"), message
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """That of the request, in the pieces in which it comes. Raises RequestError where it does not."""
+        if self.head.request_headers.end_of_stream:
+            return
+        if self.request_mode in WHOLE:
+            await self.write(go_on(self.kind))
+        elif self.request_mode != FULL_DUPLEX_STREAMED:
+            raise RequestError("The gateway must send bodies: request_body_mode FULL_DUPLEX_STREAMED or BUFFERED.")
+        last = False
+        while not last:
+            kind, message = await self.next()
+            if kind == "request_trailers":
+                self.trailers = last = True
+            elif kind == "request_body":
+                if self.request_mode == BUFFERED_PARTIAL and not message.request_body.end_of_stream:
+                    raise BodyTooLarge(LARGER)
+                yield message.request_body.body
+                last = message.request_body.end_of_stream or self.request_mode in WHOLE
+            else:
+                raise _instead_of_a_body(kind, message)
+        if self.request_mode in WHOLE:
+            self.kind = "request_body"
+
+
+def _instead_of_a_body(kind: str, message: Any) -> RequestError:
+    """A gateway that has no room for a body answers by itself, and shows that too."""
+    fields = message.response_headers.headers.headers if kind == "response_headers" else ()
+    if any(each.key == ":status" and b"413" in (each.raw_value, each.value.encode()) for each in fields):
+        return BodyTooLarge(LARGER)
+    return BadRequest(f"{kind} came before the end of the request's body")
+
+
+def metadata_of(message: Any) -> dict[str, Any]:
+    """By namespace."""
+    return plain(message.metadata_context.filter_metadata)
+
+
+def attributes_of(message: Any) -> dict[str, Any]:
+    """Those that the gateway is configured to tell."""
+    found: dict[str, Any] = plain(message.attributes).get(ATTRIBUTES, {})
+    return found
+
+
+class StreamedBodies:
+    """Implements `http.service.Bodies`."""
+
+    def __init__(self, settings: Listen, budget: Budget) -> None:
+        self._settings = settings
+        self._budget = budget
+
+    def is_here(self, call: EnvoyCall) -> bool:
+        return False
+
+    async def read(self, call: EnvoyCall) -> None:
+        """Raises BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
+        if "upgrade" in call.headers:
+            raise BadRequest("Connections are not upgraded here: ask kvlane itself, not the gateway.")
+        pieces: list[bytes] = []
+        await self._reserve(call, int(call.headers.get("content-length") or 0))
+        body, size = aiter(call.stream.body()), 0
+        try:
+            while True:
+                async with asyncio.timeout(self._settings.body_timeout):
+                    piece = await anext(body, None)
+                if piece is None:
+                    break
+                size += len(piece)
+                await self._reserve(call, size)
+                pieces.append(piece)
+        except TimeoutError:
+            raise body_timed_out() from None
+        call.body = b"".join(pieces)
+
+    def give_back(self, size: int) -> None:
+        self._budget.give(size)
+
+    async def _reserve(self, call: EnvoyCall, size: int) -> None:
+        """As much as that is of a body: all of it where its length is declared, for bodies that each hold half would
+        wait for each other."""
+        if size > self._settings.max_body:
+            raise too_large(self._settings.max_body)
+        if size > call.retained:
+            more = size - call.retained
+            await self._budget.take(more, call.retained)
+            call.retained += more
+
+
+KEPT = 30.0
+"""Seconds that a name is not looked up again."""
+
+REMEMBERED = 16_384
+
+
+class Addresses:
+    """Lives as long as the proxy."""
+
+    def __init__(self, clock: Clock, resolve: Resolve = look_up) -> None:
+        self._clock = clock
+        self._resolve = resolve
+        self._found: dict[str, tuple[float, str]] = {}
+        """By URL: until when, and the address."""
+
+    async def of(self, endpoint: Endpoint) -> str:
+        """Raises ConnectFailed if it cannot be found."""
+        found = self._found.get(endpoint.url)
+        if found is not None and found[0] > self._clock.now():
+            return found[1]
+        try:
+            there = Address.of(endpoint.url)
+            host = there.host if is_address(there.host) else await self._first(there)
+        except (OSError, ValueError) as error:
+            raise not_connected(error, self._clock.now()) from error
+        address = _written(host, there.port)
+        if len(self._found) >= REMEMBERED:
+            self._found.clear()
+        self._found[endpoint.url] = (self._clock.now() + KEPT, address)
+        return address
+
+    def known(self, endpoint: Endpoint) -> Set[str]:
+        """Without looking it up: host and port of its URL, and what was found last."""
+        found = self._found.get(endpoint.url)
+        return {_named(endpoint.url), *(() if found is None else found[1:])}
+
+    def at(self, address: str, endpoints: Iterable[Endpoint]) -> Endpoint | None:
+        """The one of them that is there."""
+        return next((endpoint for endpoint in endpoints if address in self.known(endpoint)), None)
+
+    async def _first(self, there: Address) -> str:
+        return str((await self._resolve(there.host, there.port))[0][4][0])
+
+
+@lru_cache(maxsize=16_384)
+def _named(url: str) -> str:
+    there = Address.of(url)
+    return _written(there.host, there.port)
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+SUBSET = ":subset"
+"""Header under which a call has what the gateway said. No client can send one of this name, by any version of HTTP."""
+
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+SUBSET_KEY = "x-gateway-destination-endpoint-subset"
+
+
+def told_subset(metadata: Mapping[str, Any]) -> str | None:
+    """Of the metadata of a request: addresses, separated by commas; None where all pods are meant."""
+    told = metadata.get(SUBSET_NAMESPACE, {}).get(SUBSET_KEY)
+    return None if told is None else told if isinstance(told, str) else ",".join(map(str, told))
+
+
+class SubsetGate(Gate):
+    """Lets a request go only to the pods that its gateway named."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+
+    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Raises NoEndpoints if none of them is meant."""
+        told = request.headers.get(SUBSET)
+        if told is None:
+            return endpoints
+        meant = {address.strip() for address in told.split(",")}
+        left = [endpoint for endpoint in endpoints if meant & self._addresses.known(endpoint)]
+        if not left:
+            raise NoEndpoints("None of the pods that the gateway allows for this request is ready; try again shortly.")
+        return left

@@ -1,0 +1,354 @@
+"""Free capacity of the pods under the configured caps, and this process's part of each cap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import floor
+from typing import Protocol
+from zlib import crc32
+
+from proxy.core.endpoint import Endpoint, Freshness
+from proxy.flowcontrol.queue import Band, Waiting
+from proxy.flowcontrol.settings import FlowControlSettings, Saturation
+
+REQUESTS, TOKENS = "requests ", "tokens "
+"""Names of caps: of the pool as they are, of a pod with its name behind them."""
+
+Part = Callable[[str, int], int]
+"""What of a cap is this worker's, where there are several."""
+
+
+class Fleet(Protocol):
+    def serving(self, model: str) -> Sequence[Endpoint]: ...
+
+    @property
+    def ready(self) -> Sequence[Endpoint]: ...
+
+
+class Room:
+    """Counts what all workers of a host have in flight, as far as they have told each other. `inside` are the requests
+    that this one has let go on, `unsent` those of them that are on no pod yet.
+
+    Where nobody serves a model nobody waits for it either.
+    """
+
+    def __init__(
+        self, settings: FlowControlSettings, fleet: Fleet, inside: Collection[object], unsent: Collection[Waiting]
+    ) -> None:
+        self.settings = settings
+        self._fleet = fleet
+        self._inside = inside
+        self._unsent = unsent
+        self._reflection = Reflection()
+
+    def turn(self) -> None:
+        """Somebody else is looked for who may go on."""
+        if self.settings.ceilings == "reflective":
+            self._reflection.turn(self.saturation())
+
+    def in_all(self, waiting: Waiting) -> bool:
+        """Whether all pods together have it."""
+        settings, ready = self.settings, self._fleet.ready
+        if not self._fleet.serving(waiting.request.model):
+            return True
+        most, tokens = settings.max_concurrent, settings.max_tokens
+        if most is not None and len(self._inside) + sum(pod.load.remote_requests for pod in ready) >= most:
+            return False
+        if tokens is not None:
+            in_flight = sum(pod.load.tokens for pod in ready) + sum(other.cost for other in self._unsent)
+            if in_flight > 0 and in_flight + waiting.cost > tokens:
+                return False
+        return settings.saturation.detector == "none" or self._is_below_ceiling(waiting.band)
+
+    def on_a_pod(self, waiting: Waiting) -> bool:
+        """Whether one of the pods that serve its model has it. Each request that is not sent yet may take it."""
+        endpoints, settings = self._fleet.serving(waiting.request.model), self.settings
+        if not endpoints:
+            return True
+        others = sum(1 for other in self._unsent if other.request.model == waiting.request.model)
+        most = settings.max_concurrent_per_pod
+        if most is not None and sum(max(0, most - pod.load.requests) for pod in endpoints) <= others:
+            return False
+        if settings.max_tokens_per_pod is None:
+            return True
+        return sum(1 for pod in endpoints if self.fits(pod, waiting.cost)) > others
+
+    def in_part(self, waiting: Waiting, part: Part) -> bool:
+        """Whether there is room in what of the caps is this worker's."""
+        settings, endpoints = self.settings, self._fleet.serving(waiting.request.model)
+        if not endpoints:
+            return True
+        most, tokens, per_pod = settings.max_concurrent, settings.max_tokens, settings.max_concurrent_per_pod
+        if most is not None and len(self._inside) >= part(REQUESTS, most):
+            return False
+        if tokens is not None and self._own_tokens() + min(waiting.cost, tokens) > part(TOKENS, tokens):
+            return False
+        others = sum(1 for other in self._unsent if other.request.model == waiting.request.model)
+        if per_pod is not None:
+            free = (part(REQUESTS + pod.name, per_pod) - _own_requests(pod) for pod in endpoints)
+            if sum(max(0, left) for left in free) <= others:
+                return False
+        return settings.max_tokens_per_pod is None or len(self._with_part(endpoints, waiting.cost, part)) > others
+
+    def on_in_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> Sequence[Endpoint]:
+        """Those with room in what is this worker's; all of them, if none has."""
+        return self._with_part(endpoints, cost, part) or endpoints
+
+    def short(self, part: Part) -> Iterator[str]:
+        """Caps of the whole pool of which this worker may need more."""
+        settings = self.settings
+        if settings.max_concurrent is not None and len(self._inside) >= part(REQUESTS, settings.max_concurrent):
+            yield REQUESTS
+        if settings.max_tokens is not None:
+            yield TOKENS
+
+    def idle(self, part: Part, wanted: Collection[str]) -> Iterator[tuple[str, int, str]]:
+        """What of this worker's is not in use, of what is wanted: the cap, how much, and what it is wanted as."""
+        settings, unsent = self.settings, len(self._unsent)
+        if settings.max_concurrent is not None and REQUESTS in wanted:
+            yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self._inside), REQUESTS
+        if settings.max_tokens is not None and TOKENS in wanted:
+            yield TOKENS, part(TOKENS, settings.max_tokens) - self._own_tokens(), TOKENS
+        tokens = settings.max_tokens_per_pod and sum(other.cost for other in self._unsent)
+        models = [name for name in wanted if name not in (REQUESTS, TOKENS)]
+        for pod, model in {pod: each for each in models for pod in self._fleet.serving(each)}.items():
+            if settings.max_concurrent_per_pod is not None:
+                name = REQUESTS + pod.name
+                yield name, part(name, settings.max_concurrent_per_pod) - _own_requests(pod) - unsent, model
+            if settings.max_tokens_per_pod is not None:
+                name = TOKENS + pod.name
+                yield name, part(name, settings.max_tokens_per_pod) - _own_tokens(pod) - (tokens or 0), model
+
+    def _is_below_ceiling(self, band: Band) -> bool:
+        saturation = self.saturation()
+        if self.settings.ceilings == "reflective":
+            return self._reflection.is_open(saturation, band.depth)
+        return saturation < band.ceiling
+
+    def _own_tokens(self) -> int:
+        return sum(map(_own_tokens, self._fleet.ready)) + sum(other.cost for other in self._unsent)
+
+    def _with_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> list[Endpoint]:
+        most, tokens = self.settings.max_concurrent_per_pod, self.settings.max_tokens_per_pod
+        return [
+            pod
+            for pod in endpoints
+            if (most is None or _own_requests(pod) < part(REQUESTS + pod.name, most))
+            and (tokens is None or _own_tokens(pod) + min(cost, tokens) <= part(TOKENS + pod.name, tokens))
+        ]
+
+    def on(self, endpoints: Sequence[Endpoint], cost: int) -> Sequence[Endpoint]:
+        """Those with room; all of them, if none has."""
+        return [endpoint for endpoint in endpoints if self.fits(endpoint, cost)] or endpoints
+
+    def saturation(self) -> float:
+        """Mean over the ready pods; 1.0 and above is full."""
+        detector, endpoints = self.settings.saturation, self._fleet.ready
+        if detector.detector == "none":
+            return 0.0
+        if not endpoints:
+            return 1.0
+        if detector.detector == "utilization":
+            total, step = sum(_utilization(pod, detector) for pod in endpoints), 1 / detector.queue_depth
+        else:
+            total, step = sum(_concurrency(pod, detector) for pod in endpoints), 1 / (detector.requests or 1_000_000)
+        return (total + step * len(self._unsent)) / len(endpoints)
+
+    def fits(self, endpoint: Endpoint, cost: int) -> bool:
+        """A prompt that is larger than the cap has a pod for itself."""
+        most, tokens, load = self.settings.max_concurrent_per_pod, self.settings.max_tokens_per_pod, endpoint.load
+        if most is not None and load.requests >= most:
+            return False
+        return tokens is None or load.tokens == 0 or load.tokens + cost <= tokens
+
+
+def _own_requests(endpoint: Endpoint) -> int:
+    """Of this worker."""
+    return endpoint.load.requests - endpoint.load.remote_requests
+
+
+def _own_tokens(endpoint: Endpoint) -> int:
+    return endpoint.load.tokens - endpoint.load.remote_tokens
+
+
+def _utilization(endpoint: Endpoint, detector: Saturation) -> float:
+    """What was sent since the scrape counts as waiting: a pod that says of none that it waits would take any number
+    until it is asked again."""
+    metrics = endpoint.metrics
+    if metrics.freshness is Freshness.STALE:
+        return 1.0
+    sent = max(0, endpoint.load.requests - endpoint.in_flight_at_scrape)
+    return max((metrics.waiting + sent) / detector.queue_depth, metrics.kv_usage / detector.kv_usage)
+
+
+def _concurrency(endpoint: Endpoint, detector: Saturation) -> float:
+    load, requests, tokens = endpoint.load, detector.requests, detector.tokens
+    return max(load.requests / requests if requests else 0.0, load.tokens / tokens if tokens else 0.0)
+
+
+class Reflection:
+    """A band's ceiling is 1 - depth * saturation: 1 for the highest band, of depth 0, and as far from 1 as the
+    saturation is for the lowest, of depth 1. A band at its ceiling goes on at one turn of saturation / (1 - saturation)
+    of them, so that it fades out and does not stop.
+
+    All bands have their turn at once: whoever looks for someone to let go on stops at the first band that may not, and
+    with turns of their own a lower band might never have one in which the higher ones have theirs.
+    """
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._is_open = True
+
+    def turn(self, saturation: float) -> None:
+        """Another one may go on."""
+        if 1.0 - saturation <= saturation < 1.0:
+            period = max(1, floor(saturation / (1.0 - saturation) + 0.5))
+            self._turns += 1
+            self._is_open = self._turns % period == 0
+
+    def is_open(self, saturation: float, depth: float) -> bool:
+        if saturation >= 1.0:
+            return False
+        return depth == 0.0 or saturation < 1.0 - depth * saturation or self._is_open
+
+
+Lent = Mapping[str, Mapping[str, int] | None]
+"""By name and by cap: how much one has ever given it; None: nothing that counts any more."""
+
+Tell = Callable[[int | None, Lent, Sequence[str]], None]
+
+
+class Siblings:
+    """Of each cap each process has a part, and nobody goes beyond his: so all together never have more than the cap,
+    however late they hear of each other. Who needs more waits, and says so. Then others give him what they have no use
+    for, and what they have beyond the part of one that waits too; what is given counts here from the moment on in which
+    it is said, and there from when it is heard.
+
+    `tell` says the highest priority of those that wait here, None where nobody does; what was given since the last
+    time, by who has it; and what is wanted: names of models, and of caps of the whole pool. Peers have numbers, which
+    each process gives them, and a name, by which all know them.
+    """
+
+    def __init__(self, workers: int, tell: Tell, seat: int = 0, name: str = "0") -> None:
+        """`seat`: which of so many of its host this one is."""
+        self.workers = workers
+        self.name = name
+        self._seat = seat
+        self._hosts, self._rank = 1, 0
+        self._tell = tell
+        self._waiting: dict[int, int] = {}
+        """The highest priority that waits, by peer."""
+        self._names: dict[int, str] = {}
+        self._wants: dict[int, frozenset[str]] = {}
+        self.told: int | None = None
+        self.wants: Sequence[str] = ()
+        """What was said last."""
+        self.given: dict[str, Counter[str]] = {}
+        self._got: dict[int, Counter[str]] = {}
+        self._beyond: Counter[str] = Counter()
+        """What was got, less what was given."""
+        self._unsaid: dict[str, dict[str, int] | None] = {}
+
+    @property
+    def wait(self) -> bool:
+        """Whether anybody does elsewhere."""
+        return bool(self._waiting)
+
+    def part(self, cap: str, most: int) -> int:
+        """What of a cap is this process's. Hosts take turns in having what cannot be divided."""
+        if self._hosts > 1:
+            most = _part(most, self._hosts, (self._rank + crc32(cap.encode())) % self._hosts)
+        return _part(most, self.workers, self._seat) + self._beyond[cap]
+
+    def among(self, hosts: int, rank: int) -> None:
+        """There are so many, and this one is which of them."""
+        self._hosts, self._rank = hosts, rank
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """By those that wait with the highest priority."""
+        return frozenset().union(*(self._wants[peer] for peer in self._first()))
+
+    def lend(self, cap: str, amount: int, wants: str) -> None:
+        """Among those that want this; `say` tells them."""
+        takers = [peer for peer in self._first() if wants in self._wants[peer]]
+        for number, peer in enumerate(takers):
+            share = amount // len(takers) + (number < amount % len(takers))
+            if share:
+                self._give(self._names[peer], cap, share)
+
+    def say(self, highest: int | None, wants: Sequence[str] = ()) -> None:
+        if highest != self.told or wants != self.wants or self._unsaid:
+            unsaid, self._unsaid = self._unsaid, {}
+            self.told, self.wants = highest, wants
+            self._tell(highest, unsaid, wants)
+
+    def take(self, peer: int, name: str, highest: int | None, lent: Lent, wants: Sequence[str]) -> None:
+        self._names[peer] = name
+        self._wants[peer] = frozenset(wants)
+        if self.name in lent:
+            self._get(peer, lent[self.name])
+        if highest is None:
+            self._waiting.pop(peer, None)
+        else:
+            self._waiting[peer] = highest
+
+    def reset(self, peer: int) -> None:
+        """It says anew what it has given."""
+        self._waiting.pop(peer, None)
+        self._get(peer, None)
+
+    def vanished(self, peer: int) -> None:
+        """Whoever comes in its place has its part anew, without what was given by it and to it. It may only be cut off:
+        then it hears of it when it is back."""
+        self.reset(peer)
+        name = self._names.pop(peer, "")
+        if self._take_back(name):
+            self._unsaid[name] = None
+
+    def cut_off(self, first: int) -> None:
+        """Nobody hears of peers with this number or a larger one, nor they of this one: each has its own part again."""
+        for peer in [peer for peer in self._names if peer >= first]:
+            self.reset(peer)
+            name = self._names.pop(peer)
+            self._take_back(name)
+            self._unsaid.pop(name, None)
+
+    def go_first(self, highest: int, own: int, in_flight: int) -> bool:
+        """Whether others should, where `own` of the requests in flight are of this process."""
+        if not self._waiting:
+            return False
+        most = max(self._waiting.values())
+        rivals = sum(1 for priority in self._waiting.values() if priority == highest)
+        return most > highest or (most == highest and own * (rivals + 1) > in_flight)
+
+    def _first(self) -> list[int]:
+        highest = max(self._waiting.values(), default=None)
+        return [peer for peer, priority in self._waiting.items() if priority == highest]
+
+    def _give(self, name: str, cap: str, amount: int) -> None:
+        given = self.given.setdefault(name, Counter())
+        given[cap] += amount
+        self._beyond[cap] -= amount
+        unsaid = self._unsaid.get(name) or {}
+        self._unsaid[name] = {**unsaid, cap: given[cap]}
+
+    def _get(self, peer: int, lent: Mapping[str, int] | None) -> None:
+        if lent is None:
+            self._beyond.subtract(self._got.pop(peer, {}))
+            return
+        got = self._got.setdefault(peer, Counter())
+        for cap, amount in lent.items():
+            self._beyond[cap] += amount - got[cap]
+            got[cap] = amount
+
+    def _take_back(self, name: str) -> bool:
+        """Whether there was something."""
+        given = self.given.pop(name, None)
+        self._beyond.update(given or {})
+        return given is not None
+
+
+def _part(most: int, of: int, seat: int) -> int:
+    return most // of + (seat < most % of)

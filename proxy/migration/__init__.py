@@ -1,1 +1,0 @@
-"""Configurations of other routers and gateways as kvlane's own."""

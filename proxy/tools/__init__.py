@@ -1,0 +1,1 @@
+"""Commands around the proxy: `kvlane doctor` and `kvlane import`."""

@@ -1,0 +1,110 @@
+"""Import of an EndpointPickerConfig of llm-d or of the Gateway API inference extension."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from proxy.core.errors import ConfigError, Problem
+from proxy.scheduling.document import KIND
+from proxy.tools.imported import Imported, Unreadable, parse, read_all
+
+MOST = 200
+"""Pieces that are left out before the whole is given up."""
+
+_KEYS = ("plugins", "schedulingProfiles")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_UNKNOWN = re.compile(r"unknown field '([^']+)'")
+
+Document = dict[str, Any]
+
+
+def endpoint_picker(path: Path) -> Imported:
+    """A file with one, or with something that holds one: a ConfigMap, values of a Helm chart, an object of KServe,
+    manifests with one of these among them. Raises ConfigError and Unreadable."""
+    first, *others = _documents(path)
+    document = dict(first)
+    made = Imported("an EndpointPickerConfig")
+    if others:
+        made.note(f"it holds {len(others) + 1} such documents, of which this is the first; the others are left out")
+    for _ in range(MOST):
+        made.settings = {"scheduling": document}
+        try:
+            made.check()
+            break
+        except ConfigError as error:
+            document = _without(document, error.problems[0], made)
+    if "dataLayer" not in document or "discovery" not in (document["dataLayer"] or {}):
+        made.note("it names no pods: name its InferencePool under pods.kubernetes.inferencePool, or list them")
+    if not made.missing:
+        made.note("optional: the document also works as it is, as kvlane serve -c FILE")
+    return made
+
+
+def _documents(path: Path) -> list[Mapping[str, Any]]:
+    """Those that say what they are, else those that look like it; one at least. Raises Unreadable."""
+    found = list(_inside(read_all(path), str(path)))
+    if not found:
+        raise Unreadable(f"{path} holds no {KIND}")
+    return [one for one in found if one.get("kind") == KIND] or found
+
+
+def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
+    """Documents, however deep they stand, as mappings or as texts. Raises Unreadable for a text that is no YAML."""
+    if isinstance(data, str):
+        inner = parse(data, source) if f"kind: {KIND}" in data else None
+        if not isinstance(inner, str):
+            yield from _inside(inner, source)
+    elif isinstance(data, Mapping) and (data.get("kind") == KIND or any(key in data for key in _KEYS)):
+        yield data
+    elif isinstance(data, Mapping | list):
+        for item in data.values() if isinstance(data, Mapping) else data:
+            yield from _inside(item, source)
+
+
+def _without(document: Document, problem: Problem, made: Imported) -> Document:
+    """Without the piece of which something is wrong. Raises ConfigError if it cannot be told which that is."""
+    document = copy.deepcopy(document)
+    head, _, where = problem.path.partition(".")
+    unknown = _UNKNOWN.match(problem.message)
+    where = ".".join(part for part in (where, unknown[1] if unknown else "") if part)
+    where = where.removesuffix(".pluginRef")
+    if head != "scheduling" or not where or not _drop(document, where):
+        raise ConfigError([problem])
+    made.lacks(where, problem.message)
+    return document
+
+
+def _drop(document: Document, where: str) -> bool:
+    """Plugins and profiles are found by their names, everything else by its place."""
+    for key in _KEYS:
+        items = document.get(key)
+        if not where.startswith(f"{key}.") or not isinstance(items, list):
+            continue
+        rest = where.removeprefix(f"{key}.")
+        for item in sorted((one for one in items if isinstance(one, dict)), key=lambda one: -len(_label(one))):
+            if rest == _label(item):
+                items.remove(item)
+                return True
+            if rest.startswith(f"{_label(item)}."):
+                place = item.get("parameters") if key == "plugins" else item
+                return _delete(place, rest.removeprefix(f"{_label(item)}."))
+    return _delete(document, where)
+
+
+def _label(item: Mapping[str, Any]) -> str:
+    return str(item.get("name") or item.get("type") or "")
+
+
+def _delete(place: Any, where: str) -> bool:
+    steps: list[str | int] = [name or int(index) for name, index in _STEP.findall(where)]
+    try:
+        for step in steps[:-1]:
+            place = place[step]
+        del place[steps[-1]]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True

@@ -1,0 +1,366 @@
+"""Findings of `kvlane doctor`: observations of pods, what is wrong with each, and a configuration for them. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from proxy.core.endpoint import Metrics
+from proxy.disagg.connectors import CONNECTORS
+from proxy.fleet.dialects import DEFAULT_ENGINE
+from proxy.http.upstream.pool import IDLE_LIMIT
+from proxy.kvevents.sources import EVENTS_PORT
+from proxy.scheduling import presets
+
+SKEW = 2.0
+"""Seconds that clocks may differ, of which the Date header's resolution is one."""
+SLOW_TOKENIZE = 0.05
+SLOW_METRICS = 0.1
+SLOW_ABORT = 1.0
+
+
+class Level(Enum):
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of a pod's URL, or of all where that is empty; `fix` is empty where nothing is to be mended."""
+
+    pod: str
+    check: str
+    level: Level
+    text: str
+    fix: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.level in (Level.WARNING, Level.FAULT)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"pod": self.pod, "check": self.check, "level": self.level.value, "text": self.text, "fix": self.fix}
+
+
+Said = Iterator[tuple[Level, str, str]]
+
+
+def of_pod(seen: Seen) -> list[Finding]:
+    if seen.unreachable:
+        fix = "start the engine, or mend the URL, the port and what is between this machine and the pod"
+        return [Finding(seen.url, "reachable", Level.FAULT, seen.unreachable, fix)]
+    return [
+        Finding(seen.url, check, level, text, fix) for check, say in _CHECKS.items() for level, text, fix in say(seen)
+    ]
+
+
+def of_fleet(pods: Sequence[Seen]) -> list[Finding]:
+    """What only shows beside each other, among pods that serve the same model."""
+    pods = [pod for pod in pods if not pod.unreachable]
+    found = []
+    for model in dict.fromkeys(model for pod in pods for model in pod.models):
+        same = [pod for pod in pods if model in pod.models]
+        for check, level, values, fix in _compared(same):
+            if len(set(values)) > 1:
+                told = ", ".join(f"{pod.url} {value or 'none'}" for pod, value in zip(same, values, strict=True))
+                found.append(Finding("", check, level, f"pods of {model} differ: {told}", fix))
+    return found
+
+
+def _compared(pods: Sequence[Seen]) -> Iterator[tuple[str, Level, list[Any], str]]:
+    yield "version", Level.NOTE, [pod.version for pod in pods], ""
+    sizes = [pod.exposition.metrics.block_size if pod.exposition else 0 for pod in pods]
+    fix = "give all of them the same --block-size, if they hand KV caches to each other"
+    yield "block-size", Level.NOTE, sizes, fix
+    lengths = [pod.max_model_len for pod in pods]
+    fix = "give all of them the same --max-model-len: what one answers, another refuses"
+    yield "context", Level.WARNING, lengths, fix
+    connectors = [pod.transfer.connector or pod.transfer.unknown for pod in pods]
+    fix = "configure one --kv-transfer-config for all pods of a pool"
+    yield "connector", Level.FAULT, connectors, fix
+
+
+def _health(seen: Seen) -> Said:
+    if seen.health != 200:
+        fix = "set reliability.health.path to what is 200 while the pod is well, or to null"
+        yield Level.FAULT, f"/health answers {seen.health}", fix
+    if not seen.models:
+        fix = "list its models under pods.static[].models; if the pod wants a key, give --api-key"
+        yield Level.WARNING, "/v1/models lists no model", fix
+    elif seen.health == 200:
+        yield Level.OK, f"serves {', '.join(seen.models)}", ""
+
+
+def _engine(seen: Seen) -> Said:
+    found = seen.exposition
+    if found is None:
+        fix = "do not start the engine with --disable-log-stats; if metrics are on another port, see pods.refresh.port"
+        yield Level.FAULT, "/metrics has nothing of an engine that is known: placement is blind to its load", fix
+        return
+    version = f" {seen.version}" if seen.version else ", which does not say its version"
+    yield Level.OK, f"{found.engine}{version}", ""
+
+
+def _metrics(seen: Seen) -> Said:
+    if (found := seen.exposition) is None:
+        return
+    for part in found.missing:
+        what = "the size of its cache is guessed" if part == CACHE else f"'{part}' counts as 0"
+        yield (
+            Level.WARNING,
+            f"its metrics lack {part}: {what}",
+            "upgrade the engine, or see engineConfigs in plugins.md",
+        )
+    if found.old:
+        yield Level.NOTE, f"it uses older names, which are read too: {', '.join(found.old)}", ""
+    if found.seconds > SLOW_METRICS:
+        fix = "raise pods.refresh.interval"
+        yield Level.WARNING, f"/metrics takes {found.seconds * 1e3:.0f} ms ({found.size} bytes)", fix
+    elif not found.missing:
+        yield Level.OK, f"/metrics has all that is read: {found.size} bytes in {found.seconds * 1e3:.0f} ms", ""
+
+
+def _caching(seen: Seen) -> Said:
+    fix = "start the engine with --enable-prefix-caching: without it no placement saves any work"
+    if seen.engine == "sglang":
+        fix = "start the engine without --disable-radix-cache: without it no placement saves any work"
+    if seen.says_caching is False:
+        yield Level.FAULT, "prefix caching is off", fix
+        return
+    tried = seen.caching
+    if tried is None or tried.refused:
+        why = tried.refused if tried else "not tried"
+        yield Level.NOTE, f"prefix caching: {why}" + (", but the engine says it is on" if seen.says_caching else ""), ""
+        return
+    if not (tried.told or tried.counted):
+        yield Level.FAULT, f"a prompt of {tried.prompt_tokens} tokens, sent again, was computed again", fix
+        return
+    count = tried.told or tried.counted
+    yield Level.OK, f"{count:.0f} of {tried.prompt_tokens} tokens of a repeated prompt were cached", ""
+    if tried.told is None:
+        more = "start the engine with --enable-prompt-tokens-details"
+        if seen.engine == "sglang":
+            more = "start the engine with --enable-cache-report"
+        yield Level.NOTE, "answers do not say how many tokens were cached, so kvlane learns less from them", more
+
+
+def _blocks(seen: Seen) -> Said:
+    if seen.exposition and (size := seen.exposition.metrics.block_size):
+        blocks = seen.exposition.metrics.blocks
+        yield Level.OK, f"{size} tokens a block, {blocks} blocks: {size * blocks} tokens of KV cache", ""
+
+
+def _events(seen: Seen) -> Said:
+    if (found := seen.events) is None or seen.engine not in ("vllm", "sglang"):
+        return
+    where = f"{found.host}:{found.port}"
+    fix = (
+        'optional, for exact placement: --kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq",'
+        ' "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\''
+    )
+    if found.speaks:
+        yield Level.OK, f"KV events are published on {where}", ""
+        if found.replay is False:
+            yield Level.WARNING, "its replay endpoint cannot be reached: events that are missed stay missed", fix
+    elif found.announced:
+        fix = "open the port to kvlane, and bind: an endpoint without * makes the engine connect, not listen"
+        yield Level.WARNING, f"the engine says that KV events are on {where}, where nobody answers", fix
+    else:
+        yield Level.NOTE, f"no KV events on {where}: its cache is matched approximately", fix
+
+
+def _connector(seen: Seen) -> Said:
+    found = seen.transfer
+    if found.unknown:
+        yield Level.WARNING, f"its connector {found.unknown} is none that kvlane hands over by", "see disaggregation.md"
+    elif found.connector:
+        role = f", role {found.role}" if found.role else ", and does not say its role"
+        yield Level.OK, f"hands KV caches over by {found.connector}{role}", ""
+    if found.host in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):
+        fix = "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's own address, unless all pods are on one host"
+        yield Level.WARNING, f"tells other pods to fetch KV caches from {found.host}", fix
+
+
+def _abort(seen: Seen) -> Said:
+    if seen.abort is None:
+        yield Level.NOTE, "whether a request ends when its client leaves: not seen; try while the pod is idle", ""
+    elif seen.abort > SLOW_ABORT:
+        fix = "connect kvlane to the engine itself, without a proxy in between that keeps reading"
+        took = "goes on" if math.isinf(seen.abort) else f"ends {seen.abort:.1f} s later"
+        yield Level.FAULT, f"a request whose client leaves {took}: GPU time for nobody", fix
+    else:
+        yield Level.OK, f"a request ended {seen.abort * 1e3:.0f} ms after its client left", ""
+
+
+def _clock(seen: Seen) -> Said:
+    if seen.skew is None:
+        yield Level.NOTE, "its answers have no date: its clock was not compared", ""
+    elif abs(seen.skew) > SKEW:
+        ahead = "ahead of" if seen.skew > 0 else "behind"
+        fix = "run NTP on both: logs and traces of the two cannot be laid side by side"
+        yield Level.WARNING, f"its clock is {abs(seen.skew):.1f} s {ahead} this one", fix
+    else:
+        yield Level.OK, "its clock agrees with this one, to a second or two", ""
+
+
+def _keep_alive(seen: Seen) -> Said:
+    if seen.keep_alive is None:
+        yield Level.NOTE, "how long it keeps idle connections: not seen", ""
+    elif seen.keep_alive <= IDLE_LIMIT:
+        fix = f"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE to 5 or more: kvlane uses idle connections again for {IDLE_LIMIT:g} s"
+        when = f"after {seen.keep_alive:.1f} s" if seen.keep_alive else "after every answer"
+        yield Level.WARNING, f"it closes idle connections {when}: now and then a request meets one that closes", fix
+    else:
+        held = "longer than was watched" if math.isinf(seen.keep_alive) else f"{seen.keep_alive:.1f} s"
+        yield Level.OK, f"it keeps idle connections {held}", ""
+
+
+def _tokenize(seen: Seen) -> Said:
+    if seen.tokenize is None:
+        yield Level.NOTE, "it has no /tokenize: exact placement needs token-producer with local", ""
+    elif seen.tokenize > SLOW_TOKENIZE:
+        fix = "for exact placement let token-producer tokenise locally, not ask pods"
+        yield Level.NOTE, f"/tokenize takes {seen.tokenize * 1e3:.0f} ms for a thousand tokens", fix
+    else:
+        yield Level.OK, f"/tokenize takes {seen.tokenize * 1e3:.1f} ms for a thousand tokens", ""
+
+
+_CHECKS: dict[str, Callable[[Seen], Said]] = {
+    "health": _health,
+    "engine": _engine,
+    "metrics": _metrics,
+    "prefix-caching": _caching,
+    "block-size": _blocks,
+    "kv-events": _events,
+    "connector": _connector,
+    "abort": _abort,
+    "clock": _clock,
+    "keep-alive": _keep_alive,
+    "tokenize": _tokenize,
+}
+
+
+CACHE = "cache_info"
+"""Of the parts of a dialect: the size and number of KV blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """`engine` is that of the dialect with the most names in it, `missing` are the parts of the dialect that it lacks,
+    `old` the names that newer releases of the engine do not have any more."""
+
+    engine: str
+    metrics: Metrics
+    size: int
+    seconds: float
+    missing: tuple[str, ...] = ()
+    old: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the series that describes the cache."""
+    connector: str = ""
+    """That its series are of, as kvlane calls it; empty if they are of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caching:
+    """A prompt that nobody sent before was sent twice."""
+
+    refused: str = ""
+    """Why the pod did not answer; then the rest says nothing."""
+    told: int | None = None
+    """Cached tokens in the answer to the second; None if it does not say."""
+    counted: float = 0.0
+    """Tokens by which the pod's own counter of hits grew."""
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Where KV events are published; `speaks` if somebody there speaks ZMTP."""
+
+    host: str
+    port: int
+    speaks: bool
+    announced: bool = False
+    """By /kv_event_sources; else the port is a guess."""
+    replay: bool | None = None
+    """Whether missed events can be had again; None if it is not announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How KV caches are handed over: `connector` as kvlane calls it, `role` prefill, decode or empty."""
+
+    connector: str = ""
+    role: str = ""
+    unknown: str = ""
+    """The engine's own name of a connector that kvlane does not know."""
+    host: str = ""
+    """Where other pods are told to fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    url: str
+    unreachable: str = ""
+    """Why; then nothing else was seen."""
+    health: int = 0
+    version: str = ""
+    models: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    exposition: Exposition | None = None
+    caching: Caching | None = None
+    says_caching: bool | None = None
+    events: Events | None = None
+    transfer: Transfer = field(default_factory=Transfer)
+    abort: float | None = None
+    """Seconds from leaving to the end of the request on the pod; infinite if it went on."""
+    skew: float | None = None
+    """Seconds by which its clock is ahead."""
+    keep_alive: float | None = None
+    """Seconds after which it closes an idle connection; infinite if it was not closed while watched."""
+    tokenize: float | None = None
+    """Seconds, the median."""
+
+    @property
+    def engine(self) -> str:
+        return self.exposition.engine if self.exposition else ""
+
+
+def recommended(pods: Sequence[Seen]) -> dict[str, Any]:
+    """Of those that answered, as YAML has it: defaults are left out."""
+    pods = [pod for pod in pods if not pod.unreachable]
+    exact = _can_be_exact(pods)
+    found: dict[str, Any] = {"pods": {"static": [_pod(pod, exact) for pod in pods]}}
+    connectors = {pod.transfer.connector for pod in pods}
+    if {"prefill", "decode"} <= {pod.transfer.role for pod in pods} and len(connectors) == 1 and "" not in connectors:
+        connector = connectors.pop()
+        found["disaggregation"] = {"connector": connector}
+        found["scheduling"] = presets.disaggregated(presets.decider(CONNECTORS[connector].needs_pair))
+    elif exact:
+        found["scheduling"] = presets.exact()
+    if pods and any(pod.health != 200 for pod in pods):
+        found["reliability"] = {"health": {"path": None}}
+    return found
+
+
+def _pod(seen: Seen, exact: bool) -> dict[str, Any]:
+    pod: dict[str, Any] = {"url": seen.url}
+    if seen.engine not in ("", DEFAULT_ENGINE):
+        pod["engine"] = seen.engine
+    if seen.transfer.role:
+        pod["role"] = seen.transfer.role
+    if exact and seen.events and seen.events.port != presets.LISTENS:
+        pod["labels"] = {EVENTS_PORT: str(seen.events.port)}
+    return pod
+
+
+def _can_be_exact(pods: Sequence[Seen]) -> bool:
+    return bool(pods) and all(
+        pod.engine == DEFAULT_ENGINE and pod.events and pod.events.speaks and pod.tokenize is not None for pod in pods
+    )

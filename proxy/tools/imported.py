@@ -1,0 +1,193 @@
+"""The result of `kvlane import`, and readers of foreign files and command lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxy import yaml_source
+from proxy.core.errors import ConfigError
+from proxy.settings import from_mapping
+
+Section = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A piece of the original, and why it is not in the settings."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+@dataclass(slots=True)
+class Imported:
+    """Lives as long as one import. `missing` has no equivalent, `needless` needs none, `notes` are to be done."""
+
+    system: str
+    settings: Section = field(default_factory=dict)
+    missing: list[Left] = field(default_factory=list)
+    needless: list[Left] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def put(self, path: str, value: Any) -> None:
+        """At a dotted path."""
+        *sections, key = path.split(".")
+        place = self.settings
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+
+    def pod(self, url: str, **more: Any) -> Section:
+        """A static pod; the one there is if the URL is known. Raises ValueError for a URL that is none."""
+        url = url.rstrip("/").removesuffix("/v1")
+        url = url if "://" in url else f"http://{url}"
+        pods: list[Section] = self.settings.setdefault("pods", {}).setdefault("static", [])
+        pod = next((one for one in pods if one["url"] == url), None)
+        if pod is None:
+            pod = {"url": url}
+            pods.append(pod)
+        pod.update({key: value for key, value in more.items() if value})
+        return pod
+
+    def cluster(self, selector: str, port: object, namespace: object, engine: str = "") -> None:
+        """Pods of a Kubernetes cluster; without a port the usual one, without a namespace that of the proxy."""
+        wanted = {"selector": selector, "ports": [port] if port else None, "namespace": namespace, "engine": engine}
+        self.put("pods.kubernetes", {key: value for key, value in wanted.items() if value})
+        self.note("let kvlane's service account get, list and watch pods: see pods.kubernetes in configuration.md")
+
+    def lacks(self, what: str, why: str) -> None:
+        self.missing.append(Left(what, why))
+
+    def needs_no(self, what: str, why: str) -> None:
+        self.needless.append(Left(what, why))
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def check(self) -> None:
+        """Raises ConfigError if it would not be taken."""
+        from_mapping(self.settings)
+
+    def text(self) -> str:
+        """YAML that loads, what was left out in comments."""
+        lines = [f"Imported from {self.system}. `kvlane check -c` shows what it amounts to."]
+        lines += _listed("To do:", self.notes)
+        lines += _listed("Has no equivalent:", self.missing)
+        lines += _listed("Not needed:", self.needless)
+        comments = "".join(f"# {line}\n" for line in lines)
+        return comments + yaml.safe_dump(ordered(self.settings), sort_keys=False, width=120, allow_unicode=True)
+
+
+ORDER = ("listen", "admin", "pods", "scheduling", "flowControl", "disaggregation", "models", "reliability", "security")
+
+
+def ordered(settings: Mapping[str, Any]) -> Section:
+    """Sections in the order of the reference."""
+    known = [key for key in ORDER if key in settings]
+    return {key: settings[key] for key in [*known, *(key for key in settings if key not in known)]}
+
+
+def _listed(title: str, items: Sequence[object]) -> list[str]:
+    return [title, *(f"  {' '.join(str(item).split())}" for item in items)] if items else []
+
+
+TEMPLATE = "it looks like the template of a chart; take what `helm template` makes of it"
+
+
+class Unreadable(Exception):
+    """It is not what it was taken for; says why."""
+
+
+def read(path: Path) -> Any:
+    """YAML or JSON; references to the environment stay as they are. Raises Unreadable."""
+    return parse(_text(path), str(path))
+
+
+def read_all(path: Path) -> list[Any]:
+    """As `read`, of a file that may hold several documents, as manifests do. Raises Unreadable."""
+    return _documents(_text(path), str(path))
+
+
+def parse(text: str, source: str) -> Any:
+    """As `read`."""
+    documents = _documents(text, source)
+    if len(documents) > 1:
+        raise Unreadable(f"{source} holds several documents")
+    return documents[0] if documents else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return yaml_source.text_of(path)
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
+
+
+def _documents(text: str, source: str) -> list[Any]:
+    try:
+        return yaml_source.read_documents(text, source)
+    except ConfigError as error:
+        raise Unreadable(f"{source} is no YAML: {TEMPLATE}" if "{{" in text else f"is no YAML: {error}") from None
+
+
+def mapping(value: Any, what: str) -> Mapping[str, Any]:
+    """None is an empty one. Raises Unreadable."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise Unreadable(f"{what} must be a mapping")
+    return value
+
+
+def items(value: Any, what: str) -> list[Any]:
+    """None is an empty one. Raises Unreadable."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Unreadable(f"{what} must be a list")
+    return value
+
+
+MANY = -1
+"""As many words as there are up to the next flag."""
+
+Found = dict[str, list[list[str]]]
+"""The words of every occurrence of a flag, in order."""
+
+
+def read_flags(words: Sequence[str], arities: Mapping[str, int]) -> tuple[Found, Found]:
+    """Flags that are known, and those that are not, with the words that seem to be theirs. The words before the first
+    flag are the program's name. Raises Unreadable."""
+    found: Found = {}
+    unknown: Found = {}
+    rest = list(words)
+    while rest and not rest[0].startswith("--"):
+        rest.pop(0)
+    if words and not rest:
+        raise Unreadable("there is no flag in it; write it as it is written for the other program")
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if not flag.startswith("--"):
+            raise Unreadable(f"'{flag}' belongs to no flag")
+        arity = arities.get(flag)
+        taken = [value] if equals else _take_words(rest, MANY if arity is None else arity, flag)
+        (unknown if arity is None else found).setdefault(flag, []).append(taken)
+    return found, unknown
+
+
+def _take_words(rest: list[str], arity: int, flag: str) -> list[str]:
+    taken: list[str] = []
+    while rest and (arity == MANY or len(taken) < arity) and not rest[0].startswith("--"):
+        taken.append(rest.pop(0))
+    if len(taken) < arity:
+        raise Unreadable(f"{flag} wants {arity} words")
+    return taken

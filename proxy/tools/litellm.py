@@ -1,0 +1,203 @@
+"""Import of a LiteLLM configuration: the part that is about vLLM servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from proxy.scheduling import presets
+from proxy.tools.imported import Imported, Unreadable, items, mapping, read
+
+PROVIDERS = ("hosted_vllm", "openai", "text-completion-openai")
+"""Prefixes of models that a vLLM server may be behind, if there is an api_base."""
+MASTER_KEY = "LITELLM_MASTER_KEY"
+
+_ENVIRONMENT = re.compile(r"os\.environ/(\w+)")
+_NO_KEYS = ("", "none", "empty", "fake-key", "dummy")
+_ELSEWHERE = ("openai.com", "openai.azure.com")
+_REDIS = "several proxies share what they know as the section replicas says"
+_PER_DEPLOYMENT = "pods have no rates of their own: limits are per key, see security.limits"
+_OF_SETTINGS = {
+    "redis_host": _REDIS,
+    "redis_port": _REDIS,
+    "redis_password": _REDIS,
+    "redis_url": _REDIS,
+    "database_url": "keys are in the file, or in security.apiKeysFile; there is no database",
+    "store_model_in_db": "there is no database; POST /admin/pods adds pods",
+    "success_callback": "there are no callbacks: see /metrics and the access log",
+    "failure_callback": "there are no callbacks: see /metrics and the access log",
+    "callbacks": "there are no callbacks: see /metrics and the access log",
+    "cache": "answers are not cached; prefixes are, by the pods",
+    "cache_params": "answers are not cached; prefixes are, by the pods",
+    "context_window_fallbacks": "models.fallbacks are for models without room, not for prompts that are too long",
+    "content_policy_fallbacks": "models.fallbacks are for models without room",
+    "drop_params": "requests go up as they come",
+    "enable_pre_call_checks": "pods refuse prompts that are too long, in their own words",
+    "stream_timeout": "see reliability.timeouts.firstByte and idle",
+}
+_STRATEGIES: Mapping[str, Mapping[str, float]] = {
+    "least-busy": {"active-request-scorer": 1, "queue-scorer": 1},
+    "usage-based-routing": {"token-load-scorer": 1},
+    "usage-based-routing-v2": {"token-load-scorer": 1},
+}
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployment:
+    """`name` is what clients ask for, `model` what the pod serves."""
+
+    name: str
+    model: str
+    weight: float | None
+
+
+def litellm(path: Path) -> Imported:
+    """Raises Unreadable, and ValueError for a value that is none."""
+    data = read(path)
+    if not isinstance(data, Mapping) or not isinstance(data.get("model_list"), list):
+        raise Unreadable(f"{path} has no model_list")
+    made = Imported("a LiteLLM configuration")
+    made.put("pods.static", [])
+    names = _models(made, list(_deployments(made, data["model_list"])))
+    for section in ("router_settings", "litellm_settings", "general_settings"):
+        for key, value in mapping(data.get(section), section).items():
+            _setting(made, section, key, value, names)
+    for section in data:
+        if section not in ("model_list", "router_settings", "litellm_settings", "general_settings"):
+            made.lacks(str(section), "has no equivalent here; set variables where kvlane is started")
+    return made
+
+
+def _deployments(made: Imported, entries: Sequence[Any]) -> Iterator[_Deployment]:
+    for entry in (mapping(one, "an entry of model_list") for one in entries):
+        name = str(entry.get("model_name") or "")
+        params = mapping(entry.get("litellm_params"), f"litellm_params of {name}")
+        provider, _, model = str(params.get("model") or "").partition("/")
+        base = str(params.get("api_base") or "")
+        host = urlsplit(base).hostname or ""
+        if provider not in PROVIDERS or not base or host.endswith(_ELSEWHERE):
+            made.lacks(f"model {name} ({params.get('model')})", "is not on a vLLM server; keep LiteLLM in front of it")
+            continue
+        if "*" in name or "*" in model:
+            made.lacks(f"model {name}", "a wildcard: all models that pods serve are served under their own names")
+            model = ""
+        made.pod(base, apiKey=_key(made, params.get("api_key")))
+        for key in params:
+            if key in ("rpm", "tpm", "max_parallel_requests"):
+                made.lacks(f"{key} of {name}", _PER_DEPLOYMENT)
+            elif key not in ("model", "api_base", "api_key", "weight"):
+                made.lacks(f"{key} of {name}", "is not set by deployment: clients send what they want")
+        weight = params.get("weight")
+        yield _Deployment(name, model, None if weight is None else _number(weight, f"weight of {name}"))
+
+
+def _models(made: Imported, deployments: Sequence[_Deployment]) -> Mapping[str, str]:
+    """Aliases where one model stands behind a name, rewrites where several do; as what fallbacks know each name."""
+    names: dict[str, dict[str, float | None]] = {}
+    for one in deployments:
+        if one.model:
+            models = names.setdefault(one.name, {})
+            shares = [share for share in (models.get(one.model), one.weight) if share is not None]
+            models[one.model] = sum(shares) if shares else None
+    aliases = {name: next(iter(models)) for name, models in names.items() if len(models) == 1 and name not in models}
+    if aliases:
+        made.put("models.aliases", aliases)
+    several = {name: models for name, models in names.items() if len(models) > 1}
+    if several:
+        made.put("models.rewrites", [_rewrite(name, models) for name, models in several.items()])
+    if any(one.weight is not None for one in deployments) and not several:
+        made.note("weights between pods of one model are pods.static[].weight, and count where random-picker decides")
+    return {name: next(iter(models)) if len(models) == 1 else name for name, models in names.items()}
+
+
+def _rewrite(name: str, models: Mapping[str, float | None]) -> dict[str, Any]:
+    weighted = any(weight is not None for weight in models.values())
+    targets = [
+        {"model": model} | ({"weight": 1.0 if weight is None else weight} if weighted else {})
+        for model, weight in models.items()
+    ]
+    return {"name": name, "model": name, "targets": targets}
+
+
+def _setting(made: Imported, section: str, key: str, value: Any, names: Mapping[str, str]) -> None:
+    if key == "num_retries":
+        made.put("reliability.retries.attempts", int(_number(value, key)) + 1)
+    elif key in ("timeout", "request_timeout"):
+        made.put("reliability.timeouts.request", f"{_number(value, key):g}s")
+    elif key == "allowed_fails":
+        made.put("reliability.breaker.failures", int(_number(value, key)) + 1)
+        made.put("reliability.breaker.window", "1m")
+    elif key == "cooldown_time":
+        made.put("reliability.breaker.open", f"{_number(value, key):g}s")
+    elif key in ("max_parallel_requests", "global_max_parallel_requests") and section != "router_settings":
+        made.put("flowControl.maxConcurrent", int(_number(value, key)))
+    elif key == "fallbacks":
+        _fallbacks(made, value, names)
+    elif key == "model_group_alias":
+        _group_aliases(made, value, names)
+    elif key == "routing_strategy":
+        _strategy(made, str(value))
+    elif key == "master_key":
+        made.put("security.apiKeys", [{"name": "master", "key": _key(made, value, MASTER_KEY)}])
+    else:
+        made.lacks(f"{section}.{key}", _OF_SETTINGS.get(key, "is not known to this import"))
+
+
+def _fallbacks(made: Imported, value: Any, names: Mapping[str, str]) -> None:
+    entries = [mapping(one, "an entry of fallbacks") for one in items(value, "fallbacks")]
+    pairs = {str(name): items(others, "fallbacks") for one in entries for name, others in one.items()}
+    if pairs.pop("*", None) is not None:
+        made.lacks("fallbacks of *", "each model has fallbacks of its own")
+    found: dict[str, list[str]] = {}
+    for name, others in pairs.items():
+        for other in map(str, others):
+            if name in names and other in names:
+                found.setdefault(names[name], []).append(names[other])
+            else:
+                made.lacks(f"fallback of {name} to {other}", "one of them is not on a vLLM server")
+    if found:
+        made.put("models.fallbacks", found)
+
+
+def _group_aliases(made: Imported, value: Any, names: Mapping[str, str]) -> None:
+    aliases = made.settings.setdefault("models", {}).setdefault("aliases", {})
+    for alias, group in mapping(value, "model_group_alias").items():
+        group = group.get("model") if isinstance(group, Mapping) else group
+        aliases[str(alias)] = names.get(str(group), str(group))
+
+
+def _strategy(made: Imported, strategy: str) -> None:
+    if strategy == "simple-shuffle":
+        made.put("scheduling", presets.picked_by("random-picker"))
+        made.note("simple-shuffle is taken over; leave out the section scheduling to place by cache and load instead")
+    elif strategy in _STRATEGIES:
+        made.put("scheduling", presets.scored_by(_STRATEGIES[strategy]))
+    elif strategy == "latency-based-routing":
+        made.needs_no(f"routing_strategy {strategy}", "placement is by predicted latency anyway")
+    else:
+        made.lacks(f"routing_strategy {strategy}", "placement is by predicted latency instead")
+
+
+def _number(value: Any, what: str) -> float:
+    """Raises ValueError."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what}: {value!r} is no number") from None
+
+
+def _key(made: Imported, value: Any, name: str = "POD_API_KEY") -> str:
+    """A reference to the environment; secrets are not written. Empty if it is no key."""
+    text = str(value or "")
+    if text.lower() in _NO_KEYS:
+        return ""
+    found = _ENVIRONMENT.fullmatch(text)
+    if not found:
+        made.note(f"put the key that stands in the original into the variable {name}")
+    return f"${{{found[1] if found else name}}}"

@@ -1,0 +1,404 @@
+"""Probes of real pods for `kvlane doctor`: requests, connections, and trials of what a pod does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from statistics import median
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from proxy import outbound
+from proxy.core.errors import cause
+from proxy.core.ports import Clock, Random
+from proxy.fleet.dialects import DIALECTS, Dialect, Specs
+from proxy.fleet.scrape import parse, parse_models
+from proxy.http.upstream.pool import IDLE_LIMIT
+from proxy.telemetry.prometheus_text import SampleReader, Samples, ScrapeError
+from proxy.tools.findings import CACHE, Caching, Events, Exposition, Seen, Transfer
+
+T = TypeVar("T")
+
+EVENTS_PORT = 5557
+IDLE = IDLE_LIMIT + 2
+DATE_RESOLUTION = 0.5
+"""Seconds: what a Date header leaves out, on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How pods are looked at; `sends` is whether they get requests that make them work."""
+
+    api_key: str = ""
+    timeout: float = 10.0
+    sends: bool = True
+    events_port: int = EVENTS_PORT
+    idle: float = IDLE
+    """Seconds that an idle connection is watched."""
+    settle: float = 3.0
+    """Seconds in which a pod notices that a client has left, and its counters that it has worked."""
+
+
+async def look_at(urls: Sequence[str], manner: Manner, clock: Clock, random: Random) -> list[Seen]:
+    """All at once, in their order."""
+    async with outbound.session(manner.timeout) as session:
+        pods = [Asking(url.rstrip("/"), session, manner.api_key, clock) for url in urls]
+        return await asyncio.gather(*(_look(pod, manner, random) for pod in pods))
+
+
+async def _look(pod: Asking, manner: Manner, random: Random) -> Seen:
+    try:
+        health = await pod.get("/health")
+    except outbound.FAILURES as error:
+        return Seen(pod.url, unreachable=cause(error))
+    asked = _ask(pod, health, manner, random)
+    said, kept = await asyncio.gather(asked, idle_seconds(pod.url, manner.idle, pod.clock))
+    return replace(said, keep_alive=kept)
+
+
+async def _ask(pod: Asking, health: Answer, manner: Manner, random: Random) -> Seen:
+    """One after the other, so that no trial is in another's way."""
+    seen = Seen(pod.url, health=health.status, skew=_skew(health, pod.clock))
+    version = await _unless_it_fails(pod.get("/version"))
+    seen = replace(seen, version=str(version.json.get("version") or "") if version else "", **await _models(pod))
+    answer = await _unless_it_fails(pod.get("/metrics"))
+    if answer is not None and answer.ok and (found := read_exposition(answer.body, answer.seconds)):
+        says = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
+        seen = replace(seen, exposition=found, says_caching=says)
+    seen = replace(
+        seen,
+        events=await _unless_it_fails(_events(pod, manner)),
+        tokenize=await _unless_it_fails(try_tokenize(pod, seen)),
+    )
+    return await _try(pod, seen, manner.settle, random) if manner.sends else seen
+
+
+async def _try(pod: Asking, seen: Seen, settle: float, random: Random) -> Seen:
+    seen = replace(seen, caching=await _unless_it_fails(try_caching(pod, seen, settle, random)))
+    if found := await _unless_it_fails(read_transfer(pod, seen)):
+        seen = replace(seen, transfer=found)
+    return replace(seen, abort=await _unless_it_fails(try_abort(pod, seen, settle)))
+
+
+async def _models(pod: Asking) -> Mapping[str, Any]:
+    """Those that are no adapters."""
+    answer = await _unless_it_fails(pod.get("/v1/models"))
+    try:
+        cards = parse_models(answer.body) if answer is not None and answer.ok else ()
+    except ScrapeError:
+        cards = ()
+    own = [card for card in cards if not card.get("parent")]
+    length = next((card["max_model_len"] for card in own if isinstance(card.get("max_model_len"), int)), None)
+    return {"models": tuple(card["id"] for card in own), "max_model_len": length}
+
+
+async def _events(pod: Asking, manner: Manner) -> Events:
+    host = urlsplit(pod.url).hostname or ""
+    sources = (await pod.get("/kv_event_sources")).json
+    first: Mapping[str, Any] = sources["0"] if isinstance(sources.get("0"), dict) else {}
+    announced, replay = _port(first.get("endpoint")), _port(first.get("replay_endpoint"))
+    port = announced or manner.events_port
+    return Events(
+        host=host,
+        port=port,
+        speaks=await speaks_zmtp(host, port, manner.timeout / 4),
+        announced=announced > 0,
+        replay=await speaks_zmtp(host, replay, manner.timeout / 4) if replay else None,
+    )
+
+
+def _port(endpoint: Any) -> int:
+    """0 if there is none."""
+    tail = str(endpoint or "").rpartition(":")[2]
+    return int(tail) if tail.isdecimal() else 0
+
+
+def _skew(answer: Answer, clock: Clock) -> float | None:
+    try:
+        told = parsedate_to_datetime(answer.headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+    return told + DATE_RESOLUTION - (clock.wall() - answer.seconds / 2)
+
+
+async def _unless_it_fails(asked: Awaitable[T]) -> T | None:
+    try:
+        return await asked
+    except outbound.FAILURES:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+    @property
+    def json(self) -> Mapping[str, Any]:
+        """Empty if it is no JSON object."""
+        try:
+            found = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class Asking:
+    """Raises aiohttp.ClientError and TimeoutError, as aiohttp does."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, api_key: str, clock: Clock) -> None:
+        self.url = url
+        self.clock = clock
+        self._session = session
+        self._headers = outbound.bearer(api_key)
+
+    async def get(self, path: str) -> Answer:
+        return await self._ask("GET", path, None)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        return await self._ask("POST", path, body)
+
+    async def begin(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        """An answer that is not read yet; the caller closes it."""
+        return await self._session.post(self.url + path, json=body, headers=self._headers)
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
+        begun = self.clock.now()
+        status, read, headers = await outbound.send(
+            self._session, method, self.url + path, json=body, headers=self._headers
+        )
+        return Answer(status, read, headers, self.clock.now() - begun)
+
+
+COMPLETIONS = "/v1/completions"
+LONG = 4096
+"""Tokens of an answer that nobody waits for."""
+ENGINE_CONNECTORS = {
+    "NixlConnector": "nixl",
+    "NixlPullConnector": "nixl",
+    "ExampleConnector": "shared-storage",
+    "SharedStorageConnector": "shared-storage",
+    "MooncakeConnector": "mooncake",
+    "P2pNcclConnector": "p2p-nccl",
+}
+ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+
+_CONNECTOR_NAME = re.compile(rb"kv_connector\W{1,6}(\w+)")
+_ROLE = re.compile(rb"kv_role\W{1,6}(kv_\w+)")
+
+
+async def try_caching(pod: Asking, seen: Seen, settle: float, random: Random) -> Caching:
+    """Whether the second of two equal prompts is cheaper."""
+    block = seen.exposition.metrics.block_size if seen.exposition else 0
+    nonce = f"{random.random():.15f}"
+    body = _body(seen, f"{nonce} " + "the sea " * 2 * max(block, 16), max_tokens=1)
+    for times in (1, 2):
+        answer = await pod.post(COMPLETIONS, body)
+        if not answer.ok:
+            return Caching(refused=f"{COMPLETIONS} answers {answer.status}")
+        if times == 1:
+            before = await _hits(pod)
+    usage = answer.json.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    found = Caching(told=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
+    if found.told is not None:
+        return found
+    if seen.exposition is None:
+        return Caching(refused="neither answers nor metrics say what was cached")
+    begun, counted = pod.clock.now(), 0.0
+    while not counted and pod.clock.now() < begun + settle:
+        counted = await _hits(pod) - before
+        await asyncio.sleep(0.1)
+    return replace(found, counted=counted)
+
+
+async def try_tokenize(pod: Asking, seen: Seen) -> float | None:
+    """Seconds that /tokenize takes for about a thousand tokens; None if there is none."""
+    body = {"prompt": "the sea " * 500} | ({"model": seen.models[0]} if seen.models else {})
+    answers = [await pod.post("/tokenize", body) for _ in range(5)]
+    return median(answer.seconds for answer in answers) if all(answer.ok for answer in answers) else None
+
+
+async def read_transfer(pod: Asking, seen: Seen) -> Transfer:
+    """What the engine says of its configuration, where it says so, or its series; of NIXL also what a prompt leaves for
+    another pod. Others are not sent one: some connectors end the engine over a field that they miss."""
+    if seen.engine == "sglang":
+        told = (await pod.get("/get_server_info")).json
+        mode = str(told.get("disaggregation_mode") or "")
+        return Transfer("sglang", mode) if mode in ("prefill", "decode") else Transfer()
+    told_body = (await pod.get("/server_info")).body
+    name, role = _CONNECTOR_NAME.search(told_body), _ROLE.search(told_body)
+    found = Transfer(seen.exposition.connector if seen.exposition else "")
+    if name and name[1] != b"None":
+        engines = name[1].decode()
+        known = ENGINE_CONNECTORS.get(engines, "")
+        found = Transfer(known, ROLES.get(role[1].decode() if role else "", ""), "" if known else engines)
+    if found.connector != "nixl":
+        return found
+    left = await pod.post(
+        COMPLETIONS,
+        _body(seen, "the sea", max_tokens=1, kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False}),
+    )
+    params = left.json.get("kv_transfer_params") if left.ok else None
+    if not isinstance(params, dict) or "remote_engine_id" not in params:
+        return found
+    return replace(found, host=str(params.get("remote_host") or ""))
+
+
+async def try_abort(pod: Asking, seen: Seen, settle: float) -> float | None:
+    """Seconds from leaving a stream to its end on the pod; None if that cannot be seen, as where others run."""
+    length = min(LONG, (seen.max_model_len or LONG) - 64)
+    response = await pod.begin(
+        COMPLETIONS, _body(seen, "the sea", max_tokens=max(length, 1), stream=True, ignore_eos=True)
+    )
+    try:
+        if response.status != 200:
+            return None
+        await response.content.readany()
+        running = await _running(pod)
+    finally:
+        response.close()
+    begun = pod.clock.now()
+    while running == 1 and pod.clock.now() < begun + settle:
+        if not await _running(pod):
+            return pod.clock.now() - begun
+        await asyncio.sleep(0.05)
+    return math.inf if running == 1 else None
+
+
+def _body(seen: Seen, prompt: str, **more: Any) -> dict[str, Any]:
+    model = {"model": seen.models[0]} if seen.models else {}
+    return {**model, "prompt": prompt, "temperature": 0, **more}
+
+
+async def _hits(pod: Asking) -> float:
+    found = read_exposition((await pod.get("/metrics")).body)
+    return found.metrics.prefix_hits if found else 0.0
+
+
+async def _running(pod: Asking) -> int:
+    found = read_exposition((await pod.get("/metrics")).body)
+    return int(found.metrics.running + found.metrics.waiting) if found else 0
+
+
+ZMTP = b"\xff", b"\x7f"
+"""How the first ten bytes of a peer begin and end (ZMTP 3.1, section 3.1)."""
+
+
+async def idle_seconds(url: str, patience: float, clock: Clock) -> float | None:
+    """Seconds until an idle connection is closed; infinite if that takes longer than `patience`, 0 if it is closed
+    after the answer, None if there is no answer."""
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    port = parts.port or (443 if is_tls else 80)
+    ask = f"GET {parts.path}/health HTTP/1.1\r\nhost: {parts.netloc}\r\n\r\n".encode()
+    try:
+        async with _connected(parts.hostname or "", port, patience, is_tls) as (reader, writer):
+            writer.write(ask)
+            async with asyncio.timeout(patience):
+                head = await reader.readuntil(b"\r\n\r\n")
+            if b"connection: close" in head.lower():
+                return 0.0
+            begun = clock.now()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await reader.read()
+                return clock.now() - begun
+            return math.inf
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return None
+
+
+async def speaks_zmtp(host: str, port: int, patience: float) -> bool:
+    """Whether a ZeroMQ socket is bound there."""
+    try:
+        async with _connected(host, port, patience) as (reader, writer):
+            writer.write(ZMTP[0] + bytes(8) + ZMTP[1])
+            async with asyncio.timeout(patience):
+                greeting = await reader.readexactly(10)
+            return (greeting[:1], greeting[-1:]) == ZMTP
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+
+
+@asynccontextmanager
+async def _connected(
+    host: str, port: int, patience: float, is_tls: bool = False
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with asyncio.timeout(patience):
+        reader, writer = await asyncio.open_connection(host, port, ssl=is_tls or None)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+_SERIES_CONNECTORS = {"vllm:nixl_": "nixl"}
+"""By how their series begin; an engine has them from its start."""
+_READER = SampleReader()
+
+
+def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
+    """Return what the exposition shows, or None if its engine is unknown."""
+    try:
+        samples = _READER.read(text)
+        names = samples.keys()
+        engine, dialect = max(DIALECTS.items(), key=lambda item: len(item[1].names & names))
+        metrics = parse(text, dialect)
+    except ScrapeError:
+        return None
+    parts = _parts(dialect)
+    return Exposition(
+        engine=engine,
+        metrics=metrics,
+        size=len(text),
+        seconds=seconds,
+        missing=tuple(part for part, specs in parts.items() if not _found(specs, names)),
+        old=tuple(name for specs in parts.values() if (name := _found(specs, names)) and name != specs[0].name),
+        labels=_cache_labels(dialect.cache_info, samples),
+        connector=_series_connector(names),
+    )
+
+
+def _parts(dialect: Dialect) -> Mapping[str, Specs]:
+    """What placement reads, as far as the engine exposes it at all."""
+    parts = {
+        "waiting": dialect.waiting,
+        "running": dialect.running,
+        "kv_usage": dialect.kv_usage,
+        CACHE: dialect.cache_info or dialect.blocks,
+        "prefix_queries": dialect.prefix_queries,
+        "prefix_hits": dialect.prefix_hits,
+    }
+    return {part: specs for part, specs in parts.items() if specs}
+
+
+def _series_connector(names: Collection[str]) -> str:
+    return next(
+        (connector for name in names for at, connector in _SERIES_CONNECTORS.items() if name.startswith(at)), ""
+    )
+
+
+def _found(specs: Specs, names: Collection[str]) -> str:
+    return next((spec.name for spec in specs if spec.name in names), "")
+
+
+def _cache_labels(specs: Specs, samples: Samples) -> Mapping[str, str]:
+    found = samples.get(_found(specs, samples.keys()))
+    return found[0].labels if found else {}

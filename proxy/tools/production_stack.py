@@ -1,0 +1,192 @@
+"""Import of the router of vLLM's production stack: its command line, and its dynamic configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy.scheduling import presets
+from proxy.tools.imported import Imported, items, mapping, read, read_flags
+
+Values = dict[str, Any]
+"""As the dynamic configuration has them: keys in snake case."""
+
+_SWITCHES = ("static_backend_health_checks", "enable_batch_api", "log_stats", "otel_secure")
+_FILES = ("dynamic_config_yaml", "dynamic_config_json")
+_OWN_STATS = "pods are scraped four times a second, and in-flight requests counted here"
+_NEEDLESS = {
+    "k8s_watcher_timeout_seconds": "watches are renewed by themselves",
+    "static_models": "pods are asked for their models",
+    "static_model_types": "health is asked at /health; see reliability.health.inference for a request",
+    "engine_stats_interval": _OWN_STATS,
+    "request_stats_window": _OWN_STATS,
+    "log_stats": "all figures are at /metrics",
+    "log_stats_interval": "all figures are at /metrics",
+    "request_rewriter": "requests go up as they come",
+    "lmcache_controller_port": "caches are known from KV events or answers, not from a controller",
+    "lmcache_health_check_interval": "caches are known from KV events or answers, not from a controller",
+    "lmcache_worker_timeout": "caches are known from KV events or answers, not from a controller",
+    "kv_aware_threshold": "what a cached prefix saves is weighed against load",
+    "prefix_min_match_length": "what a cached prefix saves is weighed against load",
+}
+_BATCH = "there is no batch API"
+_SENTRY = "there is no Sentry; errors are in the log and at /metrics"
+_TRACES = "set telemetry.tracing.endpoint: OTLP over HTTP, which collectors mostly take on port 4318"
+_MISSING = {
+    "callbacks": "write a plugin: see writing-plugins.md",
+    "enable_batch_api": _BATCH,
+    "file_storage_class": _BATCH,
+    "file_storage_path": _BATCH,
+    "batch_processor": _BATCH,
+    "feature_gates": "there is no semantic cache, and there are no guards against personal data",
+    "sentry_dsn": _SENTRY,
+    "sentry_traces_sample_rate": _SENTRY,
+    "sentry_profile_session_sample_rate": _SENTRY,
+    "otel_endpoint": _TRACES,
+    "otel_service_name": _TRACES,
+    "otel_secure": _TRACES,
+}
+_LEVELS = {"critical": "error", "trace": "debug"}
+_SET: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "host": ("listen.host", str),
+    "port": ("listen.port", int),
+    "log_level": ("telemetry.logLevel", lambda level: _LEVELS.get(level, level)),
+    "max_instance_failover_reroute_attempts": ("reliability.retries.attempts", lambda count: int(count) + 1),
+    "backend_health_check_timeout_seconds": ("reliability.health.timeout", lambda seconds: f"{seconds}s"),
+}
+_READ_HERE = (
+    "service_discovery",
+    "k8s_port",
+    "k8s_namespace",
+    "k8s_label_selector",
+    "k8s_service_discovery_type",
+    "routing_logic",
+    "session_key",
+    "static_backends",
+    "static_aliases",
+    "static_model_labels",
+    "prefill_model_labels",
+    "decode_model_labels",
+    "static_backend_health_checks",
+    *_FILES,
+)
+_KNOWN = (*_SET, *_NEEDLESS, *_MISSING, *_READ_HERE)
+
+
+def production_stack(words: Sequence[str]) -> Imported:
+    """A command line, or the file of a dynamic configuration alone. What the command line says wins over the file that
+    it names. Raises Unreadable, and ValueError for a value that is none."""
+    if len(words) == 1 and not words[0].startswith("--"):
+        return imported(_dynamic(Path(words[0])))
+    arities = {f"--{key.replace('_', '-')}": 0 if key in _SWITCHES else 1 for key in _KNOWN}
+    found, unknown = read_flags(words, arities)
+    values: Values = {}
+    for flag, uses in {**found, **unknown}.items():
+        values[flag.removeprefix("--").replace("-", "_")] = " ".join(uses[-1]) if uses[-1] else True
+    for key in _FILES:
+        if key in values:
+            values = {**_dynamic(Path(values[key])), **values}
+    return imported(values)
+
+
+def imported(values: Values) -> Imported:
+    made = Imported("production-stack")
+    for key, value in values.items():
+        if key in _SET:
+            path, convert = _SET[key]
+            try:
+                made.put(path, convert(value))
+            except (TypeError, ValueError):
+                raise ValueError(f"{key}: {value!r} is no number") from None
+        elif key in _NEEDLESS:
+            made.needs_no(f"{key} {value}", _NEEDLESS[key])
+        elif key in _MISSING:
+            made.lacks(key if key == "sentry_dsn" else f"{key} {value}", _MISSING[key])
+        elif key not in _READ_HERE:
+            made.lacks(key, "is not known to this import")
+    _pods(made, values)
+    _aliases(made, values)
+    _placement(made, values)
+    return made
+
+
+def _pods(made: Imported, values: Values) -> None:
+    prefill, decode = (_listed(values.get(f"{role}_model_labels")) for role in ("prefill", "decode"))
+    labels = _listed(values.get("static_model_labels"))
+    urls = _listed(values.get("static_backends"))
+    for at, url in enumerate(urls):
+        label = labels[at] if at < len(labels) else ""
+        role = "prefill" if label in prefill else "decode" if label in decode else ""
+        made.pod(url, role=role, labels={"model": label} if label and not role else {})
+    selector = str(values.get("k8s_label_selector") or "")
+    if selector:
+        made.cluster(selector, _port(values.get("k8s_port")), values.get("k8s_namespace"))
+    if values.get("k8s_service_discovery_type") == "service-name":
+        made.lacks(
+            "k8s_service_discovery_type service-name", "pods are found, not Services: see pods.kubernetes.service"
+        )
+    if not urls and not selector:
+        made.note("it names no pods: list them, or see pods.kubernetes and pods.dns")
+    if values.get("static_backend_health_checks"):
+        made.put("reliability.health.inference", {"interval": "60s"})
+
+
+def _aliases(made: Imported, values: Values) -> None:
+    pairs = [pair.partition(":") for pair in _listed(values.get("static_aliases"))]
+    if pairs:
+        made.put("models.aliases", {alias: model for alias, _, model in pairs})
+
+
+def _placement(made: Imported, values: Values) -> None:
+    logic = values.get("routing_logic", "")
+    if logic == "roundrobin":
+        made.put("scheduling", presets.picked_by("round-robin-picker"))
+    elif logic == "session":
+        header = str(values.get("session_key") or "x-session-id")
+        made.put("scheduling", presets.session(header))
+        made.note(f"session_key {header}: it is read from headers only, not from bodies")
+    elif logic == "kvaware":
+        made.put("scheduling", presets.exact())
+        made.note("install kvlane[precise], and have the engines publish KV events: see exact.md")
+    elif logic in ("disaggregated_prefill", "disaggregated_prefill_orchestrated"):
+        made.put("disaggregation.connector", "nixl")
+        made.put("scheduling", presets.disaggregated(presets.decider(needs_pair=False)))
+        made.note("set disaggregation.connector if the engines have another one than NIXL")
+    elif logic in ("prefixaware", "loadaware"):
+        made.needs_no(f"routing_logic {logic}", "cached prefixes and load are what placement goes by anyway")
+    elif logic:
+        made.lacks(f"routing_logic {logic}", "placement is by predicted time instead; for priorities see flowControl")
+
+
+def _dynamic(path: Path) -> Values:
+    """YAML may have the backends below their models. Raises Unreadable."""
+    values = dict(mapping(read(path), str(path)))
+    if isinstance(models := values.get("static_models"), Mapping):
+        backends = [url for model in models.values() for url in _backends(model)]
+        values = {
+            **values,
+            "static_backends": ",".join(map(str, backends)),
+            "static_models": ",".join(map(str, models)),
+        }
+    if isinstance(aliases := values.get("static_aliases"), Mapping):
+        values["static_aliases"] = ",".join(f"{alias}:{model}" for alias, model in aliases.items())
+    return values
+
+
+def _port(value: Any) -> int | None:
+    """Raises ValueError."""
+    if value is None:
+        return None
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"k8s_port: {value!r} is no number") from None
+
+
+def _backends(model: Any) -> list[Any]:
+    return items(mapping(model, "static_models").get("static_backends"), "static_backends")
+
+
+def _listed(text: Any) -> list[str]:
+    return [part.strip() for part in str(text or "").split(",") if part.strip()]

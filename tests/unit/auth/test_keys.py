@@ -1,0 +1,116 @@
+"""Who holds which key, and what it opens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.auth.authenticator import Keys, hashed, new_key, presented
+from proxy.auth.settings import ApiKey, Limits
+from proxy.core.clock import ManualClock
+from proxy.core.errors import Forbidden, Unauthorized
+from proxy.core.patterns import allows
+from proxy.core.units import moment
+
+CLOCK = ManualClock(wall=moment("2026-06-01"))
+KEYS = Keys(
+    [
+        ApiKey("plain", key="secret-1"),
+        ApiKey("team", hash=hashed("secret-2"), tenant="acme", models=("llama-*",), limits="small"),
+        ApiKey("boss", key="secret-3", scopes=("admin",)),
+        ApiKey("guest", key="secret-4", limits=Limits(requests_per_minute=1)),
+    ],
+    CLOCK,
+)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer secret-1"},
+        {"authorization": "bearer  secret-1 "},
+        {"x-api-key": "secret-1"},
+        {"api-key": "secret-1"},
+        {"authorization": "Basic a", "x-api-key": "secret-1"},
+        {"authorization": "Bearer secret-1", "x-api-key": "b"},
+    ],
+)
+def test_a_key_is_found_wherever_clients_put_it(headers: dict[str, str]) -> None:
+    assert presented(headers) == "secret-1"
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Basic secret-1"}, {"authorization": "Bearer "}])
+def test_where_there_is_none_none_is_found(headers: dict[str, str]) -> None:
+    assert presented(headers) is None
+
+
+def test_a_key_says_whose_it_is_and_what_it_may() -> None:
+    team, plain = KEYS.find("secret-2", "inference"), KEYS.find("secret-1", "inference")
+    assert team is not None
+    assert plain is not None
+    assert (plain.name, plain.tenant, plain.models) == ("plain", "plain", None)
+    assert (team.name, team.tenant, team.limits) == ("team", "acme", "small")
+    assert allows(team.models, "llama-70b")
+    assert not allows(team.models, "qwen")
+    assert allows(plain.models, "anything")
+
+
+def test_limits_of_its_own_have_a_name_too() -> None:
+    guest = KEYS.find("secret-4", "inference")
+    assert guest is not None
+    assert KEYS.limits == {guest.limits: Limits(requests_per_minute=1)}
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_nobody_has_any_other_key(secret: str) -> None:
+    assert KEYS.find(secret, "inference") is None or secret in {f"secret-{number}" for number in (1, 2, 4)}
+
+
+def test_a_key_opens_what_it_is_for() -> None:
+    with pytest.raises(Forbidden, match="boss"):
+        KEYS.find("secret-3", "inference")
+    with pytest.raises(Forbidden):
+        KEYS.find("secret-1", "admin")
+    assert KEYS.find("secret-3", "admin") is not None
+
+
+def test_a_key_that_has_expired_opens_nothing() -> None:
+    clock = ManualClock(wall=moment("2026-06-30T23:59:59Z"))
+    keys = Keys([ApiKey("brief", key="k", expires=moment("2026-07-01"))], clock)
+    assert keys.find("k", "inference") is not None
+    clock.advance(1.0)
+    with pytest.raises(Unauthorized, match="expired"):
+        keys.find("k", "inference")
+
+
+def test_two_names_for_one_key_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="'a' and 'b' are the same key"):
+        Keys([ApiKey("a", key="k"), ApiKey("b", hash=hashed("k"))], CLOCK)
+
+
+def test_keys_that_are_made_differ_and_go_into_a_header() -> None:
+    first, second = new_key(), new_key()
+    assert first != second
+    assert len(first) >= 40
+    assert presented({"authorization": f"Bearer {first}"}) == first
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"key": "k"}, "needs a name"),
+        ({"name": "n"}, "one of them"),
+        ({"name": "n", "key": "k", "hash": hashed("k")}, "one of them"),
+        ({"name": "n", "key": " "}, "is empty"),
+        ({"name": "n", "hash": "md5:abc"}, "64 hex digits"),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_refused(fields: dict[str, str], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        ApiKey(**fields)  # type: ignore[arg-type]
+
+
+def test_secrets_are_neither_kept_nor_shown() -> None:
+    assert "secret-1" not in repr(vars(KEYS))
+    assert "secret-1" not in repr(ApiKey("plain", key="secret-1"))

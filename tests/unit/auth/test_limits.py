@@ -1,0 +1,306 @@
+"""Limits of keys and tenants, from the gate to the end of a request."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from proxy.auth import limits as limits_module
+from proxy.auth.limits import LimitsGate
+from proxy.auth.settings import Limits
+from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.clock import ManualClock
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import RateLimited
+from proxy.core.identity import IDENTITY, Identity
+from proxy.core.request import TIME_LIMIT, InferenceRequest, Prompt, changed
+
+POD = Endpoint("a")
+
+
+class World:
+    """Keys `a` and `b` of the tenant `acme`, each with the limits that are given; `tenant` are those of acme."""
+
+    def __init__(self, tenant: Limits | None = None, **limits: Any) -> None:
+        self.clock = ManualClock(now=10.0)
+        self.counted: list[tuple[str, str, bool]] = []
+        self.named = {"own": Limits(**limits), **({"all": tenant} if tenant else {})}
+        self.gate = LimitsGate(self.named, {"acme": "all"}, self.clock, self)
+
+    def limited(self, kind: str, name: str, shadow: bool) -> None:
+        self.counted.append((kind, name, shadow))
+
+    def request(self, key: str = "a", tokens: int = 10, max_tokens: int = 10, stream: bool = False) -> InferenceRequest:
+        prompt = Prompt((b"x" * 4 * tokens,))
+        request = InferenceRequest("r", "/", "m", prompt, max_tokens=max_tokens, stream=stream)
+        request.state.write(IDENTITY, Identity(key, "acme", limits="own"))
+        return request
+
+    def send(self, request: InferenceRequest, usage: Usage | None = None, status: int | None = 200) -> Attempt:
+        attempt = Attempt(request, Decision(POD), POD, 0, self.clock.now())
+        self.gate.attempt_started(attempt)
+        attempt.usage, attempt.status = usage, status
+        return attempt
+
+    async def ask(self, key: str = "a", usage: Usage | None = None, status: int | None = 200, **size: Any) -> Attempt:
+        request = self.request(key, **size)
+        async with self.gate.admit(request):
+            return self.send(request, usage, status)
+
+
+async def test_who_has_no_key_has_no_limits() -> None:
+    world = World(requests_per_minute=1)
+    for _ in range(3):
+        async with world.gate.admit(InferenceRequest("r", "/", "m")):
+            pass
+
+
+async def test_requests_are_limited_per_minute_and_the_refusal_says_when_to_come_back() -> None:
+    world = World(requests_per_minute=2)
+    await world.ask()
+    await world.ask()
+    with pytest.raises(RateLimited, match="2 requests per minute") as refused:
+        await world.ask()
+    assert refused.value.retry_after == pytest.approx(30.0)
+    await world.ask("b")
+    world.clock.advance(30.0)
+    await world.ask()
+    assert world.counted == [("key", "a", False)]
+
+
+async def test_tokens_are_reserved_and_what_was_not_needed_is_given_back() -> None:
+    world = World(tokens_per_minute=100)
+    await world.ask(tokens=50, max_tokens=50, usage=Usage(40, 10))
+    await world.ask(tokens=25, max_tokens=25, usage=Usage(25, 25))
+    with pytest.raises(RateLimited, match="100 tokens per minute"):
+        await world.ask(tokens=5, max_tokens=5)
+
+
+async def test_what_the_pod_does_not_count_costs_what_was_reserved() -> None:
+    world = World(tokens_per_minute=100)
+    await world.ask(tokens=50, max_tokens=50)
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=5, max_tokens=5)
+
+
+@pytest.mark.parametrize("status", [None, 400, 503])
+async def test_a_request_that_was_not_answered_costs_no_tokens(status: int | None) -> None:
+    world = World(tokens_per_minute=100)
+    await world.ask(tokens=50, max_tokens=50, status=status)
+    await world.ask(tokens=50, max_tokens=50)
+
+
+async def test_a_request_that_came_to_no_pod_costs_nothing() -> None:
+    world = World(requests_per_minute=1, tokens_per_minute=100, concurrent_requests=1)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            async with world.gate.admit(world.request(tokens=50, max_tokens=50)):
+                raise RuntimeError("no pod is ready")
+    await world.ask(tokens=50, max_tokens=50)
+
+
+async def test_cached_tokens_count_for_as_much_as_is_said() -> None:
+    world = World(input_tokens_per_minute=100, cached_token_weight=0.1)
+    await world.ask(tokens=100, usage=Usage(100, 5, cached_tokens=100))
+    await world.ask(tokens=90, usage=Usage(90, 5))
+    with pytest.raises(RateLimited, match="input tokens"):
+        await world.ask(tokens=10)
+
+
+async def test_answers_have_limits_of_their_own() -> None:
+    world = World(output_tokens_per_minute=20)
+    await world.ask(tokens=1000, max_tokens=20, usage=Usage(1000, 20))
+    with pytest.raises(RateLimited, match="output tokens"):
+        await world.ask(max_tokens=1)
+
+
+async def test_so_many_at_the_same_time_and_no_more() -> None:
+    world = World(concurrent_requests=1)
+    async with AsyncExitStack() as running:
+        await running.enter_async_context(world.gate.admit(world.request()))
+        with pytest.raises(RateLimited, match="1 requests at the same time"):
+            await world.ask()
+        await world.ask("b")
+    await world.ask()
+
+
+async def test_a_request_that_fails_is_no_longer_running() -> None:
+    world = World(concurrent_requests=1)
+    with pytest.raises(RuntimeError):
+        async with world.gate.admit(world.request()):
+            raise RuntimeError("boom")
+    await world.ask()
+
+
+async def test_all_keys_of_a_tenant_share_its_limits() -> None:
+    world = World(tenant=Limits(requests_per_minute=2))
+    await world.ask("a")
+    await world.ask("b")
+    with pytest.raises(RateLimited, match="'acme'"):
+        await world.ask("a")
+
+
+async def test_what_one_limit_refuses_is_not_charged_to_the_other() -> None:
+    world = World(tenant=Limits(requests_per_minute=1), requests_per_minute=2)
+    await world.ask("a")
+    with pytest.raises(RateLimited, match="'acme'"):
+        await world.ask("a")
+    world.clock.advance(60.0)
+    await world.ask("a")
+
+
+async def test_a_budget_of_a_day_lasts_until_midnight() -> None:
+    world = World(tokens_per_day=100)
+    await world.ask(usage=Usage(60, 60))
+    with pytest.raises(RateLimited, match="tokens per day") as refused:
+        await world.ask()
+    world.clock.advance(refused.value.retry_after)
+    await world.ask()
+
+
+async def test_a_shadow_only_counts() -> None:
+    world = World(requests_per_minute=1, shadow=True)
+    await world.ask()
+    await world.ask()
+    assert world.counted == [("key", "a", True)]
+
+
+async def test_answers_say_what_is_left() -> None:
+    world = World(requests_per_minute=60, tokens_per_minute=600)
+    attempt = await world.ask(tokens=30, max_tokens=30)
+    assert dict(attempt.response_headers) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "540",
+        "x-ratelimit-reset-tokens": "6s",
+    }
+
+
+def test_pods_are_asked_for_usage_where_tokens_are_limited() -> None:
+    identity = Identity("a", "acme", limits="own")
+    assert not World(requests_per_minute=1).gate.counts_tokens(identity)
+    assert World(tokens_per_day=1).gate.counts_tokens(identity)
+    assert World(tenant=Limits(output_tokens_per_minute=5)).gate.counts_tokens(identity)
+
+
+async def test_a_shadow_says_nothing_to_clients() -> None:
+    world = World(requests_per_minute=1, shadow=True)
+    assert (await world.ask()).response_headers == []
+
+
+async def test_a_refusal_says_what_is_left() -> None:
+    world = World(requests_per_minute=1, tokens_per_minute=600)
+    await world.ask(usage=Usage(10, 0))
+    with pytest.raises(RateLimited) as refused:
+        await world.ask()
+    said = dict(refused.value.headers)
+    assert (said["x-ratelimit-remaining-requests"], said["x-ratelimit-remaining-tokens"]) == ("0", "590")
+
+
+async def test_of_key_and_tenant_the_one_with_less_left_is_told() -> None:
+    world = World(tenant=Limits(requests_per_minute=3), requests_per_minute=60)
+    said = dict((await world.ask()).response_headers)
+    assert (said["x-ratelimit-limit-requests"], said["x-ratelimit-remaining-requests"]) == ("3", "2")
+
+
+async def test_of_a_stream_that_tells_no_usage_each_chunk_is_a_token() -> None:
+    world = World(tokens_per_minute=100)
+    request = world.request(tokens=10, max_tokens=90, stream=True)
+    async with world.gate.admit(request):
+        world.send(request).chunks = 20
+    await world.ask(tokens=10, max_tokens=60)
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=10, max_tokens=10)
+
+
+async def test_who_leaves_before_the_answer_pays_for_the_prompt() -> None:
+    world = World(tokens_per_minute=100)
+    request = world.request(tokens=50, max_tokens=50)
+    async with world.gate.admit(request):
+        world.send(request, status=None).ending = Ending.CLIENT_GONE
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=30, max_tokens=30)
+    await world.ask(tokens=25, max_tokens=25)
+
+
+async def test_the_prompt_of_a_request_that_ends_by_the_time_limit_of_its_client_is_paid() -> None:
+    world = World(tokens_per_minute=100)
+    headers = {TIME_LIMIT: "100"}
+    request = changed(world.request(tokens=50, max_tokens=50), headers=headers, deadline=world.clock.now())
+    async with world.gate.admit(request):
+        world.send(request, status=None).ending = Ending.TIMED_OUT
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=30, max_tokens=30)
+    await world.ask(tokens=25, max_tokens=25)
+
+
+async def test_a_request_that_the_pod_does_not_answer_in_time_costs_no_tokens() -> None:
+    world = World(tokens_per_minute=100)
+    request = changed(world.request(tokens=50, max_tokens=50), deadline=world.clock.now())
+    async with world.gate.admit(request):
+        world.send(request, status=None).ending = Ending.TIMED_OUT
+    await world.ask(tokens=50, max_tokens=50)
+
+
+async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None:
+    world = World()
+    gate = LimitsGate({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
+    async with gate.admit(request := world.request("a")):
+        gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
+    with pytest.raises(RateLimited, match="'acme'"):
+        async with gate.admit(world.request("b")):
+            pass
+
+
+async def test_limits_that_change_forget_nothing() -> None:
+    world = World(requests_per_minute=2, tokens_per_day=100)
+    await world.ask(usage=Usage(60, 0))
+    async with world.gate.admit(request := world.request()):
+        world.send(request)
+        world.named["own"] = Limits(requests_per_minute=3, tokens_per_day=50, concurrent_requests=1)
+        with pytest.raises(RateLimited, match="1 requests at the same time"):
+            await world.ask()
+    with pytest.raises(RateLimited, match="50 tokens per day"):
+        await world.ask()
+    world.named["own"] = Limits(requests_per_minute=3)
+    await world.ask()
+    with pytest.raises(RateLimited, match="3 requests per minute"):
+        await world.ask()
+
+
+async def test_other_limits_for_all_forget_nothing_either() -> None:
+    world = World(requests_per_minute=2)
+    await world.ask()
+    world.gate.limits = {"own": Limits(requests_per_minute=9), "all": Limits(requests_per_minute=1)}
+    world.gate.tenants = {"acme": "all"}
+    await world.ask()
+    with pytest.raises(RateLimited, match="'acme'"):
+        await world.ask()
+    world.gate.limits, world.gate.tenants = {"own": Limits(requests_per_minute=2)}, {}
+    with pytest.raises(RateLimited, match="'a'"):
+        await world.ask()
+
+
+async def test_who_has_been_away_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "MOST_METERS", 10)
+    world = World(requests_per_minute=1)
+    for number in range(30):
+        await world.ask(f"key-{number}")
+        world.clock.advance(60.0)
+    assert len(list(world.gate.known())) <= 11
+    await world.ask("key-29")
+
+
+async def test_who_runs_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "MOST_METERS", 10)
+    world = World(concurrent_requests=1)
+    async with world.gate.admit(world.request("busy")):
+        for number in range(30):
+            await world.ask(f"key-{number}")
+        with pytest.raises(RateLimited):
+            await world.ask("busy")

@@ -1,0 +1,318 @@
+"""What is found of pods that are well, and of pods with one fault each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from proxy.cli import main
+from proxy.core.clock import SystemClock
+from proxy.core.endpoint import Metrics
+from proxy.lab.sim import SimConfig, SimPod
+from proxy.settings import from_mapping
+from proxy.tools.findings import Caching, Events, Exposition, Level, Seen, Transfer, of_fleet, of_pod, recommended
+from proxy.tools.probe import idle_seconds, look_at, read_exposition
+from tests.helpers.ports import free_port
+from tests.helpers.tools.pods import MANNER, FakePod, bad, of, seen, serving
+from tests.helpers.waiting import PATIENCE
+
+GOOD = Seen(
+    "http://a:1",
+    health=200,
+    version="1",
+    models=("m",),
+    exposition=Exposition("vllm", Metrics(block_size=16, blocks=10), 1000, 0.01),
+    caching=Caching(told=64, prompt_tokens=70),
+    abort=0.04,
+    skew=0.2,
+    keep_alive=5.0,
+    tokenize=0.004,
+)
+
+
+async def test_simulated_pods_have_nothing_to_mend() -> None:
+    async with SimPod(SimConfig()) as pod:
+        found = await seen(pod.url)
+    assert bad(found) == set()
+    assert (found.engine, found.models, found.version) == ("vllm", ("sim",), "0.32.0")
+    assert found.caching is not None
+    assert found.caching.told == 64
+    assert found.abort is not None
+    assert found.abort < 1
+    assert of(found, "block-size").text.startswith("16 tokens a block, 8192 blocks")
+    assert found.keep_alive == math.inf
+
+
+async def test_what_is_only_asked_makes_no_engine_work() -> None:
+    async with serving(FakePod()) as pod:
+        found = await seen(pod.url, replace(MANNER, sends=False))
+    assert "/v1/completions" not in pod.asked
+    assert found.caching is None
+    assert found.abort is None
+    assert bad(found) == set()
+
+
+async def test_a_pod_that_is_well_and_tells_less_is_well() -> None:
+    async with serving(FakePod()) as pod:
+        found = await seen(pod.url)
+    assert bad(found) == set()
+    assert found.caching is not None
+    assert found.caching.counted == 32
+    assert [one.fix for one in of_pod(found) if one.check == "prefix-caching"][1].endswith("prompt-tokens-details")
+    assert found.models == ("m",)
+
+
+@pytest.mark.parametrize(
+    ("pod", "check", "level", "word"),
+    [
+        (FakePod(caches=False), "prefix-caching", Level.FAULT, "computed again"),
+        (FakePod(says_caching=False), "prefix-caching", Level.FAULT, "is off"),
+        (FakePod(aborts=False), "abort", Level.FAULT, "goes on"),
+        (FakePod(ahead=30), "clock", Level.WARNING, "ahead of this one"),
+        (FakePod(ahead=-30), "clock", Level.WARNING, "behind this one"),
+        (FakePod(health=404), "health", Level.FAULT, "404"),
+        (FakePod(without="vllm:"), "engine", Level.FAULT, "blind"),
+        (FakePod(without="waiting"), "metrics", Level.WARNING, "lack waiting"),
+        (
+            FakePod(nixl=True, kv_params={"remote_engine_id": "x", "remote_host": "127.0.0.1"}),
+            "connector",
+            Level.WARNING,
+            "fetch KV caches from 127.0.0.1",
+        ),
+        (
+            FakePod(answers={"/server_info": {"vllm_config": "kv_connector='LMCacheConnectorV1'"}}),
+            "connector",
+            Level.WARNING,
+            "LMCacheConnectorV1",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_fault_is_found_and_nothing_else(pod: FakePod, check: str, level: Level, word: str) -> None:
+    async with serving(pod):
+        found = await seen(pod.url)
+    assert bad(found) == {(check, level)}
+    finding = next(one for one in of_pod(found) if one.is_bad)
+    assert word in finding.text
+    assert finding.fix
+
+
+async def test_a_pod_that_cannot_complete_is_said_to_be_not_tried() -> None:
+    async with serving(FakePod(completes=False)) as pod:
+        found = await seen(pod.url)
+    assert bad(found) == set()
+    assert "/v1/completions answers 404" in of(found, "prefix-caching").text
+    assert of(found, "abort").level is Level.NOTE
+
+
+async def test_a_request_that_others_run_beside_is_not_judged() -> None:
+    async with serving(FakePod(running=3)) as pod:
+        assert (await seen(pod.url)).abort is None
+
+
+async def test_a_pod_that_is_not_there_is_a_fault_and_hides_no_other() -> None:
+    async with serving(FakePod()) as pod:
+        found = await look_at([f"http://127.0.0.1:{free_port()}", pod.url], MANNER, SystemClock(), Random(1))
+    assert [bad(one) for one in found] == [{("reachable", Level.FAULT)}, set()]
+    assert [one["url"] for one in recommended(found)["pods"]["static"]] == [pod.url]
+
+
+async def test_the_role_and_the_connector_are_read_where_the_engine_tells_them() -> None:
+    told = {"vllm_config": "KVTransferConfig(kv_connector='MooncakeConnector', kv_role='kv_consumer')"}
+    async with serving(FakePod(answers={"/server_info": told})) as pod:
+        found = await seen(pod.url)
+    assert found.transfer == Transfer("mooncake", "decode")
+
+
+async def test_pods_that_hand_over_by_nixl_are_recognised_by_their_series() -> None:
+    left = {"remote_engine_id": "x", "remote_host": "10.0.0.1"}
+    async with serving(FakePod(nixl=True, kv_params=left)) as pod:
+        found = await seen(pod.url)
+    assert found.transfer == Transfer("nixl", host="10.0.0.1")
+    assert bad(found) == set()
+
+
+@pytest.mark.parametrize("told", [None, {"vllm_config": "kv_connector='MooncakeConnector'"}])
+async def test_a_connector_that_may_not_take_it_is_sent_no_prompt_for_another_pod(told: dict[str, str] | None) -> None:
+    async with serving(FakePod(answers={"/server_info": told} if told else {})) as pod:
+        await seen(pod.url)
+    assert pod.handed_over == 0
+
+
+def test_the_exposition_of_a_real_engine_is_understood() -> None:
+    found = read_exposition((Path(__file__).parents[2] / "unit" / "fleet" / "vllm_metrics.txt").read_bytes())
+    assert found is not None
+    assert (found.engine, found.missing, found.old, found.connector) == ("vllm", (), (), "")
+    assert found.labels["enable_prefix_caching"] == "True"
+    assert found.metrics.block_size == 32
+
+
+async def test_older_names_are_only_a_note() -> None:
+    async with SimPod(SimConfig(old_metric_names=True)) as pod:
+        found = await seen(pod.url)
+    assert bad(found) == set()
+    assert any("older names" in finding.text for finding in of_pod(found))
+
+
+class TestKvEvents:
+    async def test_who_publishes_is_recognised_by_its_saying(self) -> None:
+        async with saying(b"\xff" + bytes(8) + b"\x7f\x03") as port, serving(announcing(port)) as pod:
+            found = await seen(pod.url)
+        assert found.events == Events("127.0.0.1", port, speaks=True, announced=True)
+        assert of(found, "kv-events").level is Level.OK
+
+    async def test_who_says_something_else_does_not_publish(self) -> None:
+        async with saying(b"HTTP/1.1 400 Bad Request\r\n") as port, serving(announcing(port)) as pod:
+            found = await seen(pod.url)
+        assert bad(found) == {("kv-events", Level.WARNING)}
+
+    async def test_without_them_it_is_only_a_note(self) -> None:
+        async with serving(FakePod()) as pod:
+            found = await seen(pod.url, replace(MANNER, events_port=free_port()))
+        assert of(found, "kv-events").level is Level.NOTE
+
+
+class TestIdleConnections:
+    @pytest.mark.parametrize(
+        ("head", "close", "expected"),
+        [(b"", True, 0.1), (b"connection: close\r\n", True, 0.0), (b"", False, math.inf)],
+    )
+    async def test_when_they_are_closed_is_seen(self, head: bytes, close: bool, expected: float) -> None:
+        answer = b"HTTP/1.1 200 OK\r\n" + head + b"content-length: 0\r\n\r\n"
+        async with saying(answer, 0.1 if close else 5.0) as port:
+            found = await idle_seconds(f"http://127.0.0.1:{port}", 0.5, SystemClock())
+        assert found == pytest.approx(expected, abs=0.3)
+
+    def test_a_pod_that_closes_before_kvlane_would_is_warned_of(self) -> None:
+        assert bad(replace(GOOD, keep_alive=2.0)) == {("keep-alive", Level.WARNING)}
+        assert bad(replace(GOOD, keep_alive=0.0)) == {("keep-alive", Level.WARNING)}
+        assert bad(GOOD) == set()
+
+
+class TestTogether:
+    def test_equal_pods_are_not_spoken_of(self) -> None:
+        assert of_fleet([GOOD, replace(GOOD, url="http://b:1")]) == []
+
+    @pytest.mark.parametrize(
+        ("other", "check"),
+        [
+            ({"version": "2"}, "version"),
+            ({"max_model_len": 10}, "context"),
+            ({"transfer": Transfer("mooncake")}, "connector"),
+            ({"exposition": Exposition("vllm", Metrics(block_size=32), 1, 0.0)}, "block-size"),
+        ],
+    )
+    def test_what_differs_is_named(self, other: dict[str, Any], check: str) -> None:
+        [finding] = of_fleet([GOOD, replace(GOOD, url="http://b:1", **other)])
+        assert finding.check == check
+        assert "http://b:1" in finding.text
+
+    def test_pods_of_other_models_may_differ(self) -> None:
+        assert of_fleet([GOOD, replace(GOOD, url="http://b:1", models=("n",), version="2")]) == []
+
+
+class TestTheConfiguration:
+    def test_of_plain_pods_is_their_list(self) -> None:
+        found = recommended([GOOD, Seen("http://b:1", unreachable="refused")])
+        assert found == {"pods": {"static": [{"url": "http://a:1"}]}}
+
+    def test_with_events_everywhere_is_exact(self) -> None:
+        publishing = replace(GOOD, events=Events("a", 5557, speaks=True))
+        other = replace(publishing, url="http://b:1", events=Events("b", 5600, speaks=True))
+        found = recommended([publishing, other])
+        assert found["pods"]["static"][1]["labels"] == {"kvlane/kv-events-port": "5600"}
+        types = [plugin["type"] for plugin in found["scheduling"]["plugins"]]
+        assert "precise-prefix-cache-producer" in types
+        from_mapping(found)
+        assert "scheduling" not in recommended([publishing, GOOD])
+
+    def test_with_both_roles_hands_prompts_over(self) -> None:
+        prefill = replace(GOOD, transfer=Transfer("mooncake", "prefill"))
+        decode = replace(GOOD, url="http://b:1", transfer=Transfer("mooncake", "decode"))
+        found = recommended([prefill, decode])
+        settings = from_mapping(found)
+        assert settings.disaggregation.connector == "mooncake"
+        assert [pod.role for pod in settings.pods.static] == ["prefill", "decode"]
+        assert "disaggregation" not in recommended([prefill])
+
+    def test_names_other_engines_and_health_that_is_not_there(self) -> None:
+        odd = replace(GOOD, health=404, exposition=Exposition("sglang", Metrics(), 1, 0.0))
+        settings = from_mapping(recommended([odd]))
+        assert settings.pods.static[0].engine == "sglang"
+        assert settings.reliability.health.path is None
+
+
+class TestTheCommand:
+    async def test_prints_findings_and_a_configuration_that_loads(self) -> None:
+        async with serving(FakePod(ahead=60)) as pod:
+            result = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", pod.url, "--timeout", "1"])
+        assert result.exit_code == 1
+        assert "warning clock" in result.stderr
+        assert from_mapping(yaml.safe_load(result.stdout)).pods.static[0].url == pod.url
+        with_decisions = from_mapping(yaml.safe_load(result.stdout.replace("# telemetry", "telemetry")))
+        assert with_decisions.telemetry.decisions is not None
+
+    async def test_prints_json_for_programs(self) -> None:
+        async with serving(FakePod()) as pod:
+            words = ["doctor", pod.url, "--json", "--no-requests", "--timeout", "1"]
+            result = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert result.exit_code == 0
+        told = json.loads(result.stdout)
+        assert told["pods"][0]["keepAlive"] == "infinite"
+        assert {finding["level"] for finding in told["findings"]} == {"ok", "note"}
+        assert told["configuration"]["pods"]["static"] == [{"url": pod.url}]
+
+    def test_takes_urls_only(self) -> None:
+        result = CliRunner().invoke(main, ["doctor", "vllm-0"])
+        assert result.exit_code == 2
+        assert "'vllm-0' is no URL of a pod" in result.output
+        assert "ends in /v1" in CliRunner().invoke(main, ["doctor", "http://vllm-0:8000/v1"]).output
+
+    async def test_says_in_the_configuration_whom_it_left_out(self) -> None:
+        async with serving(FakePod()) as pod:
+            gone = f"http://127.0.0.1:{free_port()}"
+            words = ["doctor", pod.url, gone, "--no-requests", "--timeout", "1"]
+            result = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert result.stdout.startswith(f"# left out, as it did not answer: {gone}\n")
+        assert "Connection refused\n" in result.stderr
+        assert [pod["url"] for pod in yaml.safe_load(result.stdout)["pods"]["static"]] == [pod.url]
+
+
+def announcing(port: int) -> FakePod:
+    return FakePod(answers={"/kv_event_sources": {"0": {"endpoint": f"tcp://*:{port}"}}})
+
+
+@asynccontextmanager
+async def saying(said: bytes, seconds: float = 5.0) -> AsyncIterator[int]:
+    """Says this to everybody, and hangs up after these seconds unless the other side has."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(until_end(reader), seconds)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        ended.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+
+
+async def until_end(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(4096):
+            pass
