@@ -10,6 +10,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Poster
 from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway, Running
+from proxy.http.rank import body_for
 from proxy.openai.heads import Head
 from proxy.openai.parse import parse
 from proxy.prefix.keys import PREFIX_MATCH
@@ -33,7 +34,8 @@ class WarmingSender:
             return None
         attempt = Attempt(request, Decision(endpoint), endpoint, 0, self._clock.now())
         with Running(gateway, pool, attempt):
-            attempt.status, _ = await self._poster.post(endpoint.url + prompt.path, prompt.body, endpoint.api_key)
+            url, body = endpoint.url + prompt.path, body_for(endpoint, prompt.body)
+            attempt.status, _ = await self._poster.post(url, body, endpoint.api_key, endpoint.rank)
             attempt.first_byte_at = attempt.last_byte_at = self._clock.now()
             attempt.ending = Ending.COMPLETE
         return attempt.status

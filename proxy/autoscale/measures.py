@@ -47,7 +47,10 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One look at one role: its `ready` pods, at monotonic `now`. What a pod said longer than `age` seconds ago it has
-    not said."""
+    not said.
+
+    Replicas are pods, and the unit of load is a data-parallel rank: the value of a pod is the mean of its ranks, and so
+    are its parts of the sums."""
 
     ready: Sequence[Endpoint]
     known: Known
@@ -73,14 +76,14 @@ class Measured:
         if source == TTFT:
             return self.known.ttft
         if source == UNCACHED:
-            return float(sum(pod.load.tokens for pod in self.ready))
+            return math.fsum(rank.load.tokens / len(pod.ranks) for pod in self.ready for rank in pod.ranks)
         if source == BACKLOG:
             return self.known.backlog if self.rate is None else self.value(UNCACHED) / self.rate
         if source == PREFILL_LOAD:
             return self._prefill_load()
         if source == QUEUE_DEPTH and not self.ready:
             return float(self.known.queued)
-        found = [self._of_pod(pod, source) for pod in self.ready]
+        found = [_mean([self._of_rank(rank, source) for rank in pod.ranks]) for pod in self.ready]
         return None if all(one is None for one in found) else found
 
     def mean(self, source: str) -> float | None:
@@ -97,12 +100,12 @@ class Measured:
             return None
         return float((self.known.taken + self.value(UNCACHED) / CLEARED) / self.rate)
 
-    def _of_pod(self, pod: Endpoint, source: str) -> float | None:
+    def _of_rank(self, pod: Endpoint, source: str) -> float | None:
         if source == "requests_in_flight":
             return float(pod.load.requests)
         if self.now - pod.metrics.scraped_at > self.age:
             return None
-        waiting = pod.metrics.waiting + self.known.queued / len(self.ready)
+        waiting = pod.metrics.waiting + self.known.queued / sum(len(one.ranks) for one in self.ready)
         if source == QUEUE_DEPTH:
             return waiting
         if source == KV_DEMAND:
@@ -110,6 +113,12 @@ class Measured:
         if (name := _OF_PODS.get(source)) is not None:
             return float(getattr(pod.metrics, name))
         return pod.metrics.attributes.get(source)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def _share(value: float | None, count: int) -> float | None:

@@ -25,7 +25,8 @@ class Taken:
         looks = self._looks
         while len(looks) > 1 and looks[1][0] <= now - WINDOW:
             looks.popleft()
-        looks.append((now, {pod: _uncached(pod) for pod in pods if pod.metrics.prefix_queries > 0}))
+        ranks = [rank for pod in pods for rank in pod.ranks]
+        looks.append((now, {rank: _uncached(rank) for rank in ranks if rank.metrics.prefix_queries > 0}))
         (since, _), (_, last) = looks[0], looks[-1]
         return sum(self._grown(pod) for pod in last) / (now - since) if last and now > since else None
 
@@ -36,4 +37,5 @@ class Taken:
 
 
 def _uncached(pod: Endpoint) -> float:
-    return pod.metrics.prefix_queries - pod.metrics.prefix_hits
+    """Return the pod's part of the tokens: its ranks are one replica together."""
+    return (pod.metrics.prefix_queries - pod.metrics.prefix_hits) / len(pod.ranks)

@@ -174,18 +174,18 @@ class ScaledPool:
 
     def _pods(self, role: str) -> list[Endpoint]:
         """Those that somebody wants, in any state."""
-        mine = [one for one in self._fleet.endpoints if one.pool == self.name and not self._fleet.is_leaving(one)]
+        mine = [one for one in self._fleet.pods if one.pool == self.name and not self._fleet.is_leaving(one)]
         return pods_of_role(self.settings, role, mine)
 
     def _replica(self, pod: Endpoint, role: str) -> Replica:
-        ordinal = _ORDINAL.search(pod.name)
+        ordinal = _ORDINAL.search(pod.pod_name)
         return Replica(
-            pod.name,
+            pod.pod_name,
             role,
             ready=pod.state is EndpointState.READY,
             draining=pod.state is EndpointState.DRAINING,
-            inflight=pod.load.requests,
-            cached_blocks=self._blocks(pod),
+            inflight=sum(rank.load.requests for rank in pod.ranks),
+            cached_blocks=sum(map(self._blocks, pod.ranks)),
             ordinal=int(ordinal[1]) if ordinal else None,
             started=pod.metrics.process_started,
             url=pod.url,
@@ -212,7 +212,7 @@ class ScaledPool:
             if role in decision.situations and role not in self._cleared:
                 self._cleared.add(role)
                 going = self.drains.names(role)
-                await self._guard.spare([pod.name for pod in self._pods(role) if pod.name not in going])
+                await self._guard.spare([pod.pod_name for pod in self._pods(role) if pod.pod_name not in going])
 
     def _let_go(self, role: str) -> None:
         self.drains.cancel(role)

@@ -84,7 +84,8 @@ class OwnSenses(ScaledPools, Listener):
         pods = pods_of_role(self.pools[pool], role, self._fleet.within(pool).ready)
         found = predictors(scheduling) if scheduling is not None and pods else ()
         known = [backlog for one in found if (backlog := one.backlog(pods)) is not None]
-        return max(known, default=None)
+        replicas = sum(pod is pod.lead for pod in pods)
+        return max(known) * replicas / len(pods) if known else None
 
 
 def buckets_of(histogram: Histogram) -> Buckets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -109,7 +109,11 @@ class LoadView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """One pod, from discovery to removal. Identity is the object; a pod that comes back is a new one.
+    """A pod, or one data-parallel rank of a pod, from discovery to removal. Identity is the object; a pod that comes
+    back is a new one.
+
+    Ranks of a pod share its URL, state and settings. Metrics, load and all that is learned belong to the rank. What
+    belongs to the pod as a whole, such as its breaker, is kept under `lead`.
 
     Plugins cannot assign to it: it changes by `update`, `publish` and `charge`, which belong to the fleet.
     """
@@ -133,6 +137,12 @@ class Endpoint:
     state: EndpointState = EndpointState.STARTING
     metrics: Metrics = NEVER_SCRAPED
     load: Load = field(default_factory=Load)
+    rank: int | None = None
+    """The data-parallel rank that requests name to the pod; None where the pod is one endpoint."""
+    lead: Endpoint = field(init=False, repr=False)
+    """The first rank of the pod; the endpoint itself where the pod is one endpoint."""
+    ranks: tuple[Endpoint, ...] = field(init=False, repr=False)
+    """All ranks of the pod, in their order."""
     in_flight_at_scrape: int = field(init=False, repr=False)
     """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
@@ -146,8 +156,14 @@ class Endpoint:
     def __post_init__(self) -> None:
         """A pod that is made with metrics and load counts as scraped under this load."""
         role = self.role or self.labels.get(ROLE_LABEL, "")
-        update(self, role=role, labels={ROLE_LABEL: role, **self.labels} if role else self.labels)
+        labels = {ROLE_LABEL: role, **self.labels} if role else self.labels
+        update(self, role=role, labels=labels, lead=self, ranks=(self,))
         self.publish(self.metrics, self.load.requests)
+
+    @property
+    def pod_name(self) -> str:
+        """The name of the pod; the endpoint's own unless it is a rank."""
+        return self.name if self.rank is None else self.name.rpartition("/")[0]
 
     def publish(self, metrics: Metrics, in_flight: int) -> None:
         """Swap in a scrape; `in_flight` are the load's requests, read when the scrape was sent. Of a stale one nothing
@@ -181,6 +197,12 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.state.value}>"
+
+
+def join_ranks(ranks: Sequence[Endpoint]) -> None:
+    """Make the endpoints the ranks of one pod. For the fleet."""
+    for endpoint in ranks:
+        update(endpoint, lead=ranks[0], ranks=tuple(ranks))
 
 
 def update(target: Endpoint | Load, **changes: Any) -> None:

@@ -91,8 +91,9 @@ class Call(Protocol):
 class Poster(Protocol):
     """Sends requests of kvlane's own to pods."""
 
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
-        """Return status and body of the response to JSON. Raise UpstreamFailed if no whole response came."""
+    async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
+        """Return status and body of the response to JSON, of a data-parallel rank if one is given. Raise UpstreamFailed
+        if no whole response came."""
 
 
 class Resolver(Protocol):

@@ -26,6 +26,7 @@ from proxy.extproc.messages import (
 from proxy.extproc.request import Addresses, EnvoyCall, attributes_of, fields_of, metadata_of
 from proxy.http.framing import Framing
 from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
+from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.relay import ClientRelay, passed_on
 from proxy.http.request import HttpCall
 from proxy.http.response import RelayContext
@@ -88,30 +89,35 @@ class EnvoyRelay(Relay):
     async def _send(self, attempt: Attempt) -> None:
         request, call, stream = attempt.request, self._call, self._stream
         destination = ",".join([await self._addresses.of(endpoint) for endpoint in self._named(attempt)])
-        changed = request.body is not call.body and request.body != call.body
+        body = body_for(attempt.endpoint, request.body)
+        changed = body is not call.body and body != call.body
         add = [(DESTINATION, destination), ("x-request-id", call.id), *attempt.upstream_headers]
         if key := attempt.endpoint.api_key:
             add.append(("authorization", f"Bearer {key}"))
         if base := Address.of(attempt.endpoint.url).base:
             add.append((":path", base.decode() + call.path + call.query))
+        if (rank := attempt.endpoint.rank) is not None:
+            add.append((RANK_HEADER, str(rank)))
         if changed:
-            add.append(("content-length", str(len(request.body))))
+            add.append(("content-length", str(len(body))))
         reply = with_fields(stream.kind, add, set(call.unwanted()) - {name for name, _ in add})
         with_destination(reply, destination)
         if changed and stream.kind == "request_body":
-            with_body(reply, request.body)
+            with_body(reply, body)
         attempt.sent_at = self._context.clock.now()
         await stream.write(reply)
         if stream.request_mode == FULL_DUPLEX_STREAMED and not stream.head.request_headers.end_of_stream:
-            for piece in streamed("request_body", request.body, not stream.trailers):
+            for piece in streamed("request_body", body, not stream.trailers):
                 await stream.write(piece)
             if stream.trailers:
                 await stream.write(go_on("request_trailers"))
 
     def _named(self, attempt: Attempt) -> list[Endpoint]:
-        others = [each for each in attempt.decision.candidates() if each is not attempt.endpoint]
+        """The gateway sends the same request to each, so all of them have the rank that it names."""
+        target = attempt.endpoint
+        others = [each for each in attempt.decision.candidates() if each.rank == target.rank and each is not target]
         ready = [each for each in others if each.state is EndpointState.READY]
-        return [attempt.endpoint, *ready[: self._fallbacks]]
+        return [target, *ready[: self._fallbacks]]
 
     # the answer
 
@@ -135,7 +141,8 @@ class EnvoyRelay(Relay):
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
         if not address or address in self._addresses.known(attempt.endpoint):
             return
-        answers = self._addresses.at(str(address), attempt.decision.candidates())
+        same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
+        answers = self._addresses.at(str(address), same_rank)
         if answers is not None:
             raise PassedOver("the gateway went on to another pod", answers)
 

@@ -27,7 +27,8 @@ class Dialect:
     `cache_info` is a series whose labels `block_size_label` and `blocks_label` carry the size and number of KV blocks;
     `block_size` and `blocks` are series whose values do. `prompt_tokens` and `generation_tokens` are counters: as long
     as the engine works, one of them grows. `awake` is 0 where a rank sleeps, `discarded` is not where it sleeps without
-    its weights. `attributes` are custom values, by the key scorers ask for.
+    its weights. `rank_label` tells the series of data-parallel ranks apart; unless `lists_all_ranks`, a rank without
+    traffic may have none. `attributes` are custom values, by the key scorers ask for.
     """
 
     waiting: Specs = ()
@@ -44,6 +45,8 @@ class Dialect:
     prompt_tokens: Specs = ()
     generation_tokens: Specs = ()
     awake: Specs = ()
+    rank_label: str = ""
+    lists_all_ranks: bool = True
     discarded: Specs = ()
     attributes: tuple[tuple[str, MetricSpec], ...] = ()
 
@@ -85,6 +88,7 @@ DIALECTS: Mapping[str, Dialect] = {
         generation_tokens=specs("vllm:generation_tokens_total"),
         awake=specs("vllm:engine_sleep_state{sleep_state=awake}"),
         discarded=specs("vllm:engine_sleep_state{sleep_state=discard_all}"),
+        rank_label="engine",
     ),
     "sglang": Dialect(
         waiting=specs("sglang:num_queue_reqs", "sglang_num_queue_reqs"),
@@ -97,6 +101,8 @@ DIALECTS: Mapping[str, Dialect] = {
         prefix_hits=specs("sglang:cached_tokens_total", "sglang_cached_tokens_total"),
         prompt_tokens=specs("sglang:prompt_tokens_total", "sglang_prompt_tokens_total"),
         generation_tokens=specs("sglang:generation_tokens_total", "sglang_generation_tokens_total"),
+        rank_label="dp_rank",
+        lists_all_ranks=False,
     ),
     "trtllm-serve": Dialect(
         waiting=specs("trtllm_num_requests_waiting"),

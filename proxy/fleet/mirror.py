@@ -14,7 +14,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.ports import Clock
 from proxy.core.tls import PodTls
 from proxy.fleet.records import PodRecord
-from proxy.fleet.settings import PodSettings
+from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.fleet.store import Fleet
 
 
@@ -41,20 +41,21 @@ class Origin(Fleet):
         """`keys`: the keyword arguments of a fleet."""
         super().__init__(clock, **keys)
         self._publish = publish
-        self._restarts: dict[Endpoint, int] = {}
+        self._restarts: dict[str, int] = {}
         self._published: dict[str, bytes] = {}
 
     def messages(self) -> Iterator[tuple[News, bytes]]:
         """Yield the whole state, for a mirror that starts or has missed messages."""
         for record in self._records.values():
             yield News.POD, self._pod(record)
-            yield News.METRICS, _metrics(record.endpoint, self._clock.now())
+            for endpoint in record.endpoints:
+                yield News.METRICS, _metrics(endpoint, self._clock.now())
         yield News.ROLL, self._roll()
 
     def restarted(self, endpoint: Endpoint) -> None:
         super().restarted(endpoint)
         if record := self._record_of(endpoint):
-            self._restarts[endpoint] = self._restarts.get(endpoint, 0) + 1
+            self._restarts[record.name] = self._restarts.get(record.name, 0) + 1
             self._publish_pod(record)
 
     def refreshed(self, endpoint: Endpoint) -> None:
@@ -72,15 +73,15 @@ class Origin(Fleet):
 
     def _drop(self, record: PodRecord) -> None:
         super()._drop(record)
-        self._restarts.pop(record.endpoint, None)
-        self._published.pop(record.endpoint.name, None)
+        self._restarts.pop(record.name, None)
+        self._published.pop(record.name, None)
         self._publish(News.ROLL, self._roll())
 
     def _publish_pod(self, record: PodRecord) -> None:
         """Publish the state of the pod if it has changed."""
         message = self._pod(record)
-        if self._published.get(record.endpoint.name) != message:
-            self._published[record.endpoint.name] = message
+        if self._published.get(record.name) != message:
+            self._published[record.name] = message
             self._publish(News.POD, message)
 
     def _pod(self, record: PodRecord) -> bytes:
@@ -93,7 +94,8 @@ class Origin(Fleet):
                 "draining": record.draining,
                 "leaving": record.leave_by is not None,
                 "cards": record.cards,
-                "restarts": self._restarts.get(record.endpoint, 0),
+                "restarts": self._restarts.get(record.name, 0),
+                "ranks": len(record.endpoints),
             }
         )
 
@@ -109,7 +111,7 @@ class Mirror(Fleet):
     def __init__(self, clock: Clock, **keys: Any) -> None:
         """`keys`: the keyword arguments of a fleet."""
         super().__init__(clock, **keys)
-        self._restarts: dict[Endpoint, int] = {}
+        self._restarts: dict[str, int] = {}
 
     def apply(self, news: News, message: bytes) -> None:
         values = orjson.loads(message)
@@ -120,30 +122,31 @@ class Mirror(Fleet):
         else:
             self._take_roll(values)
 
-    def _announce(self, endpoint: Endpoint, state: EndpointState) -> None:
+    def _announce(self, record: PodRecord, was: EndpointState, state: EndpointState) -> None:
         """The origin has logged it."""
 
     def _take_pod(self, values: dict[str, Any]) -> None:
-        tls = values["pod"]["tls"]
-        own = {"models": tuple(values["pod"]["models"]), "tls": None if tls is None else PodTls(**tls)}
-        pod = PodSettings(**{**values["pod"], **own})
+        pod, ranks = _pod_settings(values["pod"]), int(values["ranks"])
         contact, restarts = EndpointState(values["contact"]), int(values["restarts"])
         record = self._records.get(pod.name)
         if record is not None and (record.endpoint.pool, record.pod.uid) != (values["pool"], pod.uid):
             self._gone(record)
             record = None
         if record is None:
-            endpoint = self._join(pod, values["source"], values["pool"])
-            record = self._records[endpoint.name]
+            self._join(pod, values["source"], values["pool"])
+            record = self._records[pod.name]
         before, record.contact = record.contact, contact
         record.source, record.draining, record.cards = values["source"], values["draining"], values["cards"]
         record.leave_by = math.inf if values["leaving"] else None
+        if len(record.endpoints) != ranks:
+            self._resize(record, ranks)
         self._update(record, pod)
-        if restarts > self._restarts.setdefault(record.endpoint, restarts):
-            self._restarts[record.endpoint] = restarts
+        if restarts > self._restarts.setdefault(record.name, restarts):
+            self._restarts[record.name] = restarts
             self.restarted(record.endpoint)
         if contact is EndpointState.READY and before is not contact:
-            self._call(self._on_ready, record.endpoint)
+            for endpoint in record.endpoints:
+                self._call(self._on_ready, endpoint)
 
     def _take_metrics(self, values: dict[str, Any]) -> None:
         endpoint = self.get(values.pop("name"))
@@ -166,8 +169,18 @@ class Mirror(Fleet):
             self._gone(record)
 
     def _gone(self, record: PodRecord) -> None:
-        self._restarts.pop(record.endpoint, None)
+        self._restarts.pop(record.name, None)
         self._drop(record)
+
+
+def _pod_settings(values: dict[str, Any]) -> PodSettings:
+    tls, ranks = values["tls"], values["data_parallel"]
+    own = {
+        "models": tuple(values["models"]),
+        "tls": None if tls is None else PodTls(**tls),
+        "data_parallel": None if ranks is None else DataParallelSettings(**ranks),
+    }
+    return PodSettings(**{**values, **own})
 
 
 def _metrics(endpoint: Endpoint, now: float) -> bytes:

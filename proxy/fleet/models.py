@@ -30,10 +30,12 @@ class NamedModels:
         """From its settings and its cards; whether it serves others than before."""
         models = frozenset(record.pod.models or [card["id"] for card in record.cards]) or None
         adapters = frozenset(card["id"] for card in record.cards if card.get("parent"))
-        update(record.endpoint, adapters=adapters)
+        for endpoint in record.endpoints:
+            update(endpoint, adapters=adapters)
         is_new = models != record.endpoint.models
         if is_new:
-            update(record.endpoint, models=models)
+            for endpoint in record.endpoints:
+                update(endpoint, models=models)
             for model in models or ():
                 self._known.pop(model, None)
                 self._known[model] = None
@@ -65,7 +67,7 @@ class NamedModels:
         """Of the models that pods serve, or would if they were woken, where somebody wakes them; as the first pod by
         name gives them."""
         merged: dict[str, dict[str, Any]] = {}
-        records = sorted(self._records.values(), key=lambda record: record.endpoint.name)
+        records = sorted(self._records.values(), key=lambda record: record.name)
         for record in records:
             if record.endpoint.state is EndpointState.READY or (wakes and record.can_be_woken):
                 for card in record.shown_cards:

@@ -15,14 +15,19 @@ from proxy.fleet.settings import PodSettings
 log = logging.getLogger(__name__)
 
 
+RANKS_IGNORED = "ignores data-parallel ranks"
+"""The reason that does not eject a pod: it makes it one endpoint, in all processes."""
+
+
 @dataclass(slots=True, eq=False)
 class PodRecord:
-    """A pod in the fleet; lives as long as its endpoint.
+    """A pod in the fleet. `endpoints` are its data-parallel ranks, or the one endpoint of a pod without ranks; all have
+    the state of the pod.
 
     `contact` is starting, ready or ejected, whatever an operator wants; `leave_by` is set while it is being removed.
     """
 
-    endpoint: Endpoint
+    endpoints: Sequence[Endpoint]
     pod: PodSettings
     source: str
     contact: EndpointState = EndpointState.STARTING
@@ -37,6 +42,38 @@ class PodRecord:
     refused_at: float | None = None
     """Since when it refuses connections."""
     restarted_at: float = -math.inf
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The first rank, which stands for the pod."""
+        return self.endpoints[0]
+
+    @property
+    def name(self) -> str:
+        return self.pod.name
+
+    @property
+    def is_ejected(self) -> bool:
+        return bool(self.ejection_reasons.keys() - {RANKS_IGNORED})
+
+    @property
+    def obeys_ranks(self) -> bool:
+        """False once a process saw the pod answer on other ranks than requests name."""
+        return RANKS_IGNORED not in self.ejection_reasons
+
+    @property
+    def in_flight(self) -> int:
+        """Requests on all ranks."""
+        return sum(endpoint.load.requests for endpoint in self.endpoints)
+
+    def size_for(self, seen: int) -> int:
+        """Return how many endpoints the pod has, if its metrics are of so many ranks: 1 for one without ranks."""
+        declared = self.pod.data_parallel.size if self.pod.data_parallel is not None else None
+        if declared == 1 or not self.obeys_ranks:
+            return 1
+        if seen > 1:
+            return seen
+        return declared or 1
 
     @property
     def answers(self) -> bool:
@@ -117,13 +154,13 @@ class Ejections:
     def add(self, record: PodRecord, why: str, who: int) -> None:
         if record.eject(why, who):
             if who == OWN:
-                log.warning("pod %s ejected: %s", record.endpoint.name, why)
+                log.warning("pod %s ejected: %s", record.name, why)
             self._review()
 
     def remove(self, record: PodRecord, why: str, who: int) -> None:
         if record.uneject(why, who):
             if who == OWN:
-                log.info("pod %s no longer ejected: %s", record.endpoint.name, why)
+                log.info("pod %s no longer ejected: %s", record.name, why)
             self._review()
 
     def own(self) -> Mapping[str, Sequence[str]]:
@@ -156,7 +193,7 @@ class Ejections:
         self.panics &= answering.keys()
 
     def _review_pool(self, pool: str, records: Sequence[PodRecord]) -> None:
-        ejected = sum(1 for record in records if record.ejection_reasons)
+        ejected = sum(1 for record in records if record.is_ejected)
         panics = ejected * 100 > self.panic_percent * len(records)
         if panics is not (pool in self.panics):
             self.panics ^= {pool}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -68,7 +68,8 @@ class Refresher:
         self._reached = endpoint.state is EndpointState.READY
         self._refused = endpoint.state is EndpointState.EJECTED
         self._missed = 0
-        self._last: Metrics | None = None
+        self._last: Sequence[Metrics] = ()
+        """Of each rank."""
         self._models_due = clock.now()
         self._models_wanted: asyncio.Future[None] | None = None
         """Done after the read that `read_models` has asked for and that has not begun."""
@@ -107,6 +108,10 @@ class Refresher:
     def interval(self) -> float:
         """Seconds between two scrapes."""
         return self._budget.interval
+
+    @property
+    def _pod(self) -> str:
+        return self._endpoint.pod_name
 
     def _pause(self, elapsed: float) -> float:
         """The rest of the interval; a pod that takes longer than that has half an interval of peace."""
@@ -154,21 +159,26 @@ class Refresher:
 
     async def _scrape(self) -> bool:
         """True if the pod answered 200, even if it made no sense."""
-        in_flight, sent_at = self._endpoint.load.requests, self._clock.now()
+        endpoint, sent_at = self._endpoint, self._clock.now()
+        in_flight = [each.load.requests for each in endpoint.ranks]
         try:
             status, body = await self._get(self.settings.metrics_url(self._endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
-            metrics = await parse_in_steps(body, self.engines.of(self._endpoint), sent_at)
+            dialect = self.engines.of(endpoint)
+            scrape = await parse_in_steps(body, dialect, sent_at)
         except _Silent as silent:
             self._on_miss(str(silent))
             return False
         except ScrapeError as error:
             self._on_miss(str(error))
             return status == 200
-        if self.settings.dcgm is not None:
-            metrics = replace(metrics, attributes={**metrics.attributes, **self._gpus.attributes})
-        self._on_metrics(metrics, in_flight)
+        number = len(scrape.ranks) or 1
+        if not dialect.lists_all_ranks:
+            number = max(number, len(endpoint.ranks))
+        endpoints = self._sink.ranks_seen(endpoint, number)
+        if endpoints[0] is endpoint:
+            self._on_metrics(endpoints, scrape.of(endpoints), in_flight)
         return True
 
     async def _list_models(self) -> bool:
@@ -208,25 +218,31 @@ class Refresher:
         """Log it once: the pod keeps the models that it listed before."""
         if why != self._bad_models:
             self._bad_models = why
-            log.warning("pod %s: ignored its response to /v1/models: %s", self._endpoint.name, why)
+            log.warning("pod %s: ignored its response to /v1/models: %s", self._pod, why)
 
-    def _on_metrics(self, metrics: Metrics, in_flight: int) -> None:
-        if self._last and _is_younger(metrics, self._last):
-            log.warning("pod %s was restarted", self._endpoint.name)
+    def _on_metrics(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
+        """`in_flight` are the requests on each rank when the scrape was sent; unknown for a new rank."""
+        if any(map(_is_younger, metrics, self._last)):
+            log.warning("pod %s was restarted", self._pod)
             self._sink.restarted(self._endpoint)
         self._missed, self._last = 0, metrics
-        self._endpoint.publish(metrics, in_flight)
-        self._sink.refreshed(self._endpoint)
+        for index, endpoint in enumerate(endpoints):
+            of_rank = metrics[index]
+            if self.settings.dcgm is not None:
+                of_rank = replace(of_rank, attributes={**of_rank.attributes, **self._gpus.attributes})
+            endpoint.publish(of_rank, in_flight[index] if index < len(in_flight) else endpoint.load.requests)
+        for endpoint in endpoints:
+            self._sink.refreshed(endpoint)
 
     def _on_miss(self, why: str) -> None:
         self._missed += 1
         self._sink.missed(self._endpoint, why)
         if self._missed == STALE_AFTER:
-            endpoint = self._endpoint
-            log.warning("pod %s: the metrics are stale: %s", endpoint.name, why)
-            stale = replace(endpoint.metrics, freshness=Freshness.STALE)
-            endpoint.publish(stale, endpoint.load.requests)
-            self._sink.refreshed(endpoint)
+            log.warning("pod %s: the metrics are stale: %s", self._pod, why)
+            for endpoint in self._endpoint.ranks:
+                stale = replace(endpoint.metrics, freshness=Freshness.STALE)
+                endpoint.publish(stale, endpoint.load.requests)
+                self._sink.refreshed(endpoint)
 
     def _on_answer(self) -> None:
         if self._reached:
@@ -241,8 +257,8 @@ class Refresher:
         self._on_miss("connection refused")
         self._models_due = self._clock.now()
         if self._reached:
-            self._reached, self._refused, self._last = False, True, None
-            log.warning("pod %s refuses connections", self._endpoint.name)
+            self._reached, self._refused, self._last = False, True, ()
+            log.warning("pod %s refuses connections", self._pod)
             self._sink.refused(self._endpoint)
 
 

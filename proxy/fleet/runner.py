@@ -106,12 +106,12 @@ class FleetRunner:
 
     def interval_of(self, endpoint: Endpoint) -> float:
         """Return the seconds between two scrapes of the endpoint, 0 if this runner does not scrape it."""
-        found = self._loops.get(endpoint)
+        found = self._loops.get(endpoint.lead)
         return found[0].interval if found else 0.0
 
     def read_models(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
         """Have the endpoint's models read, see Refresher; None if this runner does not scrape it."""
-        found = self._loops.get(endpoint)
+        found = self._loops.get(endpoint.lead)
         return found[0].read_models() if found else None
 
     async def first_contact(self, timeout: float) -> bool:
@@ -121,13 +121,15 @@ class FleetRunner:
             async with asyncio.timeout(timeout):
                 for polled in self._polled.values():
                     await polled.wait()
-                for refresher, _ in list(self._loops.values()):
-                    await refresher.tried.wait()
+                while untried := [refresher for refresher, _ in self._loops.values() if not refresher.tried.is_set()]:
+                    await untried[0].tried.wait()
         except TimeoutError:
             return False
         return True
 
     def _added(self, endpoint: Endpoint) -> None:
+        if endpoint is not endpoint.lead:
+            return
         refresher = Refresher(
             endpoint,
             self._fleet,
@@ -145,6 +147,8 @@ class FleetRunner:
         self._loops[endpoint] = (refresher, task)
 
     def _removed(self, endpoint: Endpoint) -> None:
+        if endpoint not in self._loops:
+            return
         refresher, task = self._loops.pop(endpoint)
         task.cancel()
         refresher.tried.set()

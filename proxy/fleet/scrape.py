@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
 import orjson
 
-from proxy.core.endpoint import Freshness, Metrics
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.fleet.dialects import Dialect, Specs
 from proxy.telemetry.prometheus_text import Sample, SampleReader, Samples, ScrapeError
 
@@ -50,14 +51,75 @@ def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
     return _metrics_of(_reader(dialect).read(text), dialect, scraped_at)
 
 
-async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
-    """Do the same as `parse`, and let the event loop run after every STEP bytes."""
-    return _metrics_of(await _reader(dialect).read_in_steps(text), dialect, scraped_at)
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """A scrape of a pod: the metrics of the whole pod, and those of its data-parallel ranks, where it has several."""
+
+    total: Metrics
+    ranks: Sequence[Metrics] = ()
+
+    def of(self, endpoints: Sequence[Endpoint]) -> Sequence[Metrics]:
+        """Return the metrics of each of the pod's endpoints. Where the exposition tells no ranks apart, each rank has
+        an equal part of the counts."""
+        if len(endpoints) == 1:
+            return (self.total,)
+        if len(endpoints) == len(self.ranks):
+            return self.ranks
+        return [_part(self.total, len(endpoints), rank) for rank in range(len(endpoints))]
+
+
+async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Scrape:
+    """Do the same as `parse`, for data-parallel ranks too, and let the event loop run after every STEP bytes."""
+    samples = await _reader(dialect).read_in_steps(text)
+    total = _metrics_of(samples, dialect, scraped_at)
+    ranks = _ranks(samples, dialect)
+    return Scrape(total, [_read(_of_rank(samples, dialect.rank_label, rank), dialect, scraped_at) for rank in ranks])
+
+
+def _ranks(samples: Samples, dialect: Dialect) -> Sequence[str]:
+    """Return the values of the rank label, in the order of the ranks; nothing for a pod without ranks. In vLLM's hybrid
+    balancing they do not begin at 0, and requests name a rank by its place."""
+    queues = _first(dialect.running, samples)
+    if len(queues) < 2 or not dialect.rank_label:
+        return ()
+    named = {sample.labels.get(dialect.rank_label, "") for sample in queues}
+    numbers = sorted(int(name) for name in named if name.isdecimal() and len(name) < 5)
+    if not numbers or (len(numbers) < 2 and dialect.lists_all_ranks):
+        return ()
+    if dialect.lists_all_ranks:
+        return [str(number) for number in numbers]
+    return [str(number) for number in range(numbers[-1] + 1)]
+
+
+def _of_rank(samples: Samples, label: str, rank: str) -> Samples:
+    """Return the samples of one rank, and those that no rank is named for."""
+    return {
+        name: [sample for sample in family if sample.labels.get(label, rank) == rank]
+        for name, family in samples.items()
+    }
+
+
+def _part(total: Metrics, number: int, rank: int) -> Metrics:
+    return replace(
+        total,
+        waiting=total.waiting // number + (rank < total.waiting % number),
+        running=total.running // number + (rank < total.running % number),
+        blocks=total.blocks // number,
+        prefix_queries=total.prefix_queries / number,
+        prefix_hits=total.prefix_hits / number,
+        prompt_tokens=total.prompt_tokens / number if total.prompt_tokens >= 0 else -1.0,
+        generation_tokens=total.generation_tokens / number if total.generation_tokens >= 0 else -1.0,
+        attributes=dict(total.attributes),
+    )
 
 
 def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
     if not samples.keys() - {PROCESS_START}:
         raise ScrapeError("the exposition has none of the engine's metrics")
+    return _read(samples, dialect, scraped_at)
+
+
+def _read(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
     block_size, blocks = _blocks(dialect, samples)
     active, waiting, max_active = _adapters(_first(dialect.lora, samples))
     return Metrics(

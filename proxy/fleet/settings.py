@@ -25,6 +25,18 @@ HOST_NAME, HOST_ADDRESS = "kubernetes.io/hostname", "status.hostIP"
 
 
 @dataclass(frozen=True, slots=True)
+class DataParallelSettings:
+    """Data-parallel ranks behind one port: each is an endpoint of its own."""
+
+    size: int | None = param(
+        None,
+        "Ranks of the pod; 1: the pod is one endpoint. Read from its metrics unless given.",
+        at_least=1,
+        at_most=1024,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PodSettings:
     """One pod as it is wanted, whoever wants it: a file, a name server or an operator."""
 
@@ -38,6 +50,9 @@ class PodSettings:
     api_key: str | None = param(None, "sent to the pod as its bearer token")
     tls: PodTls | None = param(None, "how its https URL is spoken to; as pods.tls says unless given")
     uid: str = param("", "tells it from an earlier pod of the same name: with another one it is a new pod")
+    data_parallel: DataParallelSettings | None = param(
+        None, "Data-parallel ranks behind the pod's port; read from its metrics unless given."
+    )
 
     def __post_init__(self) -> None:
         """Raises ValueError for a URL that is none."""
@@ -61,6 +76,7 @@ class DnsSettings:
     models: tuple[str, ...] = param((), "of every pod; they are asked unless given")
     engine: Engine = param(DEFAULT_ENGINE, "of every pod")
     api_key: str | None = param(None, "of every pod")
+    data_parallel: DataParallelSettings | None = param(None, "Data-parallel ranks behind the port of every pod.")
 
     def pod(self, address: str) -> PodSettings:
         return PodSettings(
@@ -71,6 +87,7 @@ class DnsSettings:
             models=self.models,
             engine=self.engine,
             api_key=self.api_key,
+            data_parallel=self.data_parallel,
         )
 
 
@@ -224,6 +241,7 @@ class KubernetesSettings(Access):
     models: tuple[str, ...] = param((), "of pods without an annotation kvlane/models; they are asked unless given")
     engine: Engine = param(DEFAULT_ENGINE, "of pods without a label llm-d.ai/engine-type")
     api_key: str | None = param(None, "of every pod")
+    data_parallel: DataParallelSettings | None = param(None, "Data-parallel ranks behind one port of every pod.")
 
     def __post_init__(self) -> None:
         """Raises ValueError for what names no pods, or several sets of them."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, update
+from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, Endpoint, EndpointState, Freshness, join_ranks, update
 from proxy.core.ports import Clock
 from proxy.fleet.models import NamedModels
-from proxy.fleet.records import OWN, Ejections, PodRecord, SlowStart, Successors
+from proxy.fleet.records import OWN, RANKS_IGNORED, Ejections, PodRecord, SlowStart, Successors
 from proxy.fleet.scrape import Card
 from proxy.fleet.settings import PodSettings
 
@@ -91,6 +91,8 @@ class Fleet:
         self._slow_start = slow_start
         self._grace = grace
         self._records: dict[str, PodRecord] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._record_by: dict[Endpoint, PodRecord] = {}
         self._models = NamedModels(self._records)
         self._ejections = Ejections(self._records, self._settle, panic_percent)
         self._successors = Successors(self._leave)
@@ -144,11 +146,19 @@ class Fleet:
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         """All endpoints, in any state."""
+        return list(self._endpoints.values())
+
+    @property
+    def pods(self) -> Sequence[Endpoint]:
+        """The first endpoint of each pod, in any state."""
         return [record.endpoint for record in self._records.values()]
 
     def get(self, name: str) -> Endpoint | None:
-        record = self._records.get(name)
-        return record.endpoint if record else None
+        """Return the endpoint of this name, or the first one of the pod of this name."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is None and (record := self._records.get(name)) is not None:
+            return record.endpoint
+        return endpoint
 
     def knows(self, model: str) -> bool:
         """See NamedModels, as for the methods below."""
@@ -196,16 +206,16 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         """Remove the pod. Raises KeyError for an unknown name."""
-        self._leave(self._records[name])
+        self._leave(self._named(name))
         self.sweep()
 
     def drain(self, name: str) -> None:
         """Send no new requests until `undrain`. Raises KeyError for an unknown name."""
-        self._set_draining(self._records[name], True)
+        self._set_draining(self._named(name), True)
 
     def undrain(self, name: str) -> None:
         """Raises KeyError for an unknown name."""
-        self._set_draining(self._records[name], False)
+        self._set_draining(self._named(name), False)
 
     def drains(self, endpoint: Endpoint) -> bool:
         """Return whether an operator drains the endpoint."""
@@ -238,7 +248,7 @@ class Fleet:
         now = self._clock.now()
         self._successors.sweep(now)
         for record in list(self._records.values()):
-            if record.leave_by is not None and (record.endpoint.load.requests <= 0 or now >= record.leave_by):
+            if record.leave_by is not None and (record.in_flight <= 0 or now >= record.leave_by):
                 self._drop(record)
 
     def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
@@ -315,7 +325,8 @@ class Fleet:
             record.contact = EndpointState.READY
             self._settle(record)
             self._ejections.reconsider()
-            self._call(self._on_ready, endpoint)
+            for each in record.endpoints:
+                self._call(self._on_ready, each)
             self._successors.came(record)
 
     def refused(self, endpoint: Endpoint) -> None:
@@ -329,16 +340,36 @@ class Fleet:
         """The pod came back without its caches."""
         if record := self._record_of(endpoint):
             record.restarted_at = self._clock.now()
-            self._call(self._on_restarted, endpoint)
+            self.uneject(endpoint, RANKS_IGNORED)
+            for each in record.endpoints:
+                self._call(self._on_restarted, each)
 
     def refreshed(self, endpoint: Endpoint) -> None:
-        """The pod has new metrics."""
+        """The endpoint has new metrics. Those of a pod's ranks are published together, then reported for each."""
         record = self._record_of(endpoint)
         if record is not None and endpoint.metrics.freshness is Freshness.FRESH:
             record.scrape_failure = None
-        if record is not None and record.asleep is not bool(endpoint.metrics.sleep_level):
+        if record is not None and record.asleep is not any(each.metrics.sleep_level for each in record.endpoints):
             self._turn_over(record)
         self._call(self._on_changed, endpoint)
+
+    def ranks_seen(self, endpoint: Endpoint, number: int) -> Sequence[Endpoint]:
+        """The pod's metrics are of so many data-parallel ranks. Return its endpoints, which may be other ones now."""
+        record = self._record_of(endpoint)
+        if record is None:
+            return endpoint.ranks
+        if (size := record.size_for(number)) != len(record.endpoints):
+            self._resize(record, size)
+        return record.endpoints
+
+    def ranks_ignored(self, endpoint: Endpoint) -> None:
+        """The pod answers on other ranks than requests name: until it restarts it is one endpoint."""
+        log.warning(
+            "pod %s ignores the data-parallel rank that requests name: it is one endpoint now; update the engine, or "
+            "write dataParallel: {size: 1}",
+            endpoint.pod_name,
+        )
+        self.eject(endpoint, RANKS_IGNORED)
 
     def listed(self, endpoint: Endpoint, cards: Sequence[Card] | None) -> None:
         """The pod listed its models; None: it has no list."""
@@ -349,29 +380,57 @@ class Fleet:
     # Internals.
 
     def _join(self, pod: PodSettings, source: str, pool: str) -> Endpoint:
-        endpoint = Endpoint(pod.name, pool=pool)
-        record = self._records[pod.name] = PodRecord(endpoint, pod, source)
+        record = PodRecord((), pod, source)
+        record.endpoints = _made(pod.name, pool, record.size_for(1), ())
+        self._records[pod.name] = record
+        self._list_endpoints()
         self._update(record, pod)
+        for endpoint in record.endpoints:
+            self._announce_added(endpoint)
+        return record.endpoint
+
+    def _announce_added(self, endpoint: Endpoint) -> None:
         for added, _ in self._watchers:
             self._call(added, endpoint)
-        return endpoint
 
     def _update(self, record: PodRecord, pod: PodSettings) -> None:
-        endpoint = record.endpoint
-        record.pod = pod
+        before, record.pod = record.pod, pod
+        if before.data_parallel != pod.data_parallel:
+            self.ranks_seen(record.endpoint, len(record.endpoints))
         role = pod.role or pod.labels.get(ROLE_LABEL, "")
-        update(
-            endpoint,
-            url=pod.url,
-            role=role,
-            labels={ROLE_LABEL: role, **pod.labels} if role else pod.labels,
-            weight=pod.weight,
-            engine=pod.engine,
-            api_key=pod.api_key,
-            tls=pod.tls,
-        )
+        for endpoint in record.endpoints:
+            update(
+                endpoint,
+                url=pod.url,
+                role=role,
+                labels={ROLE_LABEL: role, **pod.labels} if role else pod.labels,
+                weight=pod.weight,
+                engine=pod.engine,
+                api_key=pod.api_key,
+                tls=pod.tls,
+            )
         self._name_models(record)
         self._settle(record)
+
+    def _resize(self, record: PodRecord, size: int) -> None:
+        """Give the pod so many endpoints. Ranks that it had and has stay, with all that is known of them."""
+        before = record.endpoints
+        record.endpoints = _made(record.name, record.endpoint.pool, size, before)
+        if len(before) > 1 or size > 1:
+            log.info("pod %s: %d data-parallel ranks, was %d", record.name, size, len(before))
+        gone = [endpoint for endpoint in before if endpoint not in record.endpoints]
+        self._list_endpoints()
+        new = [endpoint for endpoint in record.endpoints if endpoint not in before]
+        for endpoint in new:
+            update(endpoint, models=before[0].models, adapters=before[0].adapters, state=before[0].state)
+        self._update(record, record.pod)
+        for endpoint in gone:
+            self._part_with(endpoint)
+        for endpoint in new:
+            self._announce_added(endpoint)
+            if endpoint.state is EndpointState.READY:
+                self._call(self._on_ready, endpoint)
+                self._call(self._on_changed, endpoint)
 
     def _name_models(self, record: PodRecord) -> None:
         if self._models.learn(record):
@@ -394,26 +453,37 @@ class Fleet:
             self._ejections.reconsider()
 
     def _drop(self, record: PodRecord) -> None:
-        endpoint = record.endpoint
         self._successors.forget(record)
-        del self._records[endpoint.name]
-        self._serving = None
+        del self._records[record.name]
+        self._list_endpoints()
+        for endpoint in record.endpoints:
+            self._part_with(endpoint)
+
+    def _part_with(self, endpoint: Endpoint) -> None:
         if self._slow_start is not None:
             self._slow_start.ended(endpoint)
-        self._list_draining()
         for hook in (self._on_removed, *(removed for _, removed in self._watchers)):
             self._call(hook, endpoint)
         update(endpoint, state=EndpointState.GONE)  # after the hooks, which read whether it was draining
+
+    def _list_endpoints(self) -> None:
+        self._record_by = {each: record for record in self._records.values() for each in record.endpoints}
+        self._endpoints = {each.name: each for each in self._record_by}
+        self._serving = None
+        self._list_draining()
 
     def _turn_over(self, record: PodRecord) -> None:
         """The pod has fallen asleep, or woken up without its caches."""
         record.asleep = not record.asleep
         self._settle(record)
         self._ejections.reconsider()
-        if not record.asleep:
-            self._call(self._on_restarted, record.endpoint)
+        for endpoint in record.endpoints if not record.asleep else ():
+            self._call(self._on_restarted, endpoint)
 
     def _settle(self, record: PodRecord) -> None:
+        if len(record.endpoints) > 1 and not record.obeys_ranks:
+            self._resize(record, 1)
+            return
         if record.contact is not EndpointState.EJECTED:
             record.refused_at = None
         elif record.refused_at is None:
@@ -421,19 +491,21 @@ class Fleet:
         leaving = record.draining or record.leave_by is not None
         state = EndpointState.DRAINING if leaving else record.contact
         if state is EndpointState.READY and (
-            record.asleep or (record.ejection_reasons and record.endpoint.pool not in self._ejections.panics)
+            record.asleep or (record.is_ejected and record.endpoint.pool not in self._ejections.panics)
         ):
             state = EndpointState.EJECTED
         if state is not record.endpoint.state:
-            self._announce(record.endpoint, state)
             was = record.endpoint.state
-            update(record.endpoint, state=state)
+            self._announce(record, was, state)
+            for endpoint in record.endpoints:
+                update(endpoint, state=state)
+                self._start_slowly(endpoint, was)
             self._serving = None
-            self._start_slowly(record.endpoint, was)
             if EndpointState.DRAINING in (was, state):
                 self._list_draining()
-            self._call(self._on_moved, record.endpoint)
-            self._call(self._on_changed, record.endpoint)
+            for endpoint in record.endpoints:
+                self._call(self._on_moved, endpoint)
+                self._call(self._on_changed, endpoint)
 
     def _start_slowly(self, endpoint: Endpoint, was: EndpointState) -> None:
         """A pod that only the panic threshold makes ready has not come back."""
@@ -447,8 +519,8 @@ class Fleet:
     def _list_draining(self) -> None:
         self.draining = tuple(pod for pod in self.endpoints if pod.state is EndpointState.DRAINING)
 
-    def _announce(self, endpoint: Endpoint, state: EndpointState) -> None:
-        log.info("pod %s: %s -> %s", endpoint.name, endpoint.state.value, state.value)
+    def _announce(self, record: PodRecord, was: EndpointState, state: EndpointState) -> None:
+        log.info("pod %s: %s -> %s", record.name, was.value, state.value)
 
     def _renew(self) -> Serving:
         self._serving = self._thinned(Serving(self.endpoints))
@@ -468,14 +540,27 @@ class Fleet:
         self._serving = None
 
     def _record_of(self, endpoint: Endpoint) -> PodRecord | None:
-        record = self._records.get(endpoint.name)
-        return record if record and record.endpoint is endpoint else None
+        return self._record_by.get(endpoint)
+
+    def _named(self, name: str) -> PodRecord:
+        """Return the pod of this name, or the pod that has the rank of this name. Raises KeyError."""
+        return self._records.get(name) or self._record_by[self._endpoints[name]]
 
     def _call(self, hook: Hook, endpoint: Endpoint) -> None:
         try:
             hook(endpoint)
         except Exception:
             log.exception("a hook failed for pod %s", endpoint.name)
+
+
+def _made(name: str, pool: str, size: int, before: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a pod with so many ranks; those of `before` where they are the same."""
+    if size == 1:
+        return (before[0] if len(before) == 1 and before[0].rank is None else Endpoint(name, pool=pool),)
+    kept = [endpoint for endpoint in before if endpoint.rank is not None][:size]
+    new = [Endpoint(f"{name}/{rank}", pool=pool, rank=rank) for rank in range(len(kept), size)]
+    join_ranks([*kept, *new])
+    return (*kept, *new)
 
 
 class Serving:

@@ -234,12 +234,12 @@ class _Probes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 exactly when new requests are wanted."""
-        stopping, ready = self._stopping(), len(self._fleet.ready)
+        stopping, ready = self._stopping(), sum(pod is pod.lead for pod in self._fleet.ready)
         wanted = self._fleet.serves and not stopping
         detail = {
             "ready": wanted,
             "stopping": stopping,
-            "pods": {"ready": ready, "total": len(self._fleet.endpoints)},
+            "pods": {"ready": ready, "total": len(self._fleet.pods)},
         }
         if workers := self._workers():
             detail["workers"] = workers

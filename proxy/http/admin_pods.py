@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from proxy.core import params
-from proxy.core.endpoint import DEFAULT_POOL, NEVER_SCRAPED, Endpoint, EndpointState, LoadView, Metrics
+from proxy.core.endpoint import DEFAULT_POOL, NEVER_SCRAPED, Endpoint, EndpointState, Load, LoadView, Metrics
 from proxy.core.errors import BadGateway, BadRequest, ConfigError, Conflict, GatewayTimeout, UnknownPod
 from proxy.core.units import parse_duration
 from proxy.fleet.settings import PodSettings
@@ -45,7 +46,7 @@ class PodRoutes:
         router.add_post("/admin/pods/{name}/undrain", self.undrain)
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_answer({"pods": [self._describe(endpoint) for endpoint in self._fleet.endpoints]})
+        return json_answer({"pods": [self._describe(endpoint) for endpoint in self._fleet.pods]})
 
     async def show(self, request: web.Request) -> web.Response:
         return json_answer(self._describe(self._named(request)))
@@ -55,9 +56,9 @@ class PodRoutes:
         which stays in its pool unless another is named. Raises Conflict where that is at another URL: requests,
         caches and all that was learnt are of what stands there."""
         pod, pool = self._pod(await json_body(request))
-        for other in self._fleet.endpoints:
-            if other.url == pod.url and other.name != pod.name:
-                raise BadRequest(f"The pod '{other.name}' has this URL already.", param="url")
+        for other in self._fleet.pods:
+            if other.url == pod.url and other.pod_name != pod.name:
+                raise BadRequest(f"The pod '{other.pod_name}' has this URL already.", param="url")
         known = self._fleet.get(pod.name)
         if known is not None and known.url != pod.url and not self._fleet.is_leaving(known):
             raise Conflict(
@@ -80,10 +81,10 @@ class PodRoutes:
         endpoint, seconds = self._named(request), seconds_of(request.query.get("wait", "0s"))
         self._fleet.drain(endpoint.name)
         for _ in range(round(seconds / LOOK_INTERVAL)):
-            if endpoint.load.requests <= 0 or endpoint.state is not EndpointState.DRAINING:
+            if _in_flight(endpoint) <= 0 or endpoint.state is not EndpointState.DRAINING:
                 break
             await asyncio.sleep(LOOK_INTERVAL)
-        waited_in_vain = bool(seconds) and endpoint.load.requests > 0
+        waited_in_vain = bool(seconds) and _in_flight(endpoint) > 0
         return json_answer(self._describe(endpoint), 202 if waited_in_vain else 200)
 
     async def undrain(self, request: web.Request) -> web.Response:
@@ -114,7 +115,7 @@ def named(fleet: Fleet, name: str) -> Endpoint:
     """Raises UnknownPod."""
     endpoint = fleet.get(name)
     if endpoint is None:
-        raise UnknownPod(name, _those_there_are(name, [other.name for other in fleet.endpoints]))
+        raise UnknownPod(name, _those_there_are(name, [other.pod_name for other in fleet.pods]))
     return endpoint
 
 
@@ -126,10 +127,52 @@ def _those_there_are(name: str, names: Sequence[str]) -> str:
     return params.suggestion(name, names) or "; GET /admin/pods lists those there are."
 
 
+def _in_flight(endpoint: Endpoint) -> int:
+    return sum(rank.load.requests for rank in endpoint.ranks)
+
+
 def describe(endpoint: Endpoint) -> dict[str, Any]:
-    """All that may be known of a pod; `view` is what scorers see. Its key is not shown."""
+    """All that may be known of a pod; `view` is what scorers see. Its key is not shown. Of a pod with data-parallel
+    ranks, load and metrics are the sums, KV usage the mean, and `ranks` has those of each."""
+    if endpoint.rank is None:
+        return _pod_of(endpoint, endpoint.name, endpoint.metrics, endpoint.load, endpoint.view)
+    ranks = endpoint.ranks
+    load = Load(requests=_in_flight(endpoint), tokens=sum(rank.load.tokens for rank in ranks))
+    view = LoadView(
+        sum(rank.view.waiting for rank in ranks),
+        sum(rank.view.running for rank in ranks),
+        sum(rank.view.kv_usage for rank in ranks) / len(ranks),
+    )
     return {
-        "name": endpoint.name,
+        **_pod_of(endpoint, endpoint.pod_name, _sum([rank.metrics for rank in ranks]), load, view),
+        "ranks": [
+            {
+                "name": rank.name,
+                "metrics": None if rank.metrics is NEVER_SCRAPED else _metrics(rank.metrics),
+                "load": {"requests": rank.load.requests, "tokens": rank.load.tokens},
+                "view": _view(rank.view),
+            }
+            for rank in ranks
+        ],
+    }
+
+
+def _sum(ranks: Sequence[Metrics]) -> Metrics:
+    if ranks[0] is NEVER_SCRAPED:
+        return NEVER_SCRAPED
+    return replace(
+        ranks[0],
+        waiting=sum(rank.waiting for rank in ranks),
+        running=sum(rank.running for rank in ranks),
+        kv_usage=sum(rank.kv_usage for rank in ranks) / len(ranks),
+        blocks=sum(rank.blocks for rank in ranks),
+        attributes=dict(ranks[0].attributes),
+    )
+
+
+def _pod_of(endpoint: Endpoint, name: str, metrics: Metrics, load: Load, view: LoadView) -> dict[str, Any]:
+    return {
+        "name": name,
         "url": endpoint.url,
         "pool": endpoint.pool,
         "state": endpoint.state.value,
@@ -138,9 +181,9 @@ def describe(endpoint: Endpoint) -> dict[str, Any]:
         "labels": dict(endpoint.labels),
         "engine": endpoint.engine,
         "models": None if endpoint.models is None else sorted(endpoint.models),
-        "metrics": None if endpoint.metrics is NEVER_SCRAPED else _metrics(endpoint.metrics),
-        "load": {"requests": endpoint.load.requests, "tokens": endpoint.load.tokens},
-        "view": _view(endpoint.view),
+        "metrics": None if metrics is NEVER_SCRAPED else _metrics(metrics),
+        "load": {"requests": load.requests, "tokens": load.tokens},
+        "view": _view(view),
     }
 
 

@@ -22,9 +22,15 @@ Pairs = Sequence[tuple[str, str]]
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
 REPLACED_UPSTREAM = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
 INTERNAL = frozenset(
-    (b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-data-parallel-host-port", b"x-kv-cache-source-host-port")
+    (
+        b"x-prefiller-host-port",
+        b"x-encoder-hosts-ports",
+        b"x-data-parallel-host-port",
+        b"x-data-parallel-rank",
+        b"x-kv-cache-source-host-port",
+    )
 )
-"""By these, routers tell engines whom to talk to."""
+"""Fields by which routers steer engines; a client's never pass."""
 
 INTERNAL_PREFIXES = (b"proxy-", b"x-kvlane-", b"x-gateway-destination-endpoint")
 

@@ -36,6 +36,7 @@ from proxy.http.head import (
     passing,
 )
 from proxy.http.pipeline import continuation_of
+from proxy.http.rank import body_for, rank_line
 from proxy.http.request import HttpCall, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
 from proxy.http.upstream.connection import Connection
@@ -109,11 +110,13 @@ class ClientRelay:
             if not call.answered:
                 continuation = call.continuation = continuation_of(continuation, attempt, context.continued)
         body = attempt.request.body
+        if attempt.endpoint.rank is not None and upload is None:
+            body = body_for(attempt.endpoint, body)
         if HEADER in attempt.request.headers:
             timer = DeadlineTimer(attempt.request.deadline, context, call.connection if lane is None else lane)
         try:
             pod = context.pool.pods[attempt.endpoint.url]
-            head = self._head(attempt, pod.address, call.raw_headers, call.head)
+            head = self._head(attempt, pod.address, body, call.raw_headers, call.head)
             used, raced = pod.take() if upload is None else None, None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
@@ -154,13 +157,14 @@ class ClientRelay:
         context = self._context
         try:
             pod = context.pool.pods[attempt.endpoint.url]
-            head = self._head(attempt, pod.address, _unpacked(self._call.raw_headers))
+            body = body_for(attempt.endpoint, attempt.request.body)
+            head = self._head(attempt, pod.address, body, _unpacked(self._call.raw_headers))
             used, raced = pod.take(), None
             while True:
                 connection = used or await _connected(context.pool, pod, raced, attempt.request.deadline)
                 answer = Collected(attempt, context, connection)
                 attempt.sent_at = context.clock.now()
-                connection.send(answer, head, attempt.request.body)
+                connection.send(answer, head, body)
                 try:
                     return await answer.body(seconds)
                 except Disconnected as error:
@@ -208,9 +212,11 @@ class ClientRelay:
             tasks.start(_pump(upload, connection, answer, chunked), "upload")
             return await answer.done
 
-    def _head(self, attempt: Attempt, address: Address, headers: RawHeaders, read: RequestHead | None = None) -> bytes:
+    def _head(
+        self, attempt: Attempt, address: Address, body: bytes, headers: RawHeaders, read: RequestHead | None = None
+    ) -> bytes:
         """`read` is the client's head, if it came with one of HTTP/1.1."""
-        call, body, key = self._call, attempt.request.body, attempt.endpoint.api_key
+        call, key, rank = self._call, attempt.endpoint.api_key, attempt.endpoint.rank
         target = call.path + call.query if read is None else read.target
         first = first_lines(call.method, target, address.base, address.host_header)
         if body and call.upload is None:
@@ -219,6 +225,8 @@ class ClientRelay:
             ours = call.id_line + self._framing(len(body) - len(call.body))
         if key is not None:
             ours += header_line("authorization", f"Bearer {key}")
+        if rank is not None:
+            ours += rank_line(rank)
         if attempt.upstream_headers:
             added = attempt.upstream_headers
             ours = _identified(ours, call.id_line, added)

@@ -149,9 +149,9 @@ async def _sort(
     for gone in [key for key in tracks if key[0] not in pods]:
         del tracks[gone]
     for endpoint in pods:
-        if named(topic, endpoint):
-            key = (endpoint, rank)
-            track = tracks.get(key) or tracks.setdefault(key, Track(endpoint, rank, listener, None))
+        if named(topic, endpoint) and endpoint.rank in (None, rank % len(endpoint.ranks)):
+            key = (endpoint, rank if endpoint.rank is None else 0)
+            track = tracks.get(key) or tracks.setdefault(key, Track(*key, listener, None))
             await track.arrived(number, payload)
 
 

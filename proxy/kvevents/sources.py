@@ -37,7 +37,8 @@ def check(sources: KvSources) -> None:
 
 
 def of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
-    """One per data-parallel rank, the ports counted up. A label that is no number is as if it were not there."""
+    """Return one per data-parallel rank, the ports counted up; of an endpoint that is a rank, its own. A label that is
+    no number is ignored."""
     host = urlsplit(endpoint.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = _number(endpoint.labels, EVENTS_PORT, sources.port)
@@ -47,6 +48,9 @@ def of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
     def address(number: int) -> str:
         return sources.endpoint.format(host=host, port=number)
 
+    if endpoint.rank is not None:
+        own = endpoint.rank
+        return [Source(0, address(port + own), address(replay + own) if replay else "")]
     return [Source(rank, address(port + rank), address(replay + rank) if replay else "") for rank in range(ranks)]
 
 
@@ -56,7 +60,7 @@ def named(topic: str, endpoint: Endpoint) -> bool:
     if len(parts) < 2:
         return False
     url = urlsplit(endpoint.url)
-    return parts[1] in (endpoint.name, url.netloc, url.hostname)
+    return parts[1] in (endpoint.name, endpoint.pod_name, url.netloc, url.hostname)
 
 
 def _number(labels: Mapping[str, str], name: str, default: int) -> int:

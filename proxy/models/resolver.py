@@ -302,7 +302,8 @@ class Waker:
         asleep = [
             endpoint
             for endpoint in self._fleet.endpoints
-            if _sleeps(endpoint) and _serves(endpoint, model) and endpoint not in self._left_alone
+            if endpoint is endpoint.lead and _sleeps(endpoint)
+            if _serves(endpoint, model) and endpoint not in self._left_alone
         ]
         if asleep and self._waking.isdisjoint(asleep):
             self._waking.add(asleep[0])

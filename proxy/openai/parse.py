@@ -18,7 +18,16 @@ from proxy.openai.weight import bounded_int
 Body = Mapping[str, Any]
 
 ENGINE_INTERNALS = frozenset(
-    ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+    (
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+    )
 )
 """Fields by which routers steer engines; from a client they could point a pod anywhere, or kill it."""
 

@@ -94,7 +94,7 @@ class Circuit:
 
 
 class Breakers(Listener):
-    """A circuit breaker for each pod on which requests failed."""
+    """A circuit breaker for each pod on which requests failed; the ranks of a pod share one, under its lead."""
 
     def __init__(
         self,
@@ -117,29 +117,29 @@ class Breakers(Listener):
 
     def state(self, endpoint: Endpoint) -> str:
         """closed, open or half-open."""
-        circuit = self._circuits.get(endpoint)
+        circuit = self._circuits.get(endpoint.lead)
         if circuit is None or not circuit.is_open:
             return "closed"
         return "half-open" if circuit.tries else "open"
 
     def probe_started(self, attempt: Attempt) -> None:
         """Count a probe of a half-open pod."""
-        circuit = self._circuits.get(attempt.endpoint)
+        circuit = self._circuits.get(attempt.endpoint.lead)
         if circuit is not None and circuit.tries:
             circuit.probes.add(attempt)
             attempt.listeners = attempt.listeners.at_first_byte(self._probe_answered)
             if len(circuit.probes) >= self._probes:
                 self._fleet.eject(attempt.endpoint, PROBED)
-                self._company.breaker_tried(attempt.endpoint)
+                self._company.breaker_tried(attempt.endpoint.lead)
 
     def _probe_answered(self, attempt: Attempt) -> None:
         """Close the breaker whose probe gets a good response, which need not end for that."""
-        circuit = self._circuits.get(attempt.endpoint)
+        circuit = self._circuits.get(attempt.endpoint.lead)
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
-            self._recover(attempt.endpoint)
+            self._recover(attempt.endpoint.lead)
 
     def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
-        endpoint = attempt.endpoint
+        endpoint = attempt.endpoint.lead
         if endpoint.state is GONE:
             return
         circuit = self._circuits.get(endpoint)
@@ -160,6 +160,7 @@ class Breakers(Listener):
 
     def hear(self, endpoint: Endpoint, is_open: bool) -> None:
         """The breaker of a sibling opened, or closed again: so does this one, with a timer of its own."""
+        endpoint = endpoint.lead
         if not is_open:
             self._close(endpoint)
             return
@@ -169,12 +170,15 @@ class Breakers(Listener):
 
     def hold_off(self, endpoint: Endpoint) -> None:
         """A sibling tries it, and says what comes of it; if nothing does, it is to be tried here, some time later."""
+        endpoint = endpoint.lead
         circuit = self._circuits.get(endpoint)
         if circuit is not None and circuit.is_open and not circuit.probes:
             self._open(endpoint, circuit)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """It is gone, or another process answers: what is known was of the one before."""
+        """It is gone, or another process answers: what is known was of the one before. A rank may go alone."""
+        if endpoint is not endpoint.lead:
+            return
         self._close(endpoint)
         for why in (UNREACHABLE, RESTING, LEAVING):
             self._take_back(endpoint, why)
@@ -218,7 +222,7 @@ class Breakers(Listener):
         circuit = self._circuits.get(endpoint)
         if circuit is None:
             circuit = self._circuits[endpoint] = Circuit()
-            update(endpoint, is_watched=True)
+            _watch(endpoint, True)
         return circuit
 
     def _trip(self, endpoint: Endpoint, circuit: Circuit) -> None:
@@ -243,7 +247,7 @@ class Breakers(Listener):
 
     def _close(self, endpoint: Endpoint) -> None:
         if self._circuits.pop(endpoint, None) is not None:
-            update(endpoint, is_watched=False)
+            _watch(endpoint, False)
             for why in (OPEN, PROBED):
                 self._fleet.uneject(endpoint, why)
 
@@ -260,6 +264,11 @@ class Breakers(Listener):
         if known is not None and until in (None, known):
             del self._out[endpoint, why]
             self._fleet.uneject(endpoint, why)
+
+
+def _watch(pod: Endpoint, is_watched: bool) -> None:
+    for endpoint in pod.ranks:
+        update(endpoint, is_watched=is_watched)
 
 
 def _is_failure(attempt: Attempt, error: BaseException | None, now: float) -> bool:

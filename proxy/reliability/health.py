@@ -95,6 +95,8 @@ class HealthChecks:
                 self._doubts.uneject(endpoint, why)
 
     def _added(self, endpoint: Endpoint) -> None:
+        if endpoint is not endpoint.lead:
+            return
         settings, loops = self._settings, []
         if settings.path is not None:
             check = partial(self._is_well, endpoint, settings.path)
@@ -105,7 +107,7 @@ class HealthChecks:
         self._loops[endpoint] = [self._tasks.keep(loop, "health-checks", endpoint.name) for loop in loops]
 
     def _removed(self, endpoint: Endpoint) -> None:
-        for task in self._loops.pop(endpoint):
+        for task in self._loops.pop(endpoint, ()):
             task.cancel()
 
     async def _loop(

@@ -178,9 +178,10 @@ class EndpointSeries:
 
     def _read_pools(self, ready: Collection[Endpoint]) -> None:
         for pool in self._fleet.pools:
-            views = [endpoint.view for endpoint in ready if endpoint.pool == pool]
+            mine = [endpoint for endpoint in ready if endpoint.pool == pool]
+            views = [endpoint.view for endpoint in mine]
             share = 1 / len(views) if views else 0.0
-            self._catalogue.pool_ready.cell(pool).value = len(views)
+            self._catalogue.pool_ready.cell(pool).value = sum(endpoint is endpoint.lead for endpoint in mine)
             self._catalogue.pool_waiting.cell(pool).value = share * sum(view.waiting for view in views)
             self._catalogue.pool_kv_usage.cell(pool).value = share * sum(view.kv_usage for view in views)
 

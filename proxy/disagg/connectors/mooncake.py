@@ -26,10 +26,16 @@ class Mooncake(Connector):
             "do_remote_decode": False,
             "do_remote_prefill": True,
             "remote_bootstrap_addr": f"http://{host_of(prefill)}:{port_of(prefill, BOOTSTRAP_PORT)}",
-            "remote_engine_id": prefill.labels.get("kvlane/engine-id", ""),
+            "remote_engine_id": _engine_id(prefill),
         }
         here = {"do_remote_decode": True, "do_remote_prefill": False}
         return Split({"kv_transfer_params": {**here, **transfer}}, {"kv_transfer_params": {**away, **transfer}})
 
     def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
         return None
+
+
+def _engine_id(prefill: Endpoint) -> str:
+    """vLLM appends the data-parallel rank to the id of the engine."""
+    engine_id = prefill.labels.get("kvlane/engine-id", "")
+    return engine_id if not engine_id or prefill.rank is None else f"{engine_id}_dp{prefill.rank}"

@@ -1,4 +1,8 @@
-"""SGLang: both pods meet in a room of the prefill pod's bootstrap server."""
+"""SGLang: both pods meet in a room of the prefill pod's bootstrap server.
+
+A decode pod finds the data-parallel rank that has the cache by a field of its request; older versions take the
+remainder of the room's number.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,15 @@ class Sglang(Connector):
     begins_answer: ClassVar[bool] = True
 
     def split(self, request_id: str, prefill: Endpoint, decode: Endpoint, random: Random) -> Split:
-        room = {
+        number, ranks = int(random.random() * 2**53), len(prefill.ranks)
+        room: dict[str, Any] = {
             "bootstrap_host": host_of(prefill),
             "bootstrap_port": port_of(prefill, BOOTSTRAP_PORT),
-            "bootstrap_room": int(random.random() * 2**63),
+            "bootstrap_room": number * ranks + (prefill.rank or 0),
         }
-        return Split(room, room)
+        if prefill.rank is None:
+            return Split(room, room)
+        return Split(room, {**room, "disagg_prefill_dp_rank": prefill.rank})
 
     def hand_over(self, answer: dict[str, Any]) -> dict[str, Any] | None:
         return None

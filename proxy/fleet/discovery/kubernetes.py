@@ -257,6 +257,7 @@ class KubernetesSource(Source):
             models=models or settings.models,
             engine=settings.engine,
             api_key=settings.api_key,
+            data_parallel=settings.data_parallel,
         )
 
 

@@ -12,6 +12,7 @@ from proxy.core.errors import ConnectFailed, Disconnected, Garbled, UpstreamFail
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.head import BODYLESS, AnswerHead, header_line
+from proxy.http.rank import rank_line
 from proxy.http.tls import Trust
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
@@ -54,12 +55,14 @@ class PooledFetcher:
         """See the port."""
         return await self._fetch(url, api_key, None)
 
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+    async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
         """Implements `ports.Poster`."""
-        return await self._fetch(url, api_key, body)
+        return await self._fetch(url, api_key, body, rank)
 
-    async def _fetch(self, url: str, api_key: str | None, body: bytes | None) -> tuple[int, bytes]:
-        origin, head = _request(url, api_key, None if body is None else len(body))
+    async def _fetch(
+        self, url: str, api_key: str | None, body: bytes | None, rank: int | None = None
+    ) -> tuple[int, bytes]:
+        origin, head = _request(url, api_key, None if body is None else len(body), rank)
         try:
             async with asyncio.timeout(self.timeout):
                 return await self._ask(self._pool.pods[origin], head, body or b"")
@@ -141,7 +144,7 @@ async def _answer(connection: Connection, head: bytes, body: bytes) -> tuple[int
 
 
 @lru_cache(maxsize=4096)
-def _request(url: str, api_key: str | None, length: int | None) -> tuple[str, bytes]:
+def _request(url: str, api_key: str | None, length: int | None, rank: int | None) -> tuple[str, bytes]:
     """Scheme and host of the URL, and the head of a request for the rest of it, with a body of so many bytes if there
     is one. Raises ConnectFailed if it is none."""
     try:
@@ -150,6 +153,8 @@ def _request(url: str, api_key: str | None, length: int | None) -> tuple[str, by
         lines = _HEAD % Address.of(origin).host_header
         if api_key:
             lines += header_line("authorization", f"Bearer {api_key}")
+        if rank is not None:
+            lines += rank_line(rank)
         if length is not None:
             lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % length
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_SAFE)

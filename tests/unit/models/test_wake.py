@@ -38,7 +38,7 @@ class Bedroom:
             pod = self.fleet.add(PodSettings(f"http://{name}:1", name, models=("other",) if name == "c" else ("m",)))
             self.fleet.reached(pod)
 
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+    async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
         self.told.append(url)
         await asyncio.sleep(0)
         if self.is_deaf:

@@ -53,7 +53,7 @@ class World:
             raise self.says
         return self.says, b""
 
-    async def post(self, url: str, body: bytes, api_key: str | None) -> tuple[int, bytes]:
+    async def post(self, url: str, body: bytes, api_key: str | None, rank: int | None = None) -> tuple[int, bytes]:
         self.bodies.append(body)
         return await self.get(url, api_key)
 

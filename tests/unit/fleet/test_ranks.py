@@ -1,0 +1,210 @@
+"""Pods with data-parallel ranks: each rank is an endpoint, and the pod has one state."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.clock import ManualClock
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.fleet.dialects import DIALECTS
+from proxy.fleet.mirror import Mirror, Origin
+from proxy.fleet.records import RANKS_IGNORED
+from proxy.fleet.scrape import parse_in_steps
+from proxy.fleet.settings import DataParallelSettings
+from tests.helpers.fleet.ranked import BLOCKS, RankedPod
+from tests.unit.fleet.test_store import Calls, pod, state
+
+
+def names(endpoints: object) -> list[str]:
+    return [endpoint.name for endpoint in endpoints]  # type: ignore[attr-defined]
+
+
+def ranked(calls: Calls, size: int = 3, name: str = "a") -> Endpoint:
+    return calls.ready(name, "m", data_parallel=DataParallelSettings(size))
+
+
+def test_each_rank_of_a_pod_is_a_candidate_of_its_own() -> None:
+    calls = Calls()
+    lead = ranked(calls)
+    assert names(calls.fleet.serving("m")) == ["a/0", "a/1", "a/2"]
+    assert [endpoint.rank for endpoint in calls.fleet.serving("m")] == [0, 1, 2]
+    assert {endpoint.lead for endpoint in calls.fleet.endpoints} == {lead}
+    assert {endpoint.url for endpoint in calls.fleet.endpoints} == {"http://a"}
+    assert {endpoint.pod_name for endpoint in calls.fleet.endpoints} == {"a"}
+    assert calls.heard == [("ready", "a/0"), ("ready", "a/1"), ("ready", "a/2")]
+
+
+def test_a_pod_without_ranks_stands_for_itself() -> None:
+    calls = Calls()
+    plain = calls.ready("a")
+    assert (plain.name, plain.rank, plain.lead, plain.ranks, plain.pod_name) == ("a", None, plain, (plain,), "a")
+
+
+def test_load_and_metrics_of_ranks_are_apart() -> None:
+    calls = Calls()
+    lead = ranked(calls)
+    lead.ranks[1].charge(2, 30)
+    lead.ranks[2].publish(Metrics(waiting=4, freshness=Freshness.FRESH), 0)
+    assert [each.load.requests for each in lead.ranks] == [0, 2, 0]
+    assert [each.view.waiting for each in lead.ranks] == [0, 0, 4]
+
+
+def test_a_drain_by_the_name_of_the_pod_or_of_a_rank_concerns_all_ranks() -> None:
+    calls = Calls()
+    lead = ranked(calls)
+    calls.fleet.drain("a")
+    assert {state(each) for each in lead.ranks} == {EndpointState.DRAINING}
+    assert set(calls.fleet.draining) == set(lead.ranks)
+    calls.fleet.undrain("a/2")
+    assert names(calls.fleet.serving("m")) == ["a/0", "a/1", "a/2"]
+
+
+def test_a_rank_that_fails_ejects_the_pod_and_the_panic_threshold_counts_pods() -> None:
+    calls = Calls()
+    lead = ranked(calls, 8)
+    calls.ready("b", "m")
+    calls.ready("c", "m")
+    calls.fleet.eject(lead.ranks[5], "ill")
+    assert names(calls.fleet.serving("m")) == ["b", "c"], "one of three pods, eight of ten endpoints"
+    assert calls.fleet.ejection_reasons(lead) == ["ill"]
+    calls.fleet.uneject(lead, "ill")
+    assert len(calls.fleet.serving("m")) == 10
+
+
+def test_a_removed_pod_waits_for_the_requests_of_all_ranks() -> None:
+    calls = Calls()
+    lead = ranked(calls)
+    lead.ranks[2].charge(1, 0)
+    calls.fleet.remove("a")
+    assert calls.fleet.get("a/2") is lead.ranks[2]
+    lead.ranks[2].charge(-1, 0)
+    calls.fleet.sweep()
+    assert calls.fleet.endpoints == []
+    assert {state(each) for each in lead.ranks} == {EndpointState.GONE}
+    assert calls.heard[-3:] == [("removed", "a/0"), ("removed", "a/1"), ("removed", "a/2")]
+
+
+def test_a_pod_is_found_by_its_name_and_a_rank_by_its_own() -> None:
+    calls = Calls()
+    lead = ranked(calls)
+    assert calls.fleet.get("a") is lead
+    assert calls.fleet.get("a/1") is lead.ranks[1]
+    assert calls.fleet.get("a/3") is None
+    with pytest.raises(KeyError):
+        calls.fleet.drain("a/3")
+
+
+def test_ranks_are_found_at_the_first_scrape_unless_the_configuration_forbids_it() -> None:
+    calls = Calls()
+    found, forbidden = calls.fleet.add(pod("a")), calls.fleet.add(pod("b", data_parallel=DataParallelSettings(1)))
+    assert names(calls.fleet.ranks_seen(found, 2)) == ["a/0", "a/1"]
+    assert names(calls.fleet.ranks_seen(forbidden, 2)) == ["b"]
+    assert state(found) is EndpointState.GONE
+    assert calls.heard == [("removed", "a")]
+
+
+def test_another_number_of_ranks_keeps_those_that_stay() -> None:
+    calls = Calls()
+    lead = ranked(calls, 2)
+    first = list(lead.ranks)
+    more = calls.fleet.ranks_seen(lead, 4)
+    assert list(more[:2]) == first
+    assert [state(each) for each in more] == [EndpointState.READY] * 4
+    assert {each.models for each in more} == {frozenset({"m"})}
+    assert calls.heard[-2:] == [("ready", "a/2"), ("ready", "a/3")]
+    fewer = calls.fleet.ranks_seen(lead, 3)
+    assert (list(fewer), state(more[3]), fewer[0].ranks) == (list(more[:3]), EndpointState.GONE, tuple(more[:3]))
+    assert calls.heard[-1] == ("removed", "a/3")
+
+
+def test_a_declared_number_holds_while_metrics_tell_no_ranks_apart() -> None:
+    calls = Calls()
+    lead = ranked(calls, 3)
+    assert len(calls.fleet.ranks_seen(lead, 1)) == 3
+
+
+def test_other_settings_change_the_number_of_ranks() -> None:
+    calls = Calls()
+    ranked(calls, 3)
+    calls.fleet.add(pod("a", data_parallel=DataParallelSettings(1)))
+    assert names(calls.fleet.endpoints) == ["a"]
+    calls.fleet.add(pod("a", data_parallel=DataParallelSettings(2)))
+    assert names(calls.fleet.endpoints) == ["a/0", "a/1"]
+    calls.fleet.add(pod("a"))
+    assert names(calls.fleet.endpoints) == ["a/0", "a/1"], "what was found stays until a scrape shows another number"
+
+
+def test_a_pod_that_ignores_ranks_is_one_endpoint_until_it_restarts() -> None:
+    calls = Calls()
+    lead = ranked(calls, 3)
+    calls.fleet.ranks_ignored(lead.ranks[1])
+    (plain,) = calls.fleet.serving("m")
+    assert (plain.name, plain.rank, state(plain)) == ("a", None, EndpointState.READY)
+    assert calls.fleet.ejection_reasons(plain) == [RANKS_IGNORED]
+    assert names(calls.fleet.ranks_seen(plain, 3)) == ["a"]
+    calls.fleet.restarted(plain)
+    assert names(calls.fleet.ranks_seen(plain, 3)) == ["a/0", "a/1", "a/2"]
+
+
+def test_a_peer_can_say_that_a_pod_ignores_ranks() -> None:
+    calls = Calls()
+    ranked(calls, 3)
+    calls.fleet.peer_ejected(1, {"a": [RANKS_IGNORED]})
+    assert names(calls.fleet.serving("m")) == ["a"]
+
+
+def test_a_mirror_has_the_ranks_of_the_origin_and_their_metrics() -> None:
+    clock = ManualClock()
+    mirror = Mirror(clock)
+    origin = Origin(clock, mirror.apply)
+    lead = origin.ranks_seen(origin.add(pod("a")), 3)[0]
+    lead.ranks[1].publish(Metrics(waiting=4, freshness=Freshness.FRESH, scraped_at=clock.now()), 0)
+    origin.refreshed(lead.ranks[1])
+    origin.reached(lead)
+    assert names(mirror.serving("m")) == ["a/0", "a/1", "a/2"]
+    assert [each.view.waiting for each in mirror.serving("m")] == [0, 4, 0]
+    late = Mirror(clock)
+    for news, message in origin.messages():
+        late.apply(news, message)
+    assert [(each.name, each.view.waiting) for each in late.endpoints] == [("a/0", 0), ("a/1", 4), ("a/2", 0)]
+    origin.ranks_seen(lead, 2)
+    assert names(mirror.endpoints) == ["a/0", "a/1"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+async def test_one_exposition_has_the_metrics_of_every_rank(engine: str) -> None:
+    engine_pod = RankedPod(3, engine=engine)
+    engine_pod.running, engine_pod.prompt_tokens = [1, 5, 2], [10, 20, 30]
+    scrape = await parse_in_steps(engine_pod.exposition().encode(), DIALECTS[engine])
+    assert scrape.total.running == 8
+    assert [metrics.running for metrics in scrape.ranks] == [1, 5, 2]
+    assert [metrics.prompt_tokens for metrics in scrape.ranks] == [10, 20, 30]
+    assert {(metrics.block_size, metrics.process_started) for metrics in scrape.ranks} == {
+        (16 if engine == "vllm" else 0, 1000.0)
+    }
+
+
+async def test_ranks_of_a_later_node_are_numbered_from_0() -> None:
+    engine_pod = RankedPod(2, first=8)
+    engine_pod.running = [3, 4]
+    scrape = await parse_in_steps(engine_pod.exposition().encode(), DIALECTS["vllm"])
+    assert [metrics.running for metrics in scrape.ranks] == [3, 4]
+    assert scrape.ranks[0].blocks == BLOCKS
+
+
+async def test_a_pod_that_has_one_rank_of_several_is_one_endpoint() -> None:
+    scrape = await parse_in_steps(RankedPod(1, first=3).exposition().encode(), DIALECTS["vllm"])
+    assert not scrape.ranks
+
+
+async def test_ranks_that_metrics_do_not_tell_apart_have_equal_parts() -> None:
+    engine_pod = RankedPod(1)
+    engine_pod.running, engine_pod.prompt_tokens = [5], [12]
+    scrape = await parse_in_steps(engine_pod.exposition().encode(), DIALECTS["vllm"])
+    calls = Calls()
+    parts = scrape.of(ranked(calls, 3).ranks)
+    assert [(metrics.running, metrics.prompt_tokens, metrics.blocks) for metrics in parts] == [
+        (2, 4, BLOCKS // 3),
+        (2, 4, BLOCKS // 3),
+        (1, 4, BLOCKS // 3),
+    ]

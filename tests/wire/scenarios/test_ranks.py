@@ -1,0 +1,138 @@
+"""Data-parallel ranks behind one port, from the client to the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.app import App
+from proxy.core.endpoint import EndpointState
+from proxy.scheduling.presets import scored_by
+from tests.helpers.fleet.ranked import BLOCKS, RankedPod
+from tests.helpers.scenarios.stack import running
+from tests.helpers.waiting import until
+
+FAST = {"pods": {"refresh": {"interval": "20ms", "maxCore": 1}}}
+
+
+class Ranks:
+    def __init__(self, app: App, http: aiohttp.ClientSession) -> None:
+        self.app = app
+        self.http = http
+
+    async def ask(self, text: str, headers: Mapping[str, str] | None = None, **fields: Any) -> tuple[str, int]:
+        """Return the endpoint that answered, and the tokens that it had cached."""
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+        url = f"http://127.0.0.1:{self.app.port}/v1/chat/completions"
+        async with self.http.post(url, json=body, headers=headers) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return response.headers["x-kvlane-endpoint"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    async def pods(self) -> list[dict[str, Any]]:
+        async with self.http.get(f"http://127.0.0.1:{self.app.admin_port}/admin/pods") as response:
+            found: list[dict[str, Any]] = (await response.json())["pods"]
+            return found
+
+
+@asynccontextmanager
+async def ranks(pod: RankedPod, settings: Mapping[str, Any] | None = None, **keys: Any) -> AsyncIterator[Ranks]:
+    given = {**FAST, **(settings or {})}
+    async with running([pod.url], given, [keys]) as app, aiohttp.ClientSession() as http:
+        await until(lambda: bool(app.fleet.ready))
+        yield Ranks(app, http)
+
+
+async def test_every_conversation_keeps_its_rank_and_finds_its_cache_there() -> None:
+    by_prefix = {"scheduling": scored_by({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1})}
+    async with RankedPod(4) as pod, ranks(pod, by_prefix) as r:
+        first = {number: await r.ask(f"conversation {number} " * 600) for number in range(8)}
+        assert {cached for _, cached in first.values()} == {0}
+        assert {name for name, _ in first.values()} == {"pod-0/0", "pod-0/1", "pod-0/2", "pod-0/3"}
+        for number, (name, _) in first.items():
+            again, cached = await r.ask(f"conversation {number} " * 600)
+            assert (again, cached > 0) == (name, True)
+        assert pod.ranks_asked[8:] == [int(name[-1]) for name, _ in first.values()]
+
+
+async def test_the_request_names_its_rank_once_and_a_client_cannot() -> None:
+    async with RankedPod(2) as pod, ranks(pod) as r:
+        name, _ = await r.ask("x", {"X-Data-Parallel-Rank": "7"}, data_parallel_rank=7, routed_dp_rank=7)
+        rank, headers, body = pod.asked[-1]
+        assert name == f"pod-0/{rank}"
+        assert [value for key, value in headers.items() if key.lower() == "x-data-parallel-rank"] == [str(rank)]
+        assert "rank" not in body.decode()
+
+
+async def test_sglang_is_told_the_rank_in_the_body_too() -> None:
+    async with RankedPod(2, engine="sglang") as pod, ranks(pod, engine="sglang") as r:
+        name, _ = await r.ask("x", data_parallel_rank=1, temperature=0)
+        rank, headers, body = pod.asked[-1]
+        assert name == f"pod-0/{rank}"
+        assert json.loads(body)["data_parallel_rank"] == rank
+        assert int(headers["Content-Length"]) == len(body)
+
+
+async def test_a_pod_without_ranks_is_told_none_even_by_a_client() -> None:
+    async with RankedPod(1) as pod, ranks(pod) as r:
+        assert (await r.ask("x", {"X-Data-Parallel-Rank": "0"}))[0] == "pod-0"
+        assert not any(name.lower() == "x-data-parallel-rank" for name in pod.asked[-1][1])
+
+
+async def test_one_scrape_feeds_all_ranks() -> None:
+    async with RankedPod(4) as pod, ranks(pod) as r:
+        pod.running = [1, 2, 3, 4]
+        await until(lambda: [each.metrics.running for each in r.app.fleet.endpoints] == [1, 2, 3, 4])
+        assert {each.metrics.blocks for each in r.app.fleet.endpoints} == {BLOCKS}
+        before = pod.scrapes
+        await until(lambda: pod.scrapes >= before + 4)
+        assert len({each.metrics.scraped_at for each in r.app.fleet.endpoints}) == 1
+
+
+async def test_the_admin_port_shows_a_pod_as_the_sum_of_its_ranks() -> None:
+    async with RankedPod(2) as pod, ranks(pod) as r:
+        pod.running = [1, 2]
+        await until(lambda: [each.metrics.running for each in r.app.fleet.endpoints] == [1, 2])
+        (shown,) = await r.pods()
+        assert (shown["name"], shown["metrics"]["running"], shown["metrics"]["blocks"]) == ("pod-0", 3, 2 * BLOCKS)
+        assert [(each["name"], each["metrics"]["running"]) for each in shown["ranks"]] == [
+            ("pod-0/0", 1),
+            ("pod-0/1", 2),
+        ]
+
+
+async def test_ranks_share_one_breaker() -> None:
+    settings = {"reliability": {"breaker": {"failures": 2, "open": "60s", "panicPercent": 100}}}
+    async with RankedPod(4) as pod, ranks(pod, settings) as r:
+        pod.status = 500
+        for number in range(2):
+            with pytest.raises(AssertionError):
+                await r.ask(f"{number}")
+        await until(lambda: {each.state for each in r.app.fleet.endpoints} == {EndpointState.EJECTED})
+        (shown,) = await r.pods()
+        assert shown["breaker"] == "open"
+
+
+async def test_a_pod_that_comes_back_with_more_ranks_keeps_its_first_ones() -> None:
+    async with RankedPod(2) as pod, ranks(pod) as r:
+        before = r.app.fleet.endpoints
+        pod.resize(3)
+        await until(lambda: len(r.app.fleet.ready) == 3)
+        assert r.app.fleet.endpoints[:2] == before
+        await until(lambda: r.app.fleet.endpoints[2].metrics.blocks == BLOCKS)
+
+
+async def test_a_declared_size_makes_ranks_before_the_first_scrape() -> None:
+    async with RankedPod(2) as pod, ranks(pod, dataParallel={"size": 2}) as r:
+        assert [each.name for each in r.app.fleet.endpoints] == ["pod-0/0", "pod-0/1"]
+
+
+async def test_a_configuration_can_keep_a_pod_one_endpoint() -> None:
+    async with RankedPod(2) as pod, ranks(pod, dataParallel={"size": 1}) as r:
+        assert [each.name for each in r.app.fleet.endpoints] == ["pod-0"]
+        assert (await r.ask("x"))[0] == "pod-0"
