@@ -38,7 +38,7 @@ from proxy.lab.kvlane import Kvlane
 from proxy.lab.replay import Objectives, averaged, fared, figures
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE
-from proxy.lab.simulation import Pod, Policy, Reading, Simulation, VirtualPod
+from proxy.lab.simulation import Policy, Reading, Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, load_trace
 from proxy.settings import Settings
 
@@ -115,7 +115,7 @@ class Sharing(Kvlane):
     said: Callable[[], None]
     said_later: Callable[[], None]
 
-    def __init__(self, pods: Sequence[Pod], clock: ManualClock, rng: Random) -> None:
+    def __init__(self, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random) -> None:
         self._loads = OwnLoads(self._touch, self._touch_later)
         super().__init__(Settings(), pods, clock, rng, says_cached=True)
         roster = Roster()
@@ -160,7 +160,7 @@ class Proxies(Policy):
     these are more than what is spent gathering."""
 
     def __init__(
-        self, count: int, delay: float, pods: Sequence[Pod], clock: ManualClock, seed: int, rest: float = 0.0
+        self, count: int, delay: float, pods: Sequence[VirtualPod], clock: ManualClock, seed: int, rest: float = 0.0
     ) -> None:
         self._rng = Random(seed)
         self._clock = clock

@@ -13,6 +13,7 @@ configuration, or one of these:
 
     default         kvlane without a configuration
     round-robin, random, least-requests, power-of-two
+    engine          the pod with the fewest requests, and on it the rank that vLLM's internal balancer takes
     cache-aware     as sglang-router does it
     llm-d           the endpoint picker with its default profile
     session-hash, prefix-hash, prefix-aware, load-aware, aibrix, dynamo, ray, llm-d-baseline, llm-d-affinity
@@ -208,6 +209,8 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         hardware=options.gpu,
         kv_tokens=options.kv_tokens,
         slow_pod=options.slow_pod,
+        ranks=options.ranks,
+        lockstep=options.lockstep,
         noise=options.noise,
         restart_at=options.restart_at,
         restart_seconds=options.restart_seconds,
@@ -254,6 +257,8 @@ def _options() -> argparse.Namespace:
     out.add_argument("--png", type=Path, metavar="DIR", help="the charts; needs matplotlib")
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument("--pods", type=int, default=8)
+    fleet.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of a pod, each like --gpu; --virtual")
+    fleet.add_argument("--lockstep", action="store_true", help="the ranks of a pod step together")
     fleet.add_argument("--engine", choices=ENGINES, default="vllm", help="the model of an engine; others are --virtual")
     fleet.add_argument("--gpu", type=_hardware, default="generic-8b", metavar="NAME[+NAME…]", help=", ".join(HARDWARE))
     fleet.add_argument("--kv-tokens", type=int, default=0, help="KV cache of a pod, if not that of the hardware")

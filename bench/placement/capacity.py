@@ -28,16 +28,21 @@ def capacity(jobs: Sequence[Job], pods: Sequence[VirtualPod]) -> float:
 def _drain(queue: deque[Job], pods: Sequence[VirtualPod]) -> list[float]:
     """When requests ended, in order."""
     ends: list[float] = []
-    due = [(0.0, pod.index) for pod in pods]
+    together: dict[int, list[VirtualPod]] = {}
+    for pod in pods:
+        together.setdefault(id(pod.stepper), []).append(pod)
+    steppers = list(together.values())
+    due = [(0.0, at) for at in range(len(steppers))]
     taken = 0
     while due:
-        now, index = heappop(due)
-        engine = pods[index].engine
-        if engine.busy:
-            ends += [now for event in engine.finish() if event.last]
-        while queue and not pods[index].is_sated:
-            pods[index].submit(taken, queue.popleft(), now)
-            taken += 1
-        if engine.busy:
-            heappush(due, (engine.until, index))
+        now, at = heappop(due)
+        stepper, ranks = steppers[at][0].stepper, steppers[at]
+        if any(rank.engine.busy for rank in ranks):
+            ends += [now for event in stepper.finish() if event.last]
+        for rank in ranks:
+            while queue and not rank.is_sated:
+                rank.submit(taken, queue.popleft(), now)
+                taken += 1
+        if any(rank.engine.busy for rank in ranks):
+            heappush(due, (stepper.until, at))
     return ends

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
@@ -12,36 +12,9 @@ from typing import Any, Protocol
 from bench.placement.forecast import Forecast
 from bench.placement.foreign import ForeignEngine
 from bench.placement.ticking import TickingEngine
-from proxy.lab.cache import ChunkPool
-from proxy.lab.engine import Counted, CountingEngine, Event
+from proxy.lab.engine import Counted, CountingEngine
 from proxy.lab.sim import SimConfig
-
-
-class Engine(Protocol):
-    """`CountingEngine` says what its members mean."""
-
-    config: SimConfig
-    until: float
-    preemptions: int
-
-    @property
-    def pool(self) -> ChunkPool: ...
-    @property
-    def waiting(self) -> Sequence[Counted]: ...
-    @property
-    def running(self) -> Sequence[Counted]: ...
-    @property
-    def queried_tokens(self) -> int: ...
-    @property
-    def hit_tokens(self) -> int: ...
-    @property
-    def busy(self) -> bool: ...
-    def submit(self, sequence: Counted, now: float) -> None: ...
-    @property
-    def fetching(self) -> int: ...
-    def finish(self) -> list[Event]: ...
-    def let_go(self, sequence: Counted, now: float) -> None: ...
-    def kv_usage(self, now: float) -> float: ...
+from proxy.lab.simulation import Engine
 
 
 class Foreign(Protocol):

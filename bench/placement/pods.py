@@ -1,71 +1,45 @@
-"""A simulated pod on a virtual clock."""
+"""A simulated pod on a virtual clock, whose engine can be foreseen."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bench.placement.engines import VLLM, Model
-from proxy.core.attempt import Stage
+from proxy.lab import simulation
 from proxy.lab.engine import Counted
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Kept, Reading
-from proxy.lab.workload import Job
+from proxy.lab.simulation import Reading, fleet_of
 
-__all__ = ["Reading", "VirtualPod"]
+__all__ = ["Reading", "VirtualPod", "virtual_fleet"]
 
 
-class VirtualPod:
-    """An engine that may die, and come back with nothing in its memory."""
+class VirtualPod(simulation.VirtualPod):
+    """Adds what the oracle and the measurement of the capacity need."""
 
-    def __init__(self, index: int, config: SimConfig, model: Model = VLLM) -> None:
-        self.index = index
-        self.config = config
-        self.engine = model.make(config)
-        self.started_at = 0.0
-        self.up = True
+    def __init__(
+        self, index: int, config: SimConfig, model: Model = VLLM, *, pod: int | None = None, rank: int | None = None
+    ) -> None:
+        super().__init__(index, config, model.make, pod=pod, rank=rank)
         self._model = model
-        self._kept = Kept()
-
-    @property
-    def in_flight(self) -> int:
-        return len(self.engine.running) + len(self.engine.waiting) + self.engine.fetching
 
     @property
     def is_sated(self) -> bool:
         """It has all the work that it can do at a time."""
         return bool(self._model.is_sated(self.engine))
 
-    def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Counted:
-        sequence = self._kept.sequence(index, job, self.config.block_size, stage)
-        self.engine.submit(sequence, now)
-        return sequence
-
-    def let_go(self, index: int, now: float) -> None:
-        if sequence := self._kept.taken(index):
-            self.engine.let_go(sequence, now)
-
     def foresee(self, newcomer: Counted, now: float, before: float) -> tuple[float, int]:
         """When a request that came now would have its first token, infinite if not `before` some time; and how many of
         its tokens it would find."""
         return self._model.foresee(self.engine, newcomer, now, before)
 
-    def go_down(self) -> None:
-        """What ran is lost."""
-        self.engine = self._model.make(self.config)
-        self._kept = Kept()
-        self.up = False
 
-    def come_up(self, now: float) -> None:
-        self.up = True
-        self.started_at = now
+def virtual_fleet(configs: Sequence[SimConfig], model: Model) -> list[VirtualPod]:
+    """Return the engines of all ranks of these pods."""
+    found: list[VirtualPod] = []
 
-    def read(self, now: float) -> Reading:
-        engine = self.engine
-        return Reading(
-            len(engine.waiting) + engine.fetching,
-            len(engine.running),
-            engine.kv_usage(now),
-            self.config.block_size,
-            self.config.num_gpu_blocks,
-            engine.queried_tokens,
-            engine.hit_tokens,
-            self.started_at,
-        )
+    def make(index: int, config: SimConfig, pod: int, rank: int | None) -> VirtualPod:
+        found.append(VirtualPod(index, config, model, pod=pod, rank=rank))
+        return found[-1]
+
+    fleet_of(configs, make)
+    return found

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from bench.placement.oracle import Oracle
 from bench.placement.pods import VirtualPod
-from bench.placement.policy import LeastRequests, Policy, PowerOfTwo, RandomChoice, RoundRobin
+from bench.placement.policy import EngineBalancer, LeastRequests, Policy, PowerOfTwo, RandomChoice, RoundRobin
 from bench.placement.rivals import RIVALS
 from proxy.core.clock import ManualClock
 from proxy.lab.kvlane import Kvlane
@@ -24,6 +24,7 @@ NAMED: Mapping[str, Callable[[Sequence[VirtualPod], Random], Policy]] = MappingP
         "random": RandomChoice,
         "least-requests": LeastRequests,
         "power-of-two": PowerOfTwo,
+        "engine": EngineBalancer,
         **RIVALS,
         "oracle": Oracle,
     }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 from bench.placement.pods import Reading, VirtualPod
+from proxy.lab.sim.driver import InternalBalancer
 from proxy.lab.simulation import Policy
 from proxy.lab.workload import Job
 
-__all__ = ["LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]
+__all__ = ["EngineBalancer", "LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]
 
 
 class SimplePolicy(Policy):
@@ -75,6 +77,28 @@ class LeastRequests(SimplePolicy):
 
     def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
         return min(candidates, key=lambda pod: (self.in_flight[pod], self.rng.random()))
+
+
+class EngineBalancer(SimplePolicy):
+    """The pod with the fewest requests in flight, and on it the rank that vLLM's internal balancer takes."""
+
+    def __init__(self, pods: Sequence[VirtualPod], rng: Random) -> None:
+        super().__init__(pods, rng)
+        self._ranks: dict[int, list[VirtualPod]] = {}
+        for pod in pods:
+            self._ranks.setdefault(pod.pod, []).append(pod)
+        self._balancers = {pod: InternalBalancer(partial(_queues, ranks)) for pod, ranks in self._ranks.items()}
+
+    def choose(self, job: Job, candidates: Sequence[int], now: float) -> int:
+        ready = sorted({self.pods[at].pod for at in candidates})
+        pod = min(
+            ready, key=lambda pod: (sum(self.in_flight[rank.index] for rank in self._ranks[pod]), self.rng.random())
+        )
+        return self._ranks[pod][self._balancers[pod].choose(now)].index
+
+
+def _queues(ranks: Sequence[VirtualPod]) -> list[tuple[int, int]]:
+    return [(rank.waiting, len(rank.engine.running)) for rank in ranks]
 
 
 class PowerOfTwo(SimplePolicy):

@@ -72,6 +72,10 @@ class CachingEngine:
         return self.cache.pool
 
     @property
+    def prefilled_tokens(self) -> int:
+        return self.queried_tokens - self.hit_tokens
+
+    @property
     def queried_tokens(self) -> int:
         return self.cache.queried
 

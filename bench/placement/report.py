@@ -69,6 +69,7 @@ def figures(
         "preemptions": sum(one.preemptions for one in counted),
         "split": sum(one.prefill_pod >= 0 for one in done) / (len(done) or 1),
         "imbalance": gauges.imbalance,
+        "prefill_skew": gauges.prefill_skew,
         "retries": sum(one.retries for one in counted),
         "hit_error_after_restart": _hit_error(
             [one for one in foreseen for restart in restarts if _after(one, restart)]
@@ -164,6 +165,7 @@ COLUMNS: Mapping[str, tuple[str, str, float]] = {
     "kv_max": ("max", ".0f", 100),
     "preemptions": ("preempt", ".0f", 1),
     "imbalance": ("max/mean", ".2f", 1),
+    "prefill_skew": ("prefill", ".2f", 1),
     "failed": ("failed", ".0f", 1),
 }
 """Figure -> heading, format, unit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bench.placement.engines import ENGINES
-from bench.placement.pods import VirtualPod
+from bench.placement.pods import VirtualPod, virtual_fleet
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE, Hardware
 from proxy.lab.simulation import Restart
@@ -17,7 +17,8 @@ BLOCK = 16
 class Scenario:
     """Pod 0 is the one that is slow, and the one that restarts. `kv_tokens` 0: what the hardware has. Several pairs of
     hardware, divided by "+", take turns. `engine` is one of ENGINES; all but `vllm` have a timing of their own, and
-    of the hardware only the memory."""
+    of the hardware only the memory. Each pod has `ranks` data-parallel ranks, each of them as fast and as large as the
+    hardware; with `lockstep` they step together."""
 
     pods: int = 8
     engine: str = "vllm"
@@ -25,6 +26,8 @@ class Scenario:
     kv_tokens: int = 0
     slow_pod: float = 1.0
     noise: float = 0.0
+    ranks: int = 1
+    lockstep: bool = False
     restart_at: float = 0.0
     restart_seconds: float = 5.0
 
@@ -42,7 +45,7 @@ class Scenario:
     def fleet(self, seed: int = 0) -> list[VirtualPod]:
         """New pods, with nothing in their memory."""
         model = ENGINES[self.engine]
-        return [VirtualPod(index, config, model) for index, config in enumerate(self.configs(seed))]
+        return virtual_fleet(self.configs(seed), model)
 
     @property
     def context_length(self) -> int:
@@ -50,7 +53,9 @@ class Scenario:
         return min(config.context_length for config in self.configs())
 
     def _config(self, hardware: Hardware) -> SimConfig:
-        config = hardware.equip(SimConfig(block_size=BLOCK, noise=self.noise))
+        config = hardware.equip(
+            SimConfig(block_size=BLOCK, noise=self.noise, data_parallel_size=self.ranks, lockstep=self.lockstep)
+        )
         return replace(config, num_gpu_blocks=self.kv_tokens // BLOCK) if self.kv_tokens else config
 
     @property

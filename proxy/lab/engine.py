@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -126,6 +127,8 @@ class CountingEngine:
         self.until = math.inf
         self.steps = 0
         self.preemptions = 0
+        self.prefilled_tokens = 0
+        """Prompt tokens that were computed, of requests that were pre-empted too."""
         self.queried_tokens = 0
         self.hit_tokens = 0
         self.ends: list[float] = []
@@ -148,6 +151,8 @@ class CountingEngine:
         self._came: deque[Counted] = deque()
         self._kept = 0
         """Sequences that have ended and hold their blocks."""
+        self.lockstep: Lockstep | None = None
+        """What paces the steps of this engine, if it steps together with others."""
 
     @property
     def busy(self) -> bool:
@@ -161,7 +166,9 @@ class CountingEngine:
     def submit(self, sequence: Counted, now: float) -> None:
         """A request behind others that wait cannot change what they wait for."""
         self.waiting.append(sequence)
-        if not self.ends:
+        if self.lockstep:
+            self.lockstep.submitted(len(self.waiting) == 1, now)
+        elif not self.ends:
             self._plan(now)
         elif len(self.waiting) == 1 and len(self.ends) > 1:
             del self.ends[bisect_left(self.ends, now) + 1 :]
@@ -169,24 +176,34 @@ class CountingEngine:
 
     def finish(self) -> list[Event]:
         """To be called at the time of `until`."""
-        now, taken = self.until, len(self.ends)
+        now = self.until
+        events = self.end_steps(now)
+        self._plan(now)
+        return events
+
+    def end_steps(self, now: float) -> list[Event]:
+        """Return what came of the steps under way."""
+        taken = len(self.ends)
         if taken:
             self.pool.open(self.opened(1, taken))
         self.read += taken * self.decoding
         self.steps += taken
         events = self._end_decoding() + self._take_in(now)
         for sequence, tokens in self.prefilling:
+            if not sequence.generated:
+                self.prefilled_tokens += tokens
             sequence.computed += tokens
             if sequence.computed == sequence.tokens:
                 events.append(self._take_token(sequence))
-        self._plan(now)
         return events
 
     def let_go(self, sequence: Counted, now: float) -> None:
         """Of one that has ended, and stayed."""
         self._kept -= 1
         self._release(sequence)
-        if not self.ends:
+        if self.lockstep:
+            self.lockstep.submitted(False, now)
+        elif not self.ends:
             self._plan(now)
 
     def used_at(self, now: float) -> int:
@@ -205,19 +222,27 @@ class CountingEngine:
         return rounds * self.decoding + sum(self.opening[(first_step + at) % size] for at in range(rest))
 
     def _plan(self, now: float) -> None:
-        """What the engine does next, and until when."""
+        """Decide what the engine does next, and until when."""
+        if steps := self.begin_steps(now):
+            self.ends = list(accumulate(self.durations(steps), initial=now))[1:]
+            if self._coming and steps > 1:
+                del self.ends[bisect_left(self.ends, self._coming[0][0]) + 1 :]
+            self.until = self.ends[-1]
+
+    def begin_steps(self, now: float) -> int:
+        """Schedule the next step, and return how many steps from here on differ in nothing but what is read; 0 if there
+        is none."""
         self.prefilling = []
         if not self.busy:
             self.ends, self.until = [], math.inf
-            return
+            return 0
         budget = self._schedule_running()
         if budget is not None:
             self._admit_waiting(self._start_those_that_came(budget), now)
             if not self.running:
                 self._wait_for_others()
-                return
-        self._pace_steps(now, 1 if budget is None else self._steps_alike())
-        self.until = self.ends[-1]
+                return 0
+        return 1 if budget is None else self._steps_alike()
 
     def _schedule_running(self) -> int | None:
         """Tokens of the budget that are left; None if somebody was pre-empted: then nobody is admitted."""
@@ -361,7 +386,8 @@ class CountingEngine:
         fit = self.decoding * (steps // self.config.block_size + 1) <= self.pool.free
         return steps if fit else 1
 
-    def _pace_steps(self, now: float, steps: int) -> None:
+    def durations(self, steps: int) -> list[float]:
+        """Return the seconds of each of the next steps, which `begin_steps` has scheduled."""
         prefill, attended, read = 0, 0.0, self.read + self.decoding
         for sequence, tokens in self.prefilling:
             if tokens > 1 or not sequence.generated:
@@ -371,13 +397,9 @@ class CountingEngine:
                 read += sequence.computed + 1
         sequences = self.decoding + len(self.prefilling)
         if steps == 1:
-            self.ends = [now + self.pace.seconds(prefill, sequences, attended, read)]
-            return
+            return [self.pace.seconds(prefill, sequences, attended, read)]
         grown = range(read, read + steps * self.decoding, self.decoding)
-        seconds = (self.pace.seconds(0, sequences, 0.0, tokens) for tokens in grown)
-        self.ends = list(accumulate(seconds, initial=now))[1:]
-        if self._coming:
-            del self.ends[bisect_left(self.ends, self._coming[0][0]) + 1 :]
+        return [self.pace.seconds(0, sequences, 0.0, tokens) for tokens in grown]
 
     def _end_decoding(self) -> list[Event]:
         events = []
@@ -440,3 +462,49 @@ class CountingEngine:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
+
+
+class Lockstep:
+    """The engines of a pod's data-parallel ranks, which step together: each step takes as long as on the slowest rank.
+
+    `until` and `finish` mean what they mean for one engine. Prompts cannot come from other pods.
+    """
+
+    def __init__(self, engines: Sequence[CountingEngine]) -> None:
+        self.until = math.inf
+        self._engines = list(engines)
+        self._ends: list[float] = []
+        self._stepping: list[CountingEngine] = []
+        """Those with work in the steps under way."""
+        for engine in engines:
+            engine.lockstep = self
+
+    def submitted(self, is_first: bool, now: float) -> None:
+        """Let a rank that has got work join: now if no rank steps, after the step under way if the work `is_first` in
+        its queue."""
+        if not self._ends:
+            self._plan(now)
+        elif is_first and len(self._ends) > 1:
+            kept = bisect_left(self._ends, now) + 1
+            self._set_ends(self._ends[:kept])
+
+    def finish(self) -> list[Event]:
+        now = self.until
+        events = [event for engine in self._engines for event in engine.end_steps(now)]
+        self._plan(now)
+        return events
+
+    def _plan(self, now: float) -> None:
+        steps = [engine.begin_steps(now) for engine in self._engines]
+        count = min((each for each in steps if each), default=0)
+        self._stepping = [engine for engine, each in zip(self._engines, steps, strict=True) if each]
+        if not count:
+            self._ends, self.until = [], math.inf
+            return
+        slowest = map(max, zip(*(engine.durations(count) for engine in self._stepping), strict=True))
+        self._set_ends(list(accumulate(slowest, initial=now))[1:])
+
+    def _set_ends(self, ends: list[float]) -> None:
+        self._ends, self.until = ends, ends[-1]
+        for engine in self._stepping:
+            engine.ends, engine.until = ends, self.until

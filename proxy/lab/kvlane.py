@@ -26,7 +26,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.gateway import Gateway
-from proxy.lab.simulation import Pod, Policy, Reading
+from proxy.lab.simulation import Policy, Reading, VirtualPod
 from proxy.lab.workload import Job, request_body
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import BodyParser
@@ -118,7 +118,7 @@ class Kvlane(Policy):
     weights of the static ones of the settings, in their order and over again; they serve any model."""
 
     def __init__(
-        self, settings: Settings, pods: Sequence[Pod], clock: ManualClock, rng: Random, *, says_cached: bool
+        self, settings: Settings, pods: Sequence[VirtualPod], clock: ManualClock, rng: Random, *, says_cached: bool
     ) -> None:
         self.scrapes = settings.pods.refresh.interval
         self._clock = clock

@@ -14,7 +14,7 @@ from proxy.core.errors import KvlaneError
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.record import Record, Seen
 from proxy.lab.sim import SimConfig
-from proxy.lab.simulation import Gauges, Outcome, Pod, Policy, Reading, Simulation, VirtualPod
+from proxy.lab.simulation import Gauges, Outcome, Policy, Reading, Simulation, VirtualPod, fleet_of
 from proxy.lab.workload import Job, Workload
 from proxy.settings import Settings
 
@@ -164,7 +164,7 @@ class Replayed:
 
 def replay(settings: Settings, workload: Workload, fleet: Fleet, seed: int) -> Replayed:
     """The production gateway, scheduler, hooks and ledger of these settings on a virtual clock."""
-    pods, clock = _pods(fleet), ManualClock()
+    pods, clock = fleet_of(fleet.configs), ManualClock()
     policy = Kvlane(settings, pods, clock, Random(seed), says_cached=fleet.says_cached)
     return _run(workload, pods, policy, clock, fleet, seed)
 
@@ -172,7 +172,7 @@ def replay(settings: Settings, workload: Workload, fleet: Fleet, seed: int) -> R
 def repeated(record: Record, fleet: Fleet, seed: int) -> Replayed:
     """Every request to the pod that had it: how well the simulation does what the pods of the record did."""
     names = {name: index for index, name in enumerate(record.pods)}
-    pods = _pods(fleet)
+    pods = fleet_of(fleet.configs)
     placed = [names[seen.pod] % len(pods) for seen in record.seen]
     workload = record.workload.at_rate(record.workload.rate)
     return _run(workload, pods, _AsRecorded(placed), ManualClock(), fleet, seed)
@@ -189,12 +189,8 @@ def averages(runs: Sequence[Replayed]) -> dict[str, float]:
     return averaged([run.figures for run in runs])
 
 
-def _pods(fleet: Fleet) -> list[Pod]:
-    return [VirtualPod(index, config) for index, config in enumerate(fleet.configs)]
-
-
 def _run(
-    workload: Workload, pods: Sequence[Pod], policy: Policy, clock: ManualClock, fleet: Fleet, seed: int
+    workload: Workload, pods: Sequence[VirtualPod], policy: Policy, clock: ManualClock, fleet: Fleet, seed: int
 ) -> Replayed:
     simulation = Simulation(workload.jobs, pods, policy, clock, Random(seed + 1))
     outcomes = simulation.run()

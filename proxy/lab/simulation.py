@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, Protocol
 
 from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
-from proxy.lab.engine import Counted, CountingEngine
+from proxy.lab.cache import ChunkPool
+from proxy.lab.engine import Counted, CountingEngine, Event, Lockstep
 from proxy.lab.sim import SimConfig
+from proxy.lab.sim.engine import SEEDS_APART
 from proxy.lab.workload import Job, blocks_with_answer, prompt_blocks
 
 
@@ -31,63 +33,33 @@ class Reading:
     started_at: float
 
 
-class Submitted(Protocol):
-    """A request in an engine: prompt tokens it found `cached`, and how often it was pre-empted."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def cached(self) -> int: ...
-    @property
-    def preemptions(self) -> int: ...
-
-
-class Event(Protocol):
-    """A request has its first token, or its last, or both; or its prompt came from another pod."""
-
-    @property
-    def sequence(self) -> Submitted: ...
-    @property
-    def first(self) -> bool: ...
-    @property
-    def last(self) -> bool: ...
-    @property
-    def came(self) -> bool: ...
-
-
 class Engine(Protocol):
-    """`CountingEngine` says what its members mean."""
+    """The engine of a pod, or of one of its data-parallel ranks; `CountingEngine` says what its members mean."""
+
+    config: SimConfig
+    until: float
+    preemptions: int
 
     @property
-    def until(self) -> float: ...
+    def pool(self) -> ChunkPool: ...
+    @property
+    def waiting(self) -> Sequence[Counted]: ...
+    @property
+    def running(self) -> Sequence[Counted]: ...
+    @property
+    def fetching(self) -> int: ...
+    @property
+    def prefilled_tokens(self) -> int: ...
+    @property
+    def queried_tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int: ...
     @property
     def busy(self) -> bool: ...
-    def finish(self) -> Sequence[Event]: ...
+    def submit(self, sequence: Counted, now: float) -> None: ...
+    def let_go(self, sequence: Counted, now: float) -> None: ...
+    def finish(self) -> list[Event]: ...
     def kv_usage(self, now: float) -> float: ...
-
-
-class Pod(Protocol):
-    """What a simulation makes of one."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def up(self) -> bool: ...
-    @property
-    def engine(self) -> Engine:
-        """Another one after a restart."""
-
-    @property
-    def in_flight(self) -> int: ...
-    def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Submitted: ...
-    def let_go(self, index: int, now: float) -> None:
-        """The prompt of this request, if it is kept for another pod: it was fetched, or nobody will."""
-
-    def read(self, now: float) -> Reading: ...
-    def go_down(self) -> None:
-        """What ran is lost."""
-
-    def come_up(self, now: float) -> None: ...
 
 
 class Kept:
@@ -109,63 +81,103 @@ class Kept:
         return self._sequences.pop(index, None)
 
 
-class VirtualPod(Pod):
-    """An engine that may die, and come back with nothing in its memory."""
+class VirtualPod:
+    """An engine that may die, and comes back with an empty cache: a pod, or one of the data-parallel ranks of a pod.
 
-    def __init__(self, index: int, config: SimConfig) -> None:
-        self._index = index
-        self._config = config
-        self._engine = CountingEngine(config)
+    `index` numbers the engines of a fleet, `pod` its pods; `rank` is None for a pod without ranks. `stepper` is what
+    paces the engine's steps: itself, or what makes all ranks of the pod step together.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        config: SimConfig,
+        make: Callable[[SimConfig], Engine] = CountingEngine,
+        *,
+        pod: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self.index = index
+        self.config = config
+        self.pod = index if pod is None else pod
+        self.rank = rank
+        self.engine = make(config)
+        self.stepper: Engine | Lockstep = self.engine
+        self.started_at = 0.0
+        self.up = True
+        self._make = make
         self._kept = Kept()
-        self._started_at = 0.0
-        self._up = True
-
-    @property
-    def index(self) -> int:
-        return self._index
-
-    @property
-    def up(self) -> bool:
-        return self._up
-
-    @property
-    def engine(self) -> CountingEngine:
-        return self._engine
 
     @property
     def in_flight(self) -> int:
-        return len(self._engine.running) + len(self._engine.waiting) + self._engine.fetching
+        return len(self.engine.running) + self.waiting
+
+    @property
+    def waiting(self) -> int:
+        return len(self.engine.waiting) + self.engine.fetching
 
     def submit(self, index: int, job: Job, now: float, stage: Stage = Stage.WHOLE) -> Counted:
-        sequence = self._kept.sequence(index, job, self._config.block_size, stage)
-        self._engine.submit(sequence, now)
+        sequence = self._kept.sequence(index, job, self.config.block_size, stage)
+        self.engine.submit(sequence, now)
         return sequence
 
     def let_go(self, index: int, now: float) -> None:
+        """Free the prompt of this request, if it is kept for another pod."""
         if sequence := self._kept.taken(index):
-            self._engine.let_go(sequence, now)
+            self.engine.let_go(sequence, now)
 
     def read(self, now: float) -> Reading:
-        engine = self._engine
+        engine = self.engine
         return Reading(
-            len(engine.waiting) + engine.fetching,
+            self.waiting,
             len(engine.running),
             engine.kv_usage(now),
-            self._config.block_size,
-            self._config.num_gpu_blocks,
+            self.config.block_size,
+            self.config.num_gpu_blocks,
             engine.queried_tokens,
             engine.hit_tokens,
-            self._started_at,
+            self.started_at,
         )
 
     def go_down(self) -> None:
-        self._engine = CountingEngine(self._config)
+        """Lose everything that ran and that was cached."""
+        self.engine = self.stepper = self._make(self.config)
         self._kept = Kept()
-        self._up = False
+        self.up = False
 
     def come_up(self, now: float) -> None:
-        self._up = True
-        self._started_at = now
+        self.up = True
+        self.started_at = now
+
+
+def fleet_of(
+    configs: Sequence[SimConfig], make: Callable[[int, SimConfig, int, int | None], VirtualPod] | None = None
+) -> list[VirtualPod]:
+    """Return the engines of a fleet, in order of pods and ranks; `make` gets the index, the configuration, the pod and
+    the rank of each."""
+    make = make or (lambda index, config, pod, rank: VirtualPod(index, config, pod=pod, rank=rank))
+    found: list[VirtualPod] = []
+    for pod, config in enumerate(configs):
+        size = config.data_parallel_size
+        ranks = [
+            make(len(found) + rank, _of_rank(config, rank), pod, rank if size > 1 else None) for rank in range(size)
+        ]
+        step_together(ranks)
+        found += ranks
+    return found
+
+
+def step_together(ranks: Sequence[VirtualPod]) -> None:
+    """Put the ranks of a pod in lockstep, if its configuration says so."""
+    engines = [rank.engine for rank in ranks if isinstance(rank.engine, CountingEngine)]
+    if ranks[0].config.lockstep and len(engines) == len(ranks) > 1:
+        lockstep = Lockstep(engines)
+        for rank in ranks:
+            rank.stepper = lockstep
+
+
+def _of_rank(config: SimConfig, rank: int) -> SimConfig:
+    return replace(config, noise_seed=config.noise_seed + SEEDS_APART * rank) if rank else config
 
 
 class Policy(Protocol):
@@ -208,6 +220,9 @@ SCRAPE_SECONDS = 0.004
 
 SCRAPE_JITTER = 0.1
 
+PREFILL_WINDOW = 10.0
+"""Seconds over which the prefill work of engines is compared."""
+
 GAUGE_SECONDS = 0.5
 """Between two looks at how full and how balanced the fleet is."""
 
@@ -237,6 +252,10 @@ class Gauges:
     kv_max: float = 0.0
     imbalance: float = 0.0
     balanced_samples: int = 0
+    prefills: list[tuple[float, float]] = field(default_factory=list)
+    """Of each window of 10 s the mean of computed prompt tokens per engine, and the most over the mean."""
+    _window_ends: float = 0.0
+    _prefilled: Sequence[int] = ()
 
     def add(self, usage: Sequence[float], busy: Sequence[int]) -> None:
         """One look at the fleet: each pod's KV use, and the requests on it. Balance counts while there is something to
@@ -247,6 +266,22 @@ class Gauges:
         if sum(busy) >= len(busy):
             self.balanced_samples += 1
             self.imbalance += (max(busy) * len(busy) / sum(busy) - self.imbalance) / self.balanced_samples
+
+    def add_prefilled(self, now: float, tokens: Sequence[int]) -> None:
+        """Take the prompt tokens that each engine has computed since it started, and compare every 10 seconds."""
+        if now < self._window_ends:
+            return
+        done = [max(0, after - before) for after, before in zip(tokens, self._prefilled, strict=False)]
+        if sum(done):
+            self.prefills.append((sum(done) / len(done), max(done) * len(done) / sum(done)))
+        self._window_ends, self._prefilled = now + PREFILL_WINDOW, tokens
+
+    @property
+    def prefill_skew(self) -> float:
+        """The most prefill work of an engine over the mean, in the worst window of 10 s: of those with at least a
+        quarter of the usual work. nan without any."""
+        usual = sum(mean for mean, _ in self.prefills) / max(1, len(self.prefills))
+        return max((skew for mean, skew in self.prefills if mean >= usual / 4), default=math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +299,7 @@ class Simulation:
     def __init__(
         self,
         jobs: Sequence[Job],
-        pods: Sequence[Pod],
+        pods: Sequence[VirtualPod],
         policy: Policy,
         clock: ManualClock,
         rng: Random,
@@ -277,14 +312,17 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
         self._open = len(jobs)
-        self._live: dict[int, tuple[Submitted, Stage]] = {}
+        self._live: dict[int, tuple[Counted, Stage]] = {}
         self.now = 0.0
         self.outcomes = [Outcome(job) for job in jobs]
         self.gauges = Gauges()
         for index, job in enumerate(jobs):
             self._at(job.arrival, self._arrive, index)
-        for pod in pods if policy.scrapes else ():
-            self._at(0.0, self._scrape, pod)
+        self._by_pod: dict[int, list[VirtualPod]] = {}
+        for pod in pods:
+            self._by_pod.setdefault(pod.pod, []).append(pod)
+        for ranks in self._by_pod.values() if policy.scrapes else ():
+            self._at(0.0, self._scrape, ranks)
         for restart in restarts:
             self._at(restart.at, self._go_down, restart)
         self._at(GAUGE_SECONDS, self._look, None)
@@ -334,22 +372,22 @@ class Simulation:
                 self.pods[keeper].let_go(index, self.now)
 
     @contextmanager
-    def _rescheduled(self, pod: Pod) -> Iterator[None]:
+    def _rescheduled(self, pod: VirtualPod) -> Iterator[None]:
         """Around what may change when the steps of the pod end."""
-        due = pod.engine.until
+        due = pod.stepper.until
         yield
-        if pod.engine.until != due and pod.engine.until < math.inf:
-            self._at(pod.engine.until, self._end_steps, (pod, pod.engine))
+        if pod.stepper.until != due and pod.stepper.until < math.inf:
+            self._at(pod.stepper.until, self._end_steps, (pod, pod.stepper))
 
-    def _end_steps(self, ended: tuple[Pod, Engine]) -> None:
-        """Of an engine that is still there, and whose steps still end at this time."""
-        pod, engine = ended
-        if engine.until != self.now or pod.engine is not engine:
+    def _end_steps(self, ended: tuple[VirtualPod, Engine | Lockstep]) -> None:
+        """End the steps of an engine that still exists, if they still end at this time."""
+        pod, stepper = ended
+        if stepper.until != self.now or pod.stepper is not stepper:
             return
-        for event in engine.finish():
+        for event in stepper.finish():
             self._take(event)
-        if engine.until < math.inf:
-            self._at(engine.until, self._end_steps, ended)
+        if stepper.until < math.inf:
+            self._at(stepper.until, self._end_steps, ended)
 
     def _take(self, event: Event) -> None:
         sequence = event.sequence
@@ -363,7 +401,7 @@ class Simulation:
             if event.last:
                 self._finish(sequence)
 
-    def _prefilled(self, sequence: Submitted) -> None:
+    def _prefilled(self, sequence: Counted) -> None:
         index, outcome = sequence.index, self.outcomes[sequence.index]
         del self._live[index]
         outcome.prefill_pod = outcome.pod
@@ -371,7 +409,7 @@ class Simulation:
         outcome.preemptions += sequence.preemptions
         self._submit(index, self._policy.prefilled(index, self.now, sequence.cached))
 
-    def _first_token(self, sequence: Submitted) -> None:
+    def _first_token(self, sequence: Counted) -> None:
         outcome = self.outcomes[sequence.index]
         if outcome.first_token is None:
             outcome.first_token = self.now
@@ -379,7 +417,7 @@ class Simulation:
                 outcome.cached_tokens = sequence.cached
         self._policy.first_byte(sequence.index, self.now)
 
-    def _finish(self, sequence: Submitted) -> None:
+    def _finish(self, sequence: Counted) -> None:
         outcome = self.outcomes[sequence.index]
         outcome.ended = self.now
         outcome.preemptions += sequence.preemptions
@@ -387,35 +425,45 @@ class Simulation:
         self._open -= 1
         self._policy.ended(sequence.index, self.now, sequence.cached)
 
-    def _scrape(self, pod: Pod) -> None:
-        sent = self._policy.scrape_sent(pod.index)
-        self._at(self.now + SCRAPE_SECONDS / 2, self._read, (pod, sent, self.now))
+    def _scrape(self, ranks: Sequence[VirtualPod]) -> None:
+        """Scrape one pod: its answer has the metrics of all its ranks."""
+        sent = [self._policy.scrape_sent(rank.index) for rank in ranks]
+        self._at(self.now + SCRAPE_SECONDS / 2, self._read, (ranks, sent, self.now))
         jitter = 1 - SCRAPE_JITTER + 2 * SCRAPE_JITTER * self._rng.random()
-        self._at(self.now + self._policy.scrapes * jitter, self._scrape, pod)
+        self._at(self.now + self._policy.scrapes * jitter, self._scrape, ranks)
 
-    def _read(self, scrape: tuple[Pod, Any, float]) -> None:
-        pod, sent, sent_at = scrape
-        reading = pod.read(self.now) if pod.up else None
-        self._at(self.now + SCRAPE_SECONDS / 2, self._hand_over, (pod.index, reading, sent, sent_at))
+    def _read(self, scrape: tuple[Sequence[VirtualPod], Sequence[Any], float]) -> None:
+        ranks, sent, sent_at = scrape
+        readings = [
+            (rank.index, rank.read(self.now) if rank.up else None, each, sent_at)
+            for rank, each in zip(ranks, sent, strict=True)
+        ]
+        self._at(self.now + SCRAPE_SECONDS / 2, self._publish, readings)
 
-    def _hand_over(self, scraped: tuple[Any, ...]) -> None:
-        self._policy.scraped(*scraped)
+    def _publish(self, readings: Sequence[tuple[int, Reading | None, Any, float]]) -> None:
+        for reading in readings:
+            self._policy.scraped(*reading)
 
     def _go_down(self, restart: Restart) -> None:
-        pod = self.pods[restart.pod]
-        lost = [index for index in self._live if self.outcomes[index].pod == pod.index]
-        pod.go_down()
-        self._at(self.now + restart.down, self._come_up, pod)
+        ranks = self._by_pod[restart.pod]
+        dead = {rank.index for rank in ranks}
+        lost = [index for index in self._live if self.outcomes[index].pod in dead]
+        for rank in ranks:
+            rank.go_down()
+        step_together(ranks)
+        self._at(self.now + restart.down, self._come_up, ranks)
         for index in lost:
             del self._live[index]
             outcome = self.outcomes[index]
             outcome.retries += 1
             self._submit(index, self._policy.failed(index, self.now))
 
-    def _come_up(self, pod: Pod) -> None:
-        pod.come_up(self.now)
+    def _come_up(self, ranks: Sequence[VirtualPod]) -> None:
+        for rank in ranks:
+            rank.come_up(self.now)
 
     def _look(self, _: None) -> None:
         pods = self.pods
         self.gauges.add([pod.engine.kv_usage(self.now) for pod in pods], [pod.in_flight for pod in pods])
+        self.gauges.add_prefilled(self.now, [pod.engine.prefilled_tokens for pod in pods])
         self._at(self.now + GAUGE_SECONDS, self._look, None)

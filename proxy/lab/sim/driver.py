@@ -25,16 +25,17 @@ class InternalBalancer:
     4 * waiting + running, the first of several. It sees the queues as they were at its last look, and counts each
     request it has placed since then as waiting."""
 
-    def __init__(self, engines: Items[Engine]) -> None:
-        self._engines = engines
-        self._interval = COUNTS_INTERVAL / engines[0].config.time_scale
+    def __init__(self, queues: Callable[[], Iterable[tuple[int, int]]], interval: float = COUNTS_INTERVAL) -> None:
+        """`queues` returns the waiting and the running requests of each rank."""
+        self._queues = queues
+        self._interval = interval
         self._looked_at = -sys.float_info.max
-        self._scores = [0] * len(engines)
+        self._scores: list[int] = []
 
     def choose(self, now: float) -> int:
         if now - self._looked_at >= self._interval:
             self._looked_at = now
-            self._scores = [WAITING_WEIGHT * one.waiting_requests + len(one.running) for one in self._engines]
+            self._scores = [WAITING_WEIGHT * waiting + running for waiting, running in self._queues()]
         rank = self._scores.index(min(self._scores))
         self._scores[rank] += WAITING_WEIGHT
         return rank
@@ -51,7 +52,10 @@ class EngineDriver:
     def __init__(self, engines: Items[Engine], now: Callable[[], float]) -> None:
         self.engines = engines
         self.now = now
-        self._balancer = InternalBalancer(engines)
+        self._balancer = InternalBalancer(
+            lambda: [(engine.waiting_requests, len(engine.running)) for engine in engines],
+            COUNTS_INTERVAL / engines[0].config.time_scale,
+        )
         self._groups = [_Group(engines)] if engines[0].config.lockstep else [_Group([engine]) for engine in engines]
         self._frozen_until = 0.0
         self._slow_until = 0.0
