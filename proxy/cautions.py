@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.autoscale import cautions as autoscale
+from proxy.autoscale import settings as autoscale
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
 from proxy.core.registry import Registry
 from proxy.disagg import cautions as disagg
@@ -35,7 +35,7 @@ def cautions(settings: Settings) -> Iterator[str]:
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
         yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)
     if settings.autoscale.pools:
-        yield from map(str, autoscale.cautions(settings.autoscale))
+        yield from map(str, autoscale.warnings(settings.autoscale))
     if not settings.has_pods:
         yield NO_PODS
 

@@ -11,11 +11,10 @@ from bench.scaling.fleet import DECODE, PREFILL, ROLES, Shape
 from bench.scaling.hard_ratio import HardRatio
 from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleUp
 from proxy.autoscale.decision import Decision
+from proxy.autoscale.demand import Metric, Sized, desired_of_role
 from proxy.autoscale.loop import Loop, Outcome
-from proxy.autoscale.observed import Observed
-from proxy.autoscale.policy import Role
+from proxy.autoscale.policy import Observed, Role
 from proxy.autoscale.settings import PoolSettings, load
-from proxy.autoscale.total import Metric, Sized, desired_of_role
 from proxy.core.clock import ManualClock
 from proxy.core.units import Duration
 

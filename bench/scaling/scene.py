@@ -11,7 +11,7 @@ from typing import Any
 from bench.scaling.fleet import PREFILL, ROLES, Fleet, State
 from bench.scaling.router import LeastWork
 from bench.scaling.scalers import Scaler
-from proxy.autoscale.observed import Observed, Sample
+from proxy.autoscale.policy import Observed, Sample
 from proxy.core.clock import ManualClock
 from proxy.lab.simulation import Simulation
 from proxy.lab.workload import Job

@@ -1,4 +1,4 @@
-"""What the loop says at one moment, and what it was made of."""
+"""A decision of the loop at one moment, with its inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.autoscale.observed import Situation
+from proxy.autoscale.policy import Situation
 from proxy.autoscale.recommender import Recommendation
 
 Mode = Literal["dry_run", "active", "paused"]

@@ -1,21 +1,24 @@
-"""What a role is sized and pressed by, read off its pods and off what the proxy itself knows."""
+"""Measurements of a role: metrics and signals, from its pods and from the state of the proxy."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from proxy.autoscale.observed import Sample
-from proxy.autoscale.policy import KV_USAGE, PREFILL_LOAD, QUEUE_DEPTH, TTFT
-from proxy.autoscale.settings import PoolSettings, RoleSettings
-from proxy.autoscale.sources import PROMQL
+from proxy.autoscale.policy import KV_USAGE, PREFILL_LOAD, QUEUE_DEPTH, TTFT, Sample
+from proxy.autoscale.settings import PROMQL, PoolSettings, RoleSettings
 from proxy.core.endpoint import Endpoint
 
 BACKLOG = "prefill_backlog_seconds"
 UNCACHED = "uncached_tokens"
 KV_DEMAND = "kv_cache_demand_sum"
+
+WINDOW = 30.0
+"""Seconds over which recent values are measured."""
 
 CLEARED = 60.0
 """Seconds in which prompts that wait are to be computed, beside those that come."""
@@ -138,3 +141,119 @@ def signals_of(pool: PoolSettings, role: RoleSettings, measured: Measured) -> di
         **{name: one.source for name, one in pool.coordination.signals.get(role.name, {}).items()},
     }
     return {name: measured.mean_sample(source) for name, source in sources.items()}
+
+
+PERCENTILE = 90.0
+
+
+@dataclass(slots=True)
+class Recent:
+    _looks: deque[tuple[float, Buckets]] = field(default_factory=deque)
+
+    def look(self, now: float, buckets: Buckets) -> float | None:
+        """Over the last WINDOW seconds, or since the first look while that is less; None while nothing was counted. It
+        begins anew where the histogram does."""
+        looks = self._looks
+        while len(looks) > 1 and looks[1][0] <= now - WINDOW:
+            looks.popleft()
+        try:
+            found = quantile_between(PERCENTILE, buckets, looks[0][1] if looks else buckets)
+        except ValueError:
+            looks.clear()
+            found = None
+        looks.append((now, list(buckets)))
+        return found
+
+
+class ScaledPools:
+    """The pools that are scaled, and the recent percentile of each of their roles."""
+
+    def __init__(self) -> None:
+        self._pools: Mapping[str, PoolSettings] = {}
+        self._recent: dict[tuple[str, str], Recent] = {}
+        self.roles: tuple[tuple[str, str], ...] = ()
+        """Pools and roles."""
+
+    @property
+    def pools(self) -> Mapping[str, PoolSettings]:
+        """The settings by pool. Where they change, the past of roles that are gone is dropped."""
+        return self._pools
+
+    @pools.setter
+    def pools(self, pools: Mapping[str, PoolSettings]) -> None:
+        self._pools = pools
+        self.roles = tuple((name, role.name) for name, pool in pools.items() for role in pool.roles)
+        for gone in self._recent.keys() - set(self.roles):
+            del self._recent[gone]
+
+    def recent(self, pool: str, role: str, now: float, buckets: Buckets) -> float | None:
+        """Return what `Recent.look` does for the role."""
+        return self._recent.setdefault((pool, role), Recent()).look(now, buckets)
+
+
+Buckets = Sequence[tuple[float, float]]
+"""Upper bound -> observations up to it, in the order of the bounds: a Prometheus histogram, the last bound infinite."""
+
+
+def quantile_between(percentile: float, now: Buckets, past: Buckets = ()) -> float | None:
+    """Linear within a bucket; one without an upper bound ends at twice its lower one. None if nothing was observed. An
+    empty `past` is the beginning. Raises ValueError if `past` is not an earlier look at the same histogram."""
+    if past and [bound for bound, _ in past] != [bound for bound, _ in now]:
+        raise ValueError("the buckets have changed")
+    before = [count for _, count in past] or [0.0] * len(now)
+    counts = [count - old for (_, count), old in zip(now, before, strict=True)]
+    if counts != sorted(counts) or (counts and counts[0] < 0):
+        raise ValueError("the histogram has begun anew")
+    if not counts or not counts[-1]:
+        return None
+    rank = math.ceil(counts[-1] * percentile / 100 - 1e-9)
+    low, below = 0.0, 0.0
+    for (bound, _), count in zip(now, counts, strict=True):
+        high = low * 2 if math.isinf(bound) else bound
+        if count > below and rank <= count:
+            return high - (count - rank) * (high - low) / (count - below)
+        low, below = high, count
+    raise AssertionError("the last bucket has all")
+
+
+@dataclass(slots=True)
+class Taken:
+    """Lives as long as its role is looked at."""
+
+    _looks: deque[tuple[float, Mapping[Endpoint, float]]] = field(default_factory=deque)
+
+    def look(self, now: float, pods: Sequence[Endpoint]) -> float | None:
+        """Uncached tokens per second, all pods together, over the last WINDOW seconds or since the first look while
+        that is less. A pod counts from its second look on. None: no pod counts them, or this is the first look."""
+        looks = self._looks
+        while len(looks) > 1 and looks[1][0] <= now - WINDOW:
+            looks.popleft()
+        ranks = [rank for pod in pods for rank in pod.ranks]
+        looks.append((now, {rank: _uncached(rank) for rank in ranks if rank.metrics.prefix_queries > 0}))
+        (since, _), (_, last) = looks[0], looks[-1]
+        return sum(self._grown(pod) for pod in last) / (now - since) if last and now > since else None
+
+    def _grown(self, pod: Endpoint) -> float:
+        """A counter that begins anew has grown from then on only."""
+        counted = [look[pod] for _, look in self._looks if pod in look]
+        return sum(max(after - before, 0.0) for before, after in pairwise(counted))
+
+
+def _uncached(pod: Endpoint) -> float:
+    """Return the pod's part of the tokens: its ranks are one replica together."""
+    return (pod.metrics.prefix_queries - pod.metrics.prefix_hits) / len(pod.ranks)
+
+
+def is_of(role: RoleSettings, pool: PoolSettings, endpoint: Endpoint) -> bool:
+    if role.selector:
+        return all(endpoint.labels.get(label) == value for label, value in role.selector.items())
+    return len(pool.roles) == 1 or endpoint.role == role.name
+
+
+def role_of(pool: PoolSettings, endpoint: Endpoint) -> str | None:
+    """The first that it has."""
+    return next((role.name for role in pool.roles if is_of(role, pool, endpoint)), None)
+
+
+def pods_of_role(pool: PoolSettings, name: str, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    return [endpoint for endpoint in endpoints if role_of(pool, endpoint) == name]

@@ -1,11 +1,12 @@
-"""What the recommender is told, and what it answers: roles, their coordination, the result."""
+"""The input and output of the recommender: roles, coordination, observations and the result."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from proxy.core.params import param
 
@@ -21,6 +22,9 @@ SIGNAL_WEIGHTS: Mapping[str, Mapping[str, float]] = {
     "decode": {QUEUE_DEPTH: 0.5, KV_USAGE: 0.5},
     ANY_ROLE: {QUEUE_DEPTH: 1 / 3, KV_USAGE: 1 / 3, TTFT: 1 / 3},
 }
+
+EXPANSION = 200.0
+"""Percent by which the packages of one role grow."""
 
 Mode = Literal["off", "preferred", False]
 """False is what YAML makes of `off`."""
@@ -127,3 +131,89 @@ class Result:
     @property
     def realized_share(self) -> dict[str, float]:
         return {name: count / self.total if self.total else 0.0 for name, count in self.replicas.items()}
+
+
+def number(value: Any) -> float | None:
+    """None for whatever is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def reading(value: Any) -> float | None:
+    """None is missing; 0 is a reading."""
+    found = number(value)
+    return None if found is None or found < 0 else found
+
+
+def of_role(metrics: Any, role: str) -> Mapping[Any, Any]:
+    """What is written of a role in {role: {signal: value}}."""
+    found = metrics.get(role) if isinstance(metrics, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`value` is a number, or for metrics that are averaged one per ready replica; `at` is monotonic seconds."""
+
+    value: Any
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One role. `current` are the replicas that are asked for, `ready` those that serve, `draining` those that will not
+    for long. Scaling metrics and pressure signals are apart: neither is ever used as the other."""
+
+    current: int
+    ready: int
+    draining: int = 0
+    metrics: Mapping[str, Sample] = field(default_factory=dict)
+    signals: Mapping[str, Sample] = field(default_factory=dict)
+
+    def fresh(self, now: float, age: float) -> Situation:
+        """What is older than `age` seconds is missing."""
+        metrics = {
+            name: _usable(sample.value) if now - sample.at <= age else None for name, sample in self.metrics.items()
+        }
+        signals = {
+            name: value
+            for name, sample in self.signals.items()
+            if now - sample.at <= age and (value := reading(sample.value)) is not None
+        }
+        return Situation(self.current, self.ready, self.draining, metrics, signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One role at the moment of a decision, without what is stale: a metric that the role has and that is missing is
+    None, a signal that is missing is not there."""
+
+    current: int
+    ready: int
+    draining: int = 0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_starting(self) -> bool:
+        return self.ready + self.draining < self.current
+
+    @property
+    def is_moving(self) -> bool:
+        return self.ready != self.current or self.draining > 0
+
+
+def _usable(value: Any) -> Any:
+    return [reading(one) for one in value] if isinstance(value, list | tuple) else reading(value)
+
+
+class Source(Protocol):
+    """Where the loop looks."""
+
+    async def observe(self) -> Mapping[str, Observed]:
+        """By role. A role of which not even the replicas are known is not there."""

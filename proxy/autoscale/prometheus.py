@@ -1,18 +1,24 @@
-"""Values of Prometheus queries: https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries."""
+"""Values of Prometheus queries.
+
+See https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from proxy import outbound
-from proxy.autoscale.queries import Unanswered
-from proxy.autoscale.readings import number
-from proxy.autoscale.sources import PrometheusSettings
+from proxy.autoscale.policy import Sample, number
+from proxy.autoscale.settings import PROMQL, PoolSettings, PrometheusSettings
+from proxy.core.ports import Clock
 
 
 async def ask(settings: PrometheusSettings, query: str) -> float:
@@ -50,3 +56,53 @@ def _identity(settings: PrometheusSettings) -> tuple[dict[str, str], ssl.SSLCont
     """Raises OSError or ValueError for files that cannot be used."""
     token = Path(settings.token_file).read_text().strip() if settings.token_file else settings.token
     return outbound.bearer(token), outbound.tls_context(settings.ca_file) if settings.ca_file else True
+
+
+log = logging.getLogger(__name__)
+
+
+class Unanswered(Exception):
+    """Why there is no value."""
+
+
+Ask = Callable[[str], Awaitable[float]]
+"""The value of a query; raises Unanswered."""
+
+
+@dataclass(slots=True)
+class Queries:
+    """Of one pool. `answers` are by source, each of its own moment: one that is not renewed grows old."""
+
+    ask: Ask
+    clock: Clock
+    answers: dict[str, Sample] = field(default_factory=dict)
+    _failing: set[str] = field(default_factory=set)
+
+    async def look(self, pool: PoolSettings) -> None:
+        sources = set(_queries_of(pool))
+        for gone in self.answers.keys() - sources:
+            del self.answers[gone]
+        await asyncio.gather(*(self._look(source) for source in sources))
+
+    async def _look(self, source: str) -> None:
+        """A failure is said once, until it ends."""
+        query = source.removeprefix(PROMQL).strip()
+        try:
+            self.answers[source] = Sample(await self.ask(query), self.clock.now())
+            self._failing.discard(source)
+        except Unanswered as why:
+            if source not in self._failing:
+                log.warning("autoscale: the query %r has no value: %s", query, why)
+            self._failing.add(source)
+
+
+def _queries_of(pool: PoolSettings) -> Iterator[str]:
+    yield from _queried(one.source for one in pool.metrics)
+    for role in pool.roles:
+        yield from _queried(one.source for one in role.metrics)
+    for signals in pool.coordination.signals.values():
+        yield from _queried(one.source for one in signals.values())
+
+
+def _queried(sources: Iterable[str]) -> Iterator[str]:
+    return (source for source in sources if source.startswith(PROMQL))

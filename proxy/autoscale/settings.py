@@ -1,22 +1,141 @@
-"""The `autoscale` section: which roles there are, what they are sized by, and how fast and how they may change."""
+"""The `autoscale` section: roles, what they are sized by, and how fast and how they may change."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from proxy.autoscale.acting import ActuatorSettings, DrainSettings
 from proxy.autoscale.behavior import Behavior
-from proxy.autoscale.cost import EXPANSION
-from proxy.autoscale.policy import PREFILL_LOAD, Coordination, Role
-from proxy.autoscale.sources import PROMQL, PrometheusSettings
-from proxy.autoscale.total import Metric
+from proxy.autoscale.demand import Metric
+from proxy.autoscale.distribution import are_hindered, bounded, read_bands
+from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Coordination, Role
 from proxy.autoscale.validation import coordination_faults, role_faults
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, camel, join, param
 from proxy.core.units import Duration
+from proxy.kubernetes.settings import SERVICE_ACCOUNT, Access
+
+_NEEDS = {"webhook": ("url",), "exec": ("command",), "kubernetes": ("targets",), "compose": ("targets",)}
+_TAKES = {
+    "webhook": ("url", "secret"),
+    "exec": ("command",),
+    "kubernetes": ("targets", "namespace", "url", "token_file", "ca_file"),
+    "compose": ("targets", "project", "directory"),
+}
+_OWN = ("url", "secret", "command", "targets", "namespace", "token_file", "ca_file", "project", "directory")
+"""What means something to some types only."""
+
+_BUILT_IN = {
+    "deployment": "apps/v1/deployments",
+    "statefulset": "apps/v1/statefulsets",
+    "replicaset": "apps/v1/replicasets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ActuatorSettings:
+    """Scales roles where `mode` is active."""
+
+    type: Literal["webhook", "exec", "kubernetes", "compose"] = param(doc="how")
+    roles: tuple[str, ...] = param((), "that it scales; those of `targets`, or all, unless given")
+    url: str = param("", "webhook: where to send; kubernetes: the API server; that of the cluster unless given")
+    secret: str | None = param(None, "webhook: key of the signature")
+    command: tuple[str, ...] = param((), "exec: program and arguments; {pool} {role} {desired} {current} {victims}")
+    targets: Mapping[str, str] = param(
+        {}, "role -> kubernetes: deployment/NAME, statefulset/NAME or GROUP/VERSION/RESOURCE/NAME; compose: service"
+    )
+    namespace: str = param("", "kubernetes: of the targets; that of kvlane's own pod unless given")
+    token_file: str = param("", "kubernetes: with the token; that of the service account unless given")
+    ca_file: str = param("", "kubernetes: with the certificates to trust; that of the service account unless given")
+    project: str = param("", "compose: name of the project")
+    directory: str = param("", "compose: with the compose file")
+    up_interval: Duration = param(Duration(30.0), "between two steps up of a role, at least")
+    down_interval: Duration = param(Duration(300.0), "between two steps down of a role, at least")
+    max_step: int = param(8, "replicas by which a role is changed at once, at most; 0: any number", at_least=0)
+    timeout: Duration = param(Duration(10.0), "that a call may take", more_than=0)
+    startup: Duration = param(Duration(600.0), "that replicas which were asked for may take to be seen", more_than=0)
+    allow_zero: bool = param(False, "a role with min: 0 may lose its last replica")
+    kill_file: str | None = param(None, "while this file exists nothing is scaled")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what the type lacks, or has no use for."""
+        for name in _NEEDS[self.type]:
+            if not getattr(self, name):
+                raise ValueError(f"type {self.type} needs {camel(name)}")
+        for name in _OWN:
+            if getattr(self, name) and name not in _TAKES[self.type]:
+                raise ValueError(f"{camel(name)} means nothing to type {self.type}")
+        if self.type == "kubernetes":
+            _ = self.access
+            for target in self.targets.values():
+                path_of(target)
+
+    @property
+    def access(self) -> Access:
+        """With the service account of the pod, whatever the server is. Raises ValueError for a `url` that is none."""
+        token, authority = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
+        return Access(self.url, self.namespace, self.token_file or token, self.ca_file or authority)
+
+    def owned(self, roles: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of all roles it scales."""
+        return self.roles or tuple(self.targets) or roles
+
+
+def path_of(target: str) -> tuple[str, str]:
+    """Of a target of Kubernetes: API group with its resource, and the name. Raises ValueError."""
+    kind, _, name = target.rpartition("/")
+    group = _BUILT_IN.get(kind.lower(), kind)
+    if not name or group.count("/") != 2:
+        raise ValueError(f"{target!r} is no target; write deployment/NAME or GROUP/VERSION/RESOURCE/NAME")
+    return group, name
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSettings:
+    """Pods that are to go get no new requests, and are taken away when their last one has ended."""
+
+    policy: Literal["least-loss", "highest-ordinal", "newest"] = param(
+        "least-loss", "who goes first; highest-ordinal is what StatefulSets and compose do anyway"
+    )
+    timeout: Mapping[str, Duration] = param(
+        {}, "role -> longest wait for the last request; 300s for prefill, 900s for others unless given"
+    )
+
+    group_label: str = param(
+        "modelserving.volcano.sh/group-name",
+        "label with the name of the group of roles that a pod serves with; least-loss keeps the last pod of a role in "
+        "each group as long as it can",
+    )
+
+    def patience(self, role: str) -> float:
+        return self.timeout.get(role, Duration(300.0 if role == "prefill" else 900.0))
+
+
+PROMQL = "promql:"
+"""What such a source begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusSettings:
+    """Where queries of metrics and signals are asked."""
+
+    url: str = param(doc="of Prometheus, or of what answers as it does; with the path before /api/v1, if there is one")
+    timeout: Duration = param(Duration(5.0), "for one answer", more_than=0)
+    token: str | None = param(None, "bearer token")
+    token_file: str = param("", "file of a bearer token, read anew for each query")
+    ca_file: str = param("", "file of the certificates that the server's may be signed by; the system's unless given")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url: {self.url!r} is no URL of a Prometheus; write http://host:9090")
+        if self.token is not None and self.token_file:
+            raise ValueError("token and tokenFile exclude each other")
+
 
 PATH = "autoscale"
 
@@ -225,3 +344,79 @@ def _metric_faults(metrics: Any, path: str) -> Iterator[Problem]:
             yield Problem(f"{path}[{index}].name", f"'{name}' stands twice")
         elif isinstance(name, str):
             seen.add(name)
+
+
+_TOTALS = 5000
+"""Totals that are tried before a band counts as out of reach."""
+
+
+def warnings(settings: AutoscaleSettings, path: str = PATH) -> Iterator[Problem]:
+    if not settings.pools:
+        yield Problem(join(path, "pools"), "has none: nothing is recommended")
+    for name, pool in settings.pools.items():
+        here = join(join(path, "pools"), name)
+        yield from _of_roles(pool, here)
+        yield from _of_coordination(pool, join(here, "coordination"))
+        yield from _of_acting(pool, here)
+        yield from _of_behavior(pool.behavior, join(here, "behavior"))
+        if pool.stale_after < settings.interval:
+            yield Problem(
+                join(here, "staleAfter"), "is shorter than the interval: values are missing that were just read"
+            )
+
+
+def _of_roles(pool: PoolSettings, path: str) -> Iterator[Problem]:
+    for index, role in enumerate(pool.roles):
+        if "." in role.name:
+            yield Problem(f"{path}.roles[{index}].name", "has a dot, which a path into the answer takes for a level")
+    most = sum(role.gpus * role.max for role in pool.roles)
+    least = sum(role.gpus * role.min for role in pool.roles)
+    budget = pool.gpu_budget
+    if budget is not None and least > budget:
+        yield Problem(join(path, "gpuBudget"), f"is less than what the minima take ({least:g}): the minima win")
+    elif budget is not None and most > budget:
+        yield Problem(join(path, "gpuBudget"), f"is less than what the maxima take ({most:g}): they are out of reach")
+
+
+def _of_acting(pool: PoolSettings, path: str) -> Iterator[Problem]:
+    if pool.mode == "active" and pool.actuator is None:
+        yield Problem(join(path, "mode"), "active has no effect without an actuator: others read what is recommended")
+    for index, role in enumerate(pool.roles):
+        if any((one.source or one.name) == TTFT for one in role.metrics):
+            here = f"{path}.roles[{index}].metrics"
+            yield Problem(here, f"{TTFT} is not known without traffic, and then the role does not shrink")
+
+
+def _of_coordination(pool: PoolSettings, path: str) -> Iterator[Problem]:
+    told = pool.coordination
+    if told.mode != "preferred":
+        if told.preferred_ratio:
+            yield Problem(join(path, "preferredRatio"), "has no effect with mode: off")
+        if told.signals:
+            yield Problem(join(path, "signals"), "has no effect with mode: off")
+        return
+    if len(pool.roles) == 1:
+        yield Problem(path, "has no effect on one role")
+        return
+    for role in pool.roles:
+        if not told.looked_at(role.name):
+            yield Problem(path, f"role '{role.name}' has no signal that counts: its share is that of the baseline")
+    if told.preferred_ratio and not _within_reach(pool):
+        yield Problem(
+            join(path, "preferredRatio"), "cannot be kept with any total: the roles' min and max are in the way"
+        )
+
+
+def _of_behavior(behavior: Behavior, path: str) -> Iterator[Problem]:
+    down, up = behavior.scale_down, behavior.scale_up
+    if down.select == "or" and down.percent >= 100:
+        yield Problem(join(path, "scaleDown"), "limits nothing: 100 percent may go, or so many instances; select: and")
+    if up.stabilization > 0 and behavior.panic.hold > 0:
+        yield Problem(join(path, "scaleUp.stabilization"), "does not hold in panic")
+
+
+def _within_reach(pool: PoolSettings) -> bool:
+    roles = bounded([role.sized(None, None) for role in pool.roles], pool.coordination, 1)
+    bands, _ = read_bands(pool.coordination.preferred_ratio, roles)
+    least, most = max(sum(role.min for role in roles), 1), sum(role.max for role in roles)
+    return any(not are_hindered(bands, roles, total) for total in range(least, min(most, least + _TOTALS) + 1))

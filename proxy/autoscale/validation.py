@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.autoscale.policy import ANY_ROLE, SATURATION
-from proxy.autoscale.readings import number
+from proxy.autoscale.policy import ANY_ROLE, SATURATION, number
 from proxy.core.errors import Problem
 from proxy.core.params import join, suggestion
 

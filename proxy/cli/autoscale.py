@@ -13,12 +13,11 @@ from typing import Any
 import click
 
 from proxy import yaml_source
+from proxy.autoscale import evaluation
 from proxy.autoscale import settings as policies
-from proxy.autoscale import wire
-from proxy.autoscale.cautions import cautions
-from proxy.autoscale.replay import Step, Summary, summary
-from proxy.autoscale.replay import replay as replayed
-from proxy.autoscale.settings import AutoscaleSettings, PoolSettings
+from proxy.autoscale.evaluation import Step, Summary, summary
+from proxy.autoscale.evaluation import replay as replayed
+from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, warnings
 from proxy.cli.configuration import Misconfigured
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import suggestion
@@ -48,12 +47,12 @@ def evaluate(file: Path) -> None:
     or the total cannot be used.
     """
     try:
-        question = wire.question(yaml_source.read_json(_text(file), str(file)))
+        question = evaluation.question(yaml_source.read_json(_text(file), str(file)))
     except ConfigError as error:
         raise Misconfigured(error) from None
     for problem in question.overlooked:
         click.secho(f"Warning: {problem}", fg="yellow", err=True)
-    click.echo(json.dumps(wire.result(question.answer()), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(evaluation.result(question.answer()), indent=2, ensure_ascii=False))
 
 
 @autoscale.command("validate")
@@ -64,7 +63,7 @@ def validate(file: Path) -> None:
     Exit code 2 if there are any. What is allowed and hardly meant is a warning.
     """
     found = _policies(file)
-    for caution in cautions(found):
+    for caution in warnings(found):
         click.secho(f"Warning: {caution}", fg="yellow", err=True)
     click.secho("The policy is good.", fg="green", err=True)
 

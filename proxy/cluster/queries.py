@@ -11,9 +11,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy import outbound
-from proxy.autoscale.measures import Known
-from proxy.autoscale.quantile import Buckets
-from proxy.autoscale.recent import ScaledPools
+from proxy.autoscale.measures import Buckets, Known, ScaledPools
 from proxy.cluster.workers import Child
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError

@@ -8,24 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.autoscale.acting import ActuatorSettings
-from proxy.autoscale.actuators.command import Command
-from proxy.autoscale.actuators.compose import Compose
-from proxy.autoscale.actuators.guard import Guard
-from proxy.autoscale.actuators.kubernetes import Kubernetes
-from proxy.autoscale.actuators.order import Hand
-from proxy.autoscale.actuators.webhook import Webhook
+from proxy.autoscale.actuators import Command, Compose, Guard, Hand, Kubernetes, Webhook
 from proxy.autoscale.decision import Decision
-from proxy.autoscale.drains import Drains
+from proxy.autoscale.drains import Drains, Orders, Replica
 from proxy.autoscale.loop import PATIENCE, Actuator, Loop
-from proxy.autoscale.measures import Measured, metrics_of, signals_of
-from proxy.autoscale.observed import Observed
-from proxy.autoscale.orders import Orders
-from proxy.autoscale.queries import Ask, Queries, Unanswered
-from proxy.autoscale.roles import pods_of_role
-from proxy.autoscale.settings import PoolSettings, RoleSettings
-from proxy.autoscale.taken import Taken
-from proxy.autoscale.victims import Replica
+from proxy.autoscale.measures import Measured, Taken, metrics_of, pods_of_role, signals_of
+from proxy.autoscale.policy import Observed
+from proxy.autoscale.prometheus import Ask, Queries, Unanswered
+from proxy.autoscale.settings import ActuatorSettings, PoolSettings, RoleSettings
 from proxy.composition.senses import Senses
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import Clock, Random

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from proxy.autoscale.measures import Known
-from proxy.autoscale.quantile import Buckets
-from proxy.autoscale.recent import ScaledPools
-from proxy.autoscale.roles import pods_of_role, role_of
+from proxy.autoscale.measures import Buckets, Known, ScaledPools, pods_of_role, role_of
 from proxy.composition.indexes import predictors
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.listener import Listener

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.autoscale.quantile import quantile_between
+from proxy.autoscale.measures import quantile_between
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.dashboard.engine_counters import EngineCounters, counters_of, growth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.autoscale.quantile import Buckets, quantile_between
+from proxy.autoscale.measures import Buckets, quantile_between
 from proxy.telemetry.prometheus_text import SampleReader, sums_by
 from proxy.top.picture import Figures
 

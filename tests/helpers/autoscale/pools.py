@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.autoscale.observed import Situation
+from proxy.autoscale.policy import Situation
 from proxy.autoscale.settings import PoolSettings, load
 
 BACKLOG, KV_SUM = "backlog_seconds", "kv_sum"

@@ -7,11 +7,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.autoscale.actuators.order import Hand, Order
+from proxy.autoscale.actuators import Hand, Order
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.loop import Outcome
 from proxy.autoscale.measures import Known
-from proxy.autoscale.queries import Unanswered
+from proxy.autoscale.prometheus import Unanswered
 from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
 from proxy.composition.scaled_pool import ScaledPool
 from proxy.core.clock import ManualClock

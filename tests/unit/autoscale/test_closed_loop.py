@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.observed import Situation
+from proxy.autoscale.policy import Situation
 from proxy.autoscale.recommender import Recommender
 from proxy.autoscale.settings import PoolSettings, load
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.autoscale.measures import KNOWN, Known, Measured
-from proxy.autoscale.recent import WINDOW, Recent
-from proxy.autoscale.roles import pods_of_role
-from proxy.autoscale.taken import Taken
+from proxy.autoscale.measures import KNOWN, WINDOW, Known, Measured, Recent, Taken, pods_of_role
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from tests.helpers.autoscale.pools import pool
 

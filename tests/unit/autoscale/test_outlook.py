@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from proxy.autoscale.outlook import FEWEST, Outlook, trend
+from proxy.autoscale.demand import FEWEST, Metric, Outlook, Sized, trend
 from proxy.autoscale.policy import Role
-from proxy.autoscale.total import Metric, Sized
 
 SUM, LEVEL = Metric("load", "total", 0.8), Metric("usage", "value", 0.8)
 

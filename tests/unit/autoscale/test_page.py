@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from proxy.autoscale.behavior import Behavior, Panic, ScaleDown, ScaleUp
+from proxy.autoscale.demand import Metric
 from proxy.autoscale.policy import Cause, Coordination, Signal
 from proxy.autoscale.settings import AutoscaleSettings, CoordinationSettings, PoolSettings, RoleSettings
-from proxy.autoscale.total import Metric
 from proxy.core.params import yaml_key
 
 PAGE = (Path(__file__).parents[3] / "docs" / "autoscaling.md").read_text()

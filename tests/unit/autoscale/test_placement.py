@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.observed import Situation
-from proxy.autoscale.placement import stepped
-from proxy.autoscale.recommender import Recommendation, Recommender
+from proxy.autoscale.policy import Situation
+from proxy.autoscale.recommender import Recommendation, Recommender, stepped
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool, seen
 
 PRESSED = {"queue_depth": 64.0, "ttft": 4.0}

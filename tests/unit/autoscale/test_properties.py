@@ -12,12 +12,19 @@ from hypothesis import assume, settings
 from hypothesis import given as given_these
 from hypothesis import strategies as st
 
-from proxy.autoscale import bands as band
-from proxy.autoscale.bands import OPEN, Band
-from proxy.autoscale.cost import cost_baseline
+from proxy.autoscale.distribution import (
+    EXACT,
+    OPEN,
+    Band,
+    bounded,
+    cost_baseline,
+    distribute,
+    project,
+    read_bands,
+    round_bounded,
+    within,
+)
 from proxy.autoscale.policy import SATURATION, Cause, Coordination, Result, Role, Signal
-from proxy.autoscale.projection import EXACT, project, round_bounded
-from proxy.autoscale.recommend import bounded, distribute, within
 from tests.helpers.examples import examples
 
 EXAMPLES = 50
@@ -169,7 +176,7 @@ def test_8_bands_are_kept_wherever_whole_numbers_can_keep_them(
 ) -> None:
     result = distribute(roles, coordination, total, metrics)
     live, n = bounded(roles, coordination, total), result.total
-    bands, _ = band.read(coordination.preferred_ratio, live)
+    bands, _ = read_bands(coordination.preferred_ratio, live)
     found = {role.name: whole_numbers(role, bands.get(role.name, OPEN), n) for role in live}
     assume(all(found.values()))
     if sum(min(one) for one in found.values()) <= n <= sum(max(one) for one in found.values()):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from proxy.autoscale.distribution import distribute
 from proxy.autoscale.policy import Cause, Coordination, Role, Signal
-from proxy.autoscale.recommend import distribute
 
 ROLES = (Role("prefill", 1, 20, current=4), Role("decode", 1, 40, current=6))
 PREFERRED = Coordination(mode="preferred", baseline="current")

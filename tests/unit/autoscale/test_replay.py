@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.replay import replay, summary
+from proxy.autoscale.evaluation import replay, summary
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool
 from tests.unit.autoscale.test_loop import Rig, blind
 

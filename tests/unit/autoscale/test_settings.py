@@ -10,9 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.autoscale.cautions import cautions
 from proxy.autoscale.policy import Coordination
-from proxy.autoscale.settings import AutoscaleSettings, load
+from proxy.autoscale.settings import AutoscaleSettings, load, warnings
 from proxy.autoscale.validation import coordination_faults, role_faults
 from proxy.core.errors import ConfigError
 
@@ -228,11 +227,11 @@ class TestCautions:
         metric = [{"name": "m", "kind": "avg", "target": 1}]
         roles = [{"name": name, "min": 1, "max": 20, "metrics": metric} for name in ("prefill", "decode")]
         settings = load({"pools": {"p": {"roles": roles, **changed}}})
-        found = [problem.path for problem in cautions(settings)]
+        found = [problem.path for problem in warnings(settings)]
         assert found == ([f"autoscale.pools.p.{path}"] if path else [])
 
     def test_so_is_a_section_without_pools(self) -> None:
-        assert [problem.path for problem in cautions(load({}))] == ["autoscale.pools"]
+        assert [problem.path for problem in warnings(load({}))] == ["autoscale.pools"]
 
 
 ACTING = """
@@ -286,7 +285,7 @@ def test_an_actuator_has_what_its_type_needs_and_nothing_else(actuator: str, fau
 )
 def test_a_policy_that_hardly_acts_is_warned_of(old: str, new: str, path: str, said: str) -> None:
     text = (ACTING % "null").replace(old, new, 1)
-    found = {problem.path: problem.message for problem in cautions(loaded(text))}
+    found = {problem.path: problem.message for problem in warnings(loaded(text))}
     assert said in found[f"autoscale.pools.default.{path}"]
 
 

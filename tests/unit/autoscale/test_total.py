@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.autoscale.demand import MOST, Metric, Sized, demands, desired, desired_of_role, joined, total_of_all
 from proxy.autoscale.policy import Role
-from proxy.autoscale.total import MOST, Metric, Sized, demands, desired, desired_of_role, joined, total_of_all
 
 QUEUE = Metric("queue", "avg", 5.0)
 LEVEL = Metric("kv", "value", 0.8)

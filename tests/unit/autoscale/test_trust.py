@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from proxy.autoscale.trust import MEMORY, Trust
+from proxy.autoscale.demand import MEMORY, Trust
 
 
 def after(came: float, said: float = 1.0, forecasts: int = 40, value: float = 5.0) -> Trust:

@@ -15,16 +15,13 @@ from typing import Any
 import pytest
 
 from bench.scaling.hard_ratio import HardRatio
-from proxy.autoscale import validation, wire
-from proxy.autoscale.behavior import Behavior, Panic, Past, ScaleDown, ScaleUp, corrected
-from proxy.autoscale.cost import cost_baseline
+from proxy.autoscale import evaluation, validation
+from proxy.autoscale.behavior import Behavior, Line, Panic, Past, Records, ScaleDown, ScaleUp, corrected
+from proxy.autoscale.demand import Kind, Metric, desired, joined, recommended
+from proxy.autoscale.distribution import cost_baseline, project, role_pressure, round_bounded
+from proxy.autoscale.drains import Replica, drain_order
+from proxy.autoscale.measures import quantile_between
 from proxy.autoscale.policy import Coordination, Role
-from proxy.autoscale.pressure import role_pressure
-from proxy.autoscale.projection import project, round_bounded
-from proxy.autoscale.quantile import quantile_between
-from proxy.autoscale.total import Kind, Metric, desired, joined, recommended
-from proxy.autoscale.victims import Replica, drain_order
-from proxy.autoscale.window import Line, Records
 
 VECTORS = Path(os.environ.get("KVLANE_AUTOSCALE_VECTORS", Path(__file__).parent / "vectors.json"))
 CLOSE = 1e-6
@@ -58,7 +55,7 @@ def is_number(value: Any) -> bool:
 
 
 def distribute(told: dict[str, Any]) -> Any:
-    return wire.result(wire.question(told).answer())
+    return evaluation.result(evaluation.question(told).answer())
 
 
 def validate(told: dict[str, Any]) -> Any:

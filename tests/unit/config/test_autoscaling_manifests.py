@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from proxy import __version__
-from proxy.autoscale.acting import path_of
-from proxy.autoscale.settings import load
+from proxy.autoscale.settings import load, path_of
 from proxy.http.admin_pods import LONGEST_WAIT
 from proxy.telemetry.catalogue import Catalogue
 

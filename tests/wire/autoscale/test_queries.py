@@ -12,10 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from proxy.autoscale.measures import Known, Measured, metrics_of, signals_of
-from proxy.autoscale.prometheus import ask, value_of
-from proxy.autoscale.queries import Queries, Unanswered
-from proxy.autoscale.settings import PoolSettings, load
-from proxy.autoscale.sources import PrometheusSettings
+from proxy.autoscale.prometheus import Queries, Unanswered, ask, value_of
+from proxy.autoscale.settings import PoolSettings, PrometheusSettings, load
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
 from tests.helpers.autoscale.pools import pool

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.autoscale.acting import path_of
-from proxy.autoscale.actuators.kubernetes import DELETION_COST, Kubernetes
+from proxy.autoscale.actuators import DELETION_COST, Kubernetes
 from proxy.autoscale.loop import Outcome
+from proxy.autoscale.settings import path_of
 from proxy.kubernetes.settings import Access
-from tests.helpers.autoscale.actuators.orders import order
+from tests.helpers.autoscale.orders import order
 
 
 class ApiServer:

@@ -1,14 +1,14 @@
-"""How many replicas metrics ask for: of a role, of all roles, before any damping."""
+"""Demand: how many replicas metrics ask for, now and by the time that new pods serve, before any damping."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from proxy.autoscale.policy import Role
-from proxy.autoscale.readings import reading
+from proxy.autoscale.policy import Role, reading
 from proxy.core.params import param
 
 MOST = 10**9
@@ -208,3 +208,133 @@ def _whole(count: float) -> int:
     if count >= MOST:
         return MOST
     return math.ceil(count - _SLACK * max(count, 1.0))
+
+
+TREND_WINDOW = 240.0
+"""Seconds that a trend is drawn through."""
+
+FEWEST = 5
+"""Readings that it takes."""
+
+Point = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Outlook:
+    """Lives as long as the pool's past. Only sums over the fleet are carried on: a level rises and falls with the
+    replicas that are there, and has no trend of its own."""
+
+    _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
+    """By role and metric, while the replicas that were ready had enough room for it: beyond that it grows by what
+    waits for them, which says how many are missing now and not how many will be."""
+    _trust: dict[tuple[str, str], Trust] = field(default_factory=dict)
+
+    def ahead(self, now: float, one: Sized, metrics: Sequence[Metric], seconds: float) -> Sized:
+        """The role in so many seconds, if what grew while it was served goes on growing, as far as that has been so
+        of late; what falls is taken as it is."""
+        if seconds <= 0:
+            return one
+        grown = {metric.name: self._grown(now, one, metric, seconds) for metric in metrics if metric.kind == "total"}
+        return replace(one, metrics={**one.metrics, **grown})
+
+    def _grown(self, now: float, one: Sized, metric: Metric, seconds: float) -> Any:
+        value = one.metrics.get(metric.name)
+        whole = _sum_of(value)
+        if whole is None:
+            return value
+        past = self._past.setdefault((one.role.name, metric.name), deque())
+        while past and past[0][0] < now - TREND_WINDOW:
+            past.popleft()
+        served = whole <= one.ready * metric.target
+        if served:
+            past.append((now, whole))
+        growth = max(_expected(past, now + seconds) - whole, 0.0) if past else 0.0
+        trust = self._trust.setdefault((one.role.name, metric.name), Trust())
+        trust.settle(now, whole if served else None)
+        trust.say(now + seconds, whole, growth)
+        will = whole + trust.share(metric.target) * growth
+        if not isinstance(value, list | tuple):
+            return will
+        return [one * will / whole for one in value] if whole > 0 else value
+
+
+def _expected(past: Sequence[Point], at: float) -> float:
+    since, last = past[-1]
+    return last + trend(past) * (at - since)
+
+
+def trend(points: Sequence[Point]) -> float:
+    """Growth per second: the slope of the line with the least squares, less its standard error, so that noise has
+    none. Never less than 0."""
+    if len(points) < FEWEST:
+        return 0.0
+    mean_time = math.fsum(at for at, _ in points) / len(points)
+    mean = math.fsum(value for _, value in points) / len(points)
+    spread = math.fsum((at - mean_time) ** 2 for at, _ in points)
+    slope = math.fsum((at - mean_time) * (value - mean) for at, value in points) / spread
+    missed = math.fsum((value - mean - slope * (at - mean_time)) ** 2 for at, value in points)
+    return max(slope - math.sqrt(missed / (len(points) - 2) / spread), 0.0)
+
+
+def _sum_of(value: Any) -> float | None:
+    """None where a part of it is missing."""
+    if not isinstance(value, list | tuple):
+        return reading(value)
+    known = [reading(one) for one in value]
+    return None if None in known else math.fsum(one for one in known if one is not None)
+
+
+MEMORY = 1200.0
+"""Seconds after which a forecast counts for a third of what it did."""
+
+BENEFIT = 4.0
+"""Forecasts by one replica's worth that are taken to have come true before there were any."""
+
+MOST_GROWTH = 1.5
+"""Times what was said that may have come and still counts: else one burst that nobody foresaw would excuse the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    due: float
+    value: float
+    growth: float
+
+
+@dataclass(slots=True)
+class Trust:
+    """Of one sum. The share is the slope of what came over what was said, through nothing, the latest counting most."""
+
+    _open: deque[_Said] = field(default_factory=deque)
+    _came: float = 0.0
+    _said: float = 0.0
+    _seen: float | None = None
+
+    def share(self, unit: float) -> float:
+        """Of the growth that a forecast says, what is to be believed, in [0, 1]. `unit` is one replica's worth."""
+        benefit = BENEFIT * unit * unit
+        whole = self._said + benefit
+        return min(max((self._came + benefit) / whole, 0.0), 1.0) if whole > 0 else 1.0
+
+    def say(self, due: float, value: float, growth: float) -> None:
+        """It is `value`, and will be so much more."""
+        if growth > 0:
+            self._open.append(_Said(due, value, growth))
+
+    def settle(self, now: float, value: float | None) -> None:
+        """It is `value`: forecasts that are due are held against it. None: nobody can tell what it would be, and those
+        that are due have never been."""
+        self._fade(now)
+        while self._open and self._open[0].due <= now:
+            said = self._open.popleft()
+            if value is None:
+                continue
+            came = min(max(value - said.value, -said.growth), MOST_GROWTH * said.growth)
+            self._came += came * said.growth
+            self._said += said.growth**2
+
+    def _fade(self, now: float) -> None:
+        if self._seen is not None:
+            kept = math.exp((self._seen - now) / MEMORY)
+            self._came, self._said = self._came * kept, self._said * kept
+        self._seen = now

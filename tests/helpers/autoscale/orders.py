@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.autoscale.actuators.order import Order
+from proxy.autoscale.actuators import Order
 from proxy.autoscale.decision import Decision
-from proxy.autoscale.observed import Situation
+from proxy.autoscale.policy import Situation
 
 
 def decision(desired: int, current: int = 3, *, low: int = 1, high: int = 20, number: int = 7) -> Decision:

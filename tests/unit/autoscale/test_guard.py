@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from proxy.autoscale.acting import ActuatorSettings, DrainSettings
-from proxy.autoscale.actuators.guard import CIRCUIT, Guard
-from proxy.autoscale.actuators.order import Hand, Order
-from proxy.autoscale.drains import Drains
+from proxy.autoscale.actuators import CIRCUIT, Guard, Hand, Order
+from proxy.autoscale.drains import Drains, Orders, Replica
 from proxy.autoscale.loop import Outcome
-from proxy.autoscale.orders import Orders
-from proxy.autoscale.victims import Replica
+from proxy.autoscale.settings import ActuatorSettings, DrainSettings
 from proxy.core.clock import ManualClock
-from tests.helpers.autoscale.actuators.orders import decision
+from tests.helpers.autoscale.orders import decision
 
 
 class Recording(Hand):

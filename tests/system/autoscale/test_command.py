@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.autoscale.actuators.command import Command
-from proxy.autoscale.actuators.compose import Compose
+from proxy.autoscale.actuators import Command, Compose
 from proxy.autoscale.loop import Outcome
-from tests.helpers.autoscale.actuators.orders import order
+from tests.helpers.autoscale.orders import order
 
 RECORD = """
 import json, os, sys

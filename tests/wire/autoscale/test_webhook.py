@@ -11,9 +11,9 @@ import pytest
 from aiohttp import ClientError, web
 from aiohttp.test_utils import TestServer
 
-from proxy.autoscale.actuators.webhook import Webhook
+from proxy.autoscale.actuators import Webhook
 from proxy.autoscale.loop import Outcome
-from tests.helpers.autoscale.actuators.orders import order
+from tests.helpers.autoscale.orders import order
 
 
 class Hook:

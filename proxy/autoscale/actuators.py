@@ -1,0 +1,394 @@
+"""Actuators: they bring a role to its desired size by a program, a webhook, Kubernetes or docker compose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy import outbound
+from proxy.autoscale.decision import Decision
+from proxy.autoscale.drains import Drains, Orders
+from proxy.autoscale.loop import Outcome
+from proxy.autoscale.settings import ActuatorSettings, path_of
+from proxy.core.ports import Clock, Random
+from proxy.kubernetes.api import open_session
+from proxy.kubernetes.settings import Access
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+"""Seconds after a failure, doubled with every further one, give or take a quarter."""
+
+CIRCUIT = 5
+"""Failures one after the other, upon which it pauses for the longest time at once."""
+
+
+@dataclass(slots=True)
+class _Role:
+    went_up: float | None = None
+    went_down: float | None = None
+    failures: int = 0
+    not_before: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Guard:
+    """An Actuator of the loop, in front of a Hand. What cannot be done now is BUSY: the loop asks again."""
+
+    settings: ActuatorSettings
+    hand: Hand
+    drains: Drains
+    orders: Orders
+    clock: Clock
+    random: Random
+    leads: Callable[[], bool] = lambda: True
+    """Whether this proxy is the one that scales."""
+    exists: Callable[[Path], bool] = Path.exists
+    roles: dict[str, _Role] = field(default_factory=dict)
+    """What became of earlier orders."""
+
+    async def apply(self, decision: Decision, role: str) -> Outcome:
+        if not self.leads():
+            return Outcome.BUSY
+        known, current = self.roles.setdefault(role, _Role()), decision.situations[role].current
+        if self.settings.kill_file is not None and self.exists(Path(self.settings.kill_file)):
+            await self.cancel(role)
+            return Outcome.REFUSED
+        count = self._step(current, *decision.bounds[role], decision.desired[role])
+        if count == 0 and not self.settings.allow_zero:
+            return Outcome.REFUSED
+        if count == current:
+            return Outcome.OK
+        if self._must_wait(known, count > current):
+            return Outcome.BUSY
+        order = Order(decision, role, current, count)
+        return await (self._up(known, order) if count > current else self._down(known, order))
+
+    async def cancel(self, role: str) -> None:
+        """Nobody has to go."""
+        if back := self.drains.cancel(role):
+            log.info("autoscale: %s serve again, as they are needed", ", ".join(back))
+            await self._mark(back, doomed=False)
+
+    async def spare(self, pods: list[str]) -> None:
+        """They are not to go, whatever was said before."""
+        await self._mark(pods, doomed=False)
+
+    async def _up(self, known: _Role, order: Order) -> Outcome:
+        await self.cancel(order.role)
+        return await self._act(known, order)
+
+    async def _down(self, known: _Role, order: Order) -> Outcome:
+        before = self.drains.names(order.role)
+        victims = self.drains.begin(order.role, order.count)
+        if victims != before:
+            await self._mark([one for one in before if one not in victims], doomed=False)
+            await self._mark([one for one in victims if one not in before], doomed=True)
+        if not self.drains.empty(order.role):
+            return Outcome.BUSY
+        going = Order(order.decision, order.role, order.current, order.count, tuple(victims))
+        self.drains.doom(order.role)
+        outcome = await self._act(known, going)
+        if outcome is not Outcome.OK:
+            self.drains.spare(order.role)
+        return outcome
+
+    async def _act(self, known: _Role, order: Order) -> Outcome:
+        try:
+            outcome = await self.hand.scale(order)
+        except Exception:
+            self._failed(known)
+            raise
+        if outcome is Outcome.OK:
+            self._done(known, order)
+        elif outcome is Outcome.ERROR:
+            self._failed(known)
+        decision = order.decision
+        found = decision.recommendation
+        why = ", ".join(reason.value for reason in found.result.reasons) if found else ""
+        log.info(
+            "autoscale: pool %s, role %s: %d -> %d: %s (decision %d%s)",
+            *(order.pool, order.role, order.current, order.count, outcome.value, decision.id, why and f": {why}"),
+        )
+        return outcome
+
+    def _done(self, known: _Role, order: Order) -> None:
+        known.failures, known.not_before = 0, float("-inf")
+        if order.count > order.current:
+            known.went_up = self.clock.now()
+        else:
+            known.went_down = self.clock.now()
+        self.orders.put(order.role, order.count)
+
+    def _failed(self, known: _Role) -> None:
+        known.failures += 1
+        pause = LONGEST_PAUSE if known.failures >= CIRCUIT else min(LONGEST_PAUSE, FIRST_PAUSE * 2**known.failures / 2)
+        known.not_before = self.clock.now() + pause * (0.75 + self.random.random() / 2)
+
+    def _must_wait(self, known: _Role, up: bool) -> bool:
+        now = self.clock.now()
+        since, interval = (
+            (known.went_up, self.settings.up_interval) if up else (known.went_down, self.settings.down_interval)
+        )
+        return now < known.not_before or (since is not None and now - since < interval)
+
+    def _step(self, current: int, low: int, high: int, desired: int) -> int:
+        """Towards what is desired, within the bounds."""
+        wanted, most = min(max(desired, low), high), self.settings.max_step or desired + current
+        return min(max(wanted, current - most), current + most)
+
+    async def _mark(self, pods: list[str], doomed: bool) -> None:
+        """It only says who should go: without it another one goes, and is drained no less."""
+        try:
+            if pods:
+                await self.hand.mark(pods, doomed)
+        except Exception:
+            log.warning("autoscale: %s cannot be marked", ", ".join(pods), exc_info=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Bring `role` from `current` replicas to `count`. `victims` are names of pods that should go: they are empty."""
+
+    decision: Decision
+    role: str
+    current: int
+    count: int
+    victims: tuple[str, ...] = ()
+
+    @property
+    def pool(self) -> str:
+        return self.decision.pool
+
+    @property
+    def key(self) -> str:
+        """The same for the same wish of the same decision, however often it is sent."""
+        return f"{self.pool}/{self.role}/{self.decision.id}/{self.count}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON: the decision, and what of it this is."""
+        order = {"role": self.role, "current": self.current, "desired": self.count, "victims": list(self.victims)}
+        return {**self.decision.as_dict(), "order": order}
+
+
+class Hand:
+    """An actuator of one kind. What it cannot do now is BUSY, what it must not do REFUSED; anything raised is an
+    ERROR."""
+
+    async def scale(self, order: Order) -> Outcome:
+        """Does nothing where the role has the size already."""
+        raise NotImplementedError
+
+    async def mark(self, pods: Sequence[str], doomed: bool) -> None:
+        """These pods are to go next, or no longer are; where nobody asks who goes it does nothing."""
+
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+DOOMED, SPARED = "-1000", "0"
+"""Of the pods that a ReplicaSet deletes, those with the lowest cost go first. StatefulSets do not ask."""
+
+MERGE = {"content-type": "application/merge-patch+json"}
+
+_BUSY, _TOO_MANY, _GONE = 409, 429, 404
+
+_RANK = re.compile(r"-rank-\d+$")
+"""What discovery adds to the name of a pod for each of its ports, where it has several."""
+
+
+class Kubernetes(Hand):
+    """`targets` by role: `deployment/NAME`, `statefulset/NAME`, or `GROUP/VERSION/RESOURCE/NAME` for anything with a
+    scale subresource. Needs `get` and `patch` on that, and `patch` on pods for the deletion cost."""
+
+    def __init__(self, targets: Mapping[str, str], timeout: float, access: Access) -> None:
+        self._paths = {role: path_of(target) for role, target in targets.items()}
+        self.access = access
+        self._timeout = timeout
+
+    async def scale(self, order: Order) -> Outcome:
+        """What was changed since it was read is left for the next time."""
+        async with await open_session(self.access, self._timeout) as session:
+            url = await self._url(order.role)
+            status, scale = await _json(session, "GET", url)
+            if status != 200:
+                return _outcome_of_patch(status, url)
+            if scale.get("spec", {}).get("replicas", 0) == order.count:
+                return Outcome.OK
+            version = scale.get("metadata", {}).get("resourceVersion")
+            patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": order.count}}
+            status, _ = await _json(session, "PATCH", url, patch)
+            return _outcome_of_patch(status, url)
+
+    async def mark(self, pods: Sequence[str], doomed: bool) -> None:
+        patch = {"metadata": {"annotations": {DELETION_COST: DOOMED if doomed else SPARED}}}
+        root = f"{self.access.url}/api/v1/namespaces/{await self._namespace()}/pods"
+        async with await open_session(self.access, self._timeout) as session:
+            for pod in pods:
+                status = _GONE
+                for name in _pod_names(pod.rpartition("/")[2]):
+                    if status == _GONE:
+                        status, _ = await _json(session, "PATCH", f"{root}/{name}", patch)
+                if status >= 300 and (doomed or status != _GONE):
+                    log.warning("pod %s: no deletion cost, the API server answered %d", pod, status)
+
+    async def _url(self, role: str) -> str:
+        group, name = self._paths[role]
+        api, _, resource = group.rpartition("/")
+        return f"{self.access.url}/apis/{api}/namespaces/{await self._namespace()}/{resource}/{name}/scale"
+
+    async def _namespace(self) -> str:
+        return await asyncio.to_thread(self.access.own_namespace)
+
+
+def _pod_names(pod: str) -> tuple[str, ...]:
+    """The pod may be called so itself; else it is one of its ranks, and the pod goes with all of them."""
+    without = _RANK.sub("", pod)
+    return (pod,) if without == pod else (pod, without)
+
+
+async def _json(
+    session: aiohttp.ClientSession, method: str, url: str, patch: Mapping[str, Any] | None = None
+) -> tuple[int, dict[str, Any]]:
+    headers = None if patch is None else MERGE
+    response = await outbound.send(session, method, url, json=patch, headers=headers)
+    said = orjson.loads(response.body) if response.body and response.status < 300 else None
+    return response.status, said if isinstance(said, dict) else {}
+
+
+def _outcome_of_patch(status: int, url: str) -> Outcome:
+    if status < 300:
+        return Outcome.OK
+    if status in (_BUSY, _TOO_MANY):
+        return Outcome.BUSY
+    log.warning("%s: the API server answered %d", url, status)
+    return Outcome.REFUSED if status in (401, 403, 404, 422) else Outcome.ERROR
+
+
+TEMPORARILY = os.EX_TEMPFAIL
+
+_PLACEHOLDER = re.compile(r"\{(pool|role|desired|current|victims)\}")
+
+
+class Command(Hand):
+    """`{pool} {role} {desired} {current} {victims}` in an argument are filled in, victims with commas between them; the
+    environment has the same as AUTOSCALE_POOL and so on, stdin the decision as JSON. 0 is ok, 75 (EX_TEMPFAIL) busy.
+    One that takes longer than `timeout` seconds is killed."""
+
+    def __init__(self, argv: Sequence[str], timeout: float) -> None:
+        self._argv = argv
+        self._timeout = timeout
+
+    async def scale(self, order: Order) -> Outcome:
+        values = values_of(order)
+        argv = [_PLACEHOLDER.sub(lambda found: values[found[1]], one) for one in self._argv]
+        return await run(argv, self._timeout, orjson.dumps(order.as_dict()), values)
+
+
+def values_of(order: Order) -> dict[str, str]:
+    return {
+        "pool": order.pool,
+        "role": order.role,
+        "desired": str(order.count),
+        "current": str(order.current),
+        "victims": ",".join(order.victims),
+    }
+
+
+async def run(
+    argv: Sequence[str], timeout: float, stdin: bytes = b"", values: Mapping[str, str] | None = None
+) -> Outcome:
+    """Raises OSError if there is no such program."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **{f"AUTOSCALE_{name.upper()}": value for name, value in (values or {}).items()}},
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            _, said = await process.communicate(stdin)
+    except BaseException:  # too late, or nobody waits any more: it is not left behind
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode == TEMPORARILY:
+        return Outcome.BUSY
+    if process.returncode:
+        log.warning("%s ended with %d: %s", argv[0], process.returncode, said.decode(errors="replace")[-500:].strip())
+        return Outcome.ERROR
+    return Outcome.OK
+
+
+class Compose(Hand):
+    """Which container goes on the way down is for compose to say, the one with the highest number: drain with `policy:
+    highest-ordinal`. `program` stands before `compose`."""
+
+    def __init__(
+        self,
+        services: Mapping[str, str],
+        timeout: float,
+        project: str = "",
+        directory: str = "",
+        program: tuple[str, ...] = ("docker", "compose"),
+    ) -> None:
+        self._services = services
+        self._timeout = timeout
+        self._head = (
+            *program,
+            *(("-p", project) if project else ()),
+            *(("--project-directory", directory) if directory else ()),
+        )
+
+    async def scale(self, order: Order) -> Outcome:
+        service = self._services[order.role]
+        argv = [*self._head, "up", "-d", "--no-recreate", "--no-deps", "--scale", f"{service}={order.count}", service]
+        return await run(argv, self._timeout)
+
+
+CONFLICT = 409
+
+
+class Webhook(Hand):
+    """The body has its time in it (`sent_at`), so that an old one can be told; `x-signature` is `sha256=` and the
+    HMAC-SHA256 of the body in hex. 2xx is taken, 409 busy, other 4xx refused; all else is an error."""
+
+    def __init__(self, url: str, secret: str | None, timeout: float, wall: Callable[[], float]) -> None:
+        self._url = url
+        self._secret = secret
+        self._timeout = timeout
+        self._wall = wall
+
+    async def scale(self, order: Order) -> Outcome:
+        body = orjson.dumps({**order.as_dict(), "sent_at": self._wall()})
+        headers = {"content-type": "application/json", "idempotency-key": order.key}
+        if self._secret is not None:
+            headers["x-signature"] = signature(self._secret, body)
+        response = await outbound.fetch(
+            "POST", self._url, self._timeout, data=body, headers=headers, allow_redirects=False
+        )
+        return _outcome_of_webhook(response.status)
+
+
+def signature(secret: str, body: bytes) -> str:
+    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+def _outcome_of_webhook(status: int) -> Outcome:
+    if 200 <= status < 300:
+        return Outcome.OK
+    if status == CONFLICT:
+        return Outcome.BUSY
+    return Outcome.REFUSED if 400 <= status < 500 else Outcome.ERROR

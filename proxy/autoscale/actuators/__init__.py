@@ -1,1 +1,0 @@
-"""Those who bring a role to its size, behind one port; one file each."""
