@@ -41,6 +41,7 @@ from proxy.extproc.request import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.models import ModelReads
+from proxy.fleet.rank_check import RankCheck
 from proxy.fleet.records import SlowStart
 from proxy.fleet.store import Fleet
 from proxy.flowcontrol.controller import FlowSeries
@@ -93,6 +94,7 @@ class App:
         self.state = State()
         self.fleet = self._make_fleet()
         self.ledger = self._make_ledger()
+        self.ledger.rank_check = RankCheck(clock, self.fleet.ranks_ignored)
         self._bindings = self._make_bindings()
         self._process = self._make_process(settings, registry)
         self._senses = self._process.senses

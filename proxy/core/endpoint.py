@@ -13,6 +13,12 @@ from proxy.core.tls import PodTls
 
 ROLE_LABEL = "llm-d.ai/role"
 
+SIZE_LABEL = "kvlane/data-parallel-size"
+"""How many data-parallel ranks a pod has behind its port."""
+
+RANK_LABEL = "kvlane/data-parallel-rank"
+"""The rank that a pod is, where each rank has a port of its own."""
+
 DEFAULT_POOL = "default"
 """The pool whose pods stand in no other one."""
 

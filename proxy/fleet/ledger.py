@@ -10,6 +10,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
+from proxy.fleet.rank_check import RankCheck
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 
 RECENT_SECONDS = 60.0
@@ -27,6 +28,8 @@ class Ledger(Listener):
         self._clock = clock
         self.entered = 0
         """Attempts that started."""
+        self.rank_check: RankCheck | None = None
+        """Gets the ended attempts on data-parallel ranks. No listener of its own: fleets without ranks pay nothing."""
         self._left = 0
 
     @property
@@ -65,6 +68,8 @@ class Ledger(Listener):
             attempt.charge = None
             self._left += 1
             attempt.endpoint.charge(-1, -prefill - output)
+            if attempt.endpoint.rank is not None and self.rank_check is not None:
+                self.rank_check.answered(attempt)
 
     def level(self, endpoint: Endpoint, peers: Iterable[Endpoint]) -> None:
         """A pod that joins counts as having worked as much as the least busy of its peers: without a past it would

@@ -68,7 +68,7 @@ class PodRecord:
 
     def size_for(self, seen: int) -> int:
         """Return how many endpoints the pod has, if its metrics are of so many ranks: 1 for one without ranks."""
-        declared = self.pod.data_parallel.size if self.pod.data_parallel is not None else None
+        declared = self.pod.ranks_declared
         if declared == 1 or not self.obeys_ranks:
             return 1
         if seen > 1:

@@ -107,7 +107,7 @@ def _part(total: Metrics, number: int, rank: int) -> Metrics:
         blocks=total.blocks // number,
         prefix_queries=total.prefix_queries / number,
         prefix_hits=total.prefix_hits / number,
-        prompt_tokens=total.prompt_tokens / number if total.prompt_tokens >= 0 else -1.0,
+        prompt_tokens=-1.0,  # of one rank it is not known, and RankCheck must not compare with a guess
         generation_tokens=total.generation_tokens / number if total.generation_tokens >= 0 else -1.0,
         attributes=dict(total.attributes),
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 from urllib.parse import urlsplit
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
 from proxy.core.errors import Problem
 from proxy.core.params import param
 from proxy.core.tls import PodTls
@@ -19,6 +20,8 @@ from proxy.kubernetes.settings import Access
 from proxy.telemetry.prometheus_text import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+MOST_RANKS = 1024
 
 HOST_NAME, HOST_ADDRESS = "kubernetes.io/hostname", "status.hostIP"
 """Labels of a pod that say where it runs; the second is its own field where Kubernetes says it."""
@@ -32,7 +35,7 @@ class DataParallelSettings:
         None,
         "Ranks of the pod; 1: the pod is one endpoint. Read from its metrics unless given.",
         at_least=1,
-        at_most=1024,
+        at_most=MOST_RANKS,
     )
 
 
@@ -54,11 +57,44 @@ class PodSettings:
         None, "Data-parallel ranks behind the pod's port; read from its metrics unless given."
     )
 
+    ports: str = param(
+        "",
+        "Ports of data-parallel ranks with a port each, such as 8000-8007: each is a pod, named NAME-rank-0 and so on.",
+    )
+
+    @property
+    def ranks_declared(self) -> int | None:
+        """The number of ranks behind the pod's port, as the settings or the pod's label have it."""
+        if self.data_parallel is not None and self.data_parallel.size is not None:
+            return self.data_parallel.size
+        labelled = self.labels.get(SIZE_LABEL, "")
+        return int(labelled) if labelled.isdecimal() and 0 < int(labelled) <= MOST_RANKS else None
+
+    def expanded(self) -> tuple[PodSettings, ...]:
+        """Return a pod for each of `ports`; the pod itself without them."""
+        if not self.ports:
+            return (self,)
+        parts = urlsplit(self.url)
+        base = f"{parts.scheme}://{bracketed(parts.hostname or '')}"
+        return tuple(
+            replace(
+                self,
+                url=f"{base}:{port}{parts.path}",
+                name=f"{self.name}-rank-{rank}",
+                labels={**self.labels, RANK_LABEL: str(rank)},
+                ports="",
+            )
+            for rank, port in enumerate(_ports(self.ports))
+        )
+
     def __post_init__(self) -> None:
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for a URL or a range of ports that is none."""
         host, port = _check_url(self.url)
+        if self.ports and urlsplit(self.url).port is not None:
+            raise ValueError(f"url: {self.url!r} has a port beside ports; leave it out")
+        _ports(self.ports)
         object.__setattr__(self, "url", self.url.rstrip("/"))
-        object.__setattr__(self, "name", self.name or f"{host}:{port}")
+        object.__setattr__(self, "name", self.name or (host if self.ports else f"{host}:{port}"))
         object.__setattr__(self, "api_key", self.api_key or None)
 
 
@@ -172,6 +208,7 @@ class PodSources:
 
     def __post_init__(self) -> None:
         """Raises ValueError for pods that cannot be told apart."""
+        object.__setattr__(self, "static", tuple(chain.from_iterable(pod.expanded() for pod in self.static)))
         if problems := duplicates(self.static, "static"):
             raise ValueError("; ".join(map(str, problems)))
 
@@ -194,6 +231,22 @@ def bracketed(host: str) -> str:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
         return host
+
+
+def _ports(text: str) -> list[int]:
+    """Return the ports of `8000-8007`, or of several such separated by commas. Raises ValueError."""
+    ports: list[int] = []
+    for part in text.split(",") if text else ():
+        first, _, last = (side.strip() for side in part.partition("-"))
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise ValueError(f"ports: {text!r} are none; write 8000-8007 or 8000,8002")
+        low, high = int(first), int(last or first)
+        if not 0 < low <= high < 65536 or high - low >= MOST_RANKS:
+            raise ValueError(f"ports: {part.strip()!r} is no range of ports; write 8000-8007")
+        ports.extend(range(low, high + 1))
+    if len(set(ports)) < len(ports):
+        raise ValueError(f"ports: {text!r} has a port twice")
+    return ports
 
 
 def _check_url(url: str) -> tuple[str, int]:

@@ -103,7 +103,10 @@ class PodRoutes:
         if pool and pool not in self._fleet.pools:
             raise BadRequest(f"{pool!r} is none of the pools {', '.join(self._fleet.pools)}.", param="pool")
         try:
-            return params.load(PodSettings, data), pool
+            settings = params.load(PodSettings, data)
+            if settings.ports:
+                raise BadRequest("Add each port as a pod of its own: ports are for files.", param="ports")
+            return settings, pool
         except ConfigError as error:
             raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
 from proxy.core.kv import KvSources
 
 EVENTS_PORT = "kvlane/kv-events-port"
 REPLAY_PORT = "kvlane/kv-replay-port"
-RANKS = "kvlane/data-parallel-size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,13 @@ def of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
     host = f"[{host}]" if ":" in host else host
     port = _number(endpoint.labels, EVENTS_PORT, sources.port)
     replay = _number(endpoint.labels, REPLAY_PORT, sources.replay_port)
-    ranks = _number(endpoint.labels, RANKS, sources.ranks)
+    ranks = _number(endpoint.labels, SIZE_LABEL, sources.ranks)
 
     def address(number: int) -> str:
         return sources.endpoint.format(host=host, port=number)
 
-    if endpoint.rank is not None:
-        own = endpoint.rank
+    own = endpoint.rank if endpoint.rank is not None else _number(endpoint.labels, RANK_LABEL, -1)
+    if own >= 0:
         return [Source(0, address(port + own), address(replay + own) if replay else "")]
     return [Source(rank, address(port + rank), address(replay + rank) if replay else "") for rank in range(ranks)]
 

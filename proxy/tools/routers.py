@@ -39,6 +39,8 @@ def _router(imported: Imported, words: Sequence[str], engine: str = "") -> Impor
         for values in uses:
             imported.lacks(_spelt(flag, values), "is not known to this import")
     _pods(imported, found, engine)
+    if "--intra-node-data-parallel-size" in found:
+        _ranks(imported, _last(found, "--intra-node-data-parallel-size"))
     if "--api-key" in found:
         _keys(imported, engine)
     _placement(imported, found, engine)
@@ -95,6 +97,16 @@ def _pods(imported: Imported, found: Found, engine: str) -> None:
         imported.lacks("--service-discovery", f"without --selector it says nothing of pods: {WITH_PODS}")
     if not imported.settings.get("pods"):
         imported.note(f"it names no pods: {WITH_PODS}")
+
+
+def _ranks(imported: Imported, text: str) -> None:
+    """Declare the data-parallel ranks of every pod. Raises ValueError."""
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"--intra-node-data-parallel-size: {text!r} is no number of ranks")
+    pods = imported.settings.get("pods", {})
+    for pod in [*pods.get("static", []), *([pods["kubernetes"]] if "kubernetes" in pods else [])]:
+        if int(text) > 1:
+            pod["dataParallel"] = {"size": int(text)}
 
 
 def _keys(imported: Imported, engine: str) -> None:
@@ -216,6 +228,7 @@ NEEDLESS: Mapping[str, tuple[int, str]] = {
     "--worker-startup-check-interval": (1, _STARTS),
     "--vllm-pd-disaggregation": (0, "roles of pods say it"),
     "--pd-disaggregation": (0, "roles of pods say it"),
+    "--dp-aware": (0, "data-parallel ranks are found in the metrics of pods; dataParallel.size declares them"),
     "--enable-igw": (0, "pods are asked for their models, and requests go to those that have theirs"),
     "--kv-event-block-size": (1, "pods say it themselves"),
     "--cb-success-threshold": (
@@ -242,8 +255,6 @@ MISSING: Mapping[str, tuple[int, str]] = {
     "--request-id-headers": (MANY, "x-request-id is read and sent"),
     "--log-dir": (1, "logs go to standard error, and the access log to standard output"),
     "--router-temperature": (1, "the best pod is taken; see weighted-random-picker"),
-    "--dp-aware": (0, "list each rank as a pod of its own"),
-    "--intra-node-data-parallel-size": (1, "list each rank as a pod of its own"),
     "--api-key-validation-urls": (MANY, "keys and tokens are under security"),
     "--prometheus-host": (1, "the admin port stays on loopback; set admin.host and admin.apiKey together"),
     "--prometheus-duration-buckets": (MANY, "buckets are fixed"),
@@ -278,6 +289,7 @@ READ_HERE = {
     "--selector": MANY,
     "--service-discovery-port": 1,
     "--service-discovery-namespace": 1,
+    "--intra-node-data-parallel-size": 1,
 }
 ARITIES = {
     **dict.fromkeys(SET, 1),

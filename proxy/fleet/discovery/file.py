@@ -61,7 +61,7 @@ def parse_pods(text: str) -> tuple[PodSettings, ...]:
     problems: list[Problem] = []
     for index, entry in enumerate(entries):
         try:
-            pods.append(_parse_entry(entry, f"[{index}]"))
+            pods.extend(_parse_entry(entry, f"[{index}]").expanded())
         except Invalid as invalid:
             problems.extend(invalid.problems)
     if problems or (problems := duplicates(pods)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from proxy.core.endpoint import ROLE_LABEL
+from proxy.core.endpoint import RANK_LABEL, ROLE_LABEL
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.discovery import Source
@@ -242,7 +242,11 @@ class KubernetesSource(Source):
         active, ports = _ports(pod), self._ports_of(pod, ports)
         name = f"{self._settings.namespace}/{pod.name}" if self._settings.namespace else pod.name
         names = {port: f"{name}-rank-{rank}" for rank, port in enumerate(ports)} if len(ports) > 1 else {ports[0]: name}
-        return tuple(self._pod(pod, names[port], port) for port in ports if active is None or port in active)
+        made = {port: self._pod(pod, names[port], port) for port in ports if active is None or port in active}
+        if len(ports) == 1:
+            return tuple(made.values())
+        ranks = {port: {RANK_LABEL: str(rank)} for rank, port in enumerate(ports)}
+        return tuple(replace(one, labels={**one.labels, **ranks[port]}) for port, one in made.items())
 
     def _pod(self, pod: PodSeen, name: str, port: int) -> PodSettings:
         settings = self._settings

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.fleet.dialects import DIALECTS
+from proxy.fleet.discovery.file import parse_pods
 from proxy.fleet.mirror import Mirror, Origin
 from proxy.fleet.records import RANKS_IGNORED
 from proxy.fleet.scrape import parse_in_steps
-from proxy.fleet.settings import DataParallelSettings
+from proxy.fleet.settings import DataParallelSettings, PodSettings, PodSources
 from tests.helpers.fleet.ranked import BLOCKS, RankedPod
 from tests.unit.fleet.test_store import Calls, pod, state
 
@@ -204,7 +205,51 @@ async def test_ranks_that_metrics_do_not_tell_apart_have_equal_parts() -> None:
     calls = Calls()
     parts = scrape.of(ranked(calls, 3).ranks)
     assert [(metrics.running, metrics.prompt_tokens, metrics.blocks) for metrics in parts] == [
-        (2, 4, BLOCKS // 3),
-        (2, 4, BLOCKS // 3),
-        (1, 4, BLOCKS // 3),
+        (2, -1, BLOCKS // 3),
+        (2, -1, BLOCKS // 3),
+        (1, -1, BLOCKS // 3),
     ]
+
+
+def test_a_range_of_ports_is_a_pod_for_each() -> None:
+    sources = PodSources(static=(PodSettings(url="http://node", name="n", ports="8000-8001,9000"),))
+    assert [(each.name, each.url, each.labels[RANK_LABEL]) for each in sources.static] == [
+        ("n-rank-0", "http://node:8000", "0"),
+        ("n-rank-1", "http://node:8001", "1"),
+        ("n-rank-2", "http://node:9000", "2"),
+    ]
+    assert [each.name for each in PodSettings(url="http://node", ports="8000-8001").expanded()] == [
+        "node-rank-0",
+        "node-rank-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "ports", "fault"),
+    [
+        ("http://node", "8007-8000", "no range of ports"),
+        ("http://node", "8000-99999", "no range of ports"),
+        ("http://node", "0-3", "no range of ports"),
+        ("http://node", "eight", "are none"),
+        ("http://node", "8000,8000", "has a port twice"),
+        ("http://node:8000", "8000-8001", "has a port beside ports"),
+    ],
+)
+def test_ports_that_make_no_sense_are_refused(url: str, ports: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        PodSettings(url=url, ports=ports)
+
+
+def test_a_file_of_pods_can_name_a_range_of_ports() -> None:
+    assert [each.url for each in parse_pods("- {url: 'http://node', ports: 8000-8001}")] == [
+        "http://node:8000",
+        "http://node:8001",
+    ]
+
+
+def test_a_label_declares_the_number_of_ranks_and_a_setting_goes_before_it() -> None:
+    calls = Calls()
+    calls.ready("a", "m", labels={SIZE_LABEL: "2"})
+    calls.ready("b", "m", labels={SIZE_LABEL: "2"}, data_parallel=DataParallelSettings(1))
+    calls.ready("c", "m", labels={SIZE_LABEL: "many"})
+    assert names(calls.fleet.endpoints) == ["a/0", "a/1", "b", "c"]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from proxy.cli import main
 from proxy.core.errors import ConfigError
 from proxy.core.units import Duration
+from proxy.fleet.settings import DataParallelSettings
 from proxy.settings import Settings, from_mapping
 from proxy.tools.endpoint_picker import endpoint_picker
 from proxy.tools.imported import MANY, Imported, Unreadable, read_flags
@@ -129,6 +130,22 @@ class TestRouters:
             "kvlane/kv-events-port": "5600",
             "kvlane/data-parallel-size": "2",
         }
+
+    def test_ranks_of_every_pod_are_declared(self) -> None:
+        words = ["--worker-urls", "http://a:1", "http://b:1", "--intra-node-data-parallel-size"]
+        made = vllm_router([*words, "8"])
+        assert [pod.ranks_declared for pod in settings(made).pods.static] == [8, 8]
+        assert made.missing == []
+        assert [pod.ranks_declared for pod in settings(vllm_router([*words, "1"])).pods.static] == [None, None]
+        cluster = settings(vllm_router(["--service-discovery", "--selector", "a=b", *words[3:], "4"])).pods.kubernetes
+        assert cluster is not None
+        assert cluster.data_parallel == DataParallelSettings(4)
+        with pytest.raises(ValueError, match="no number of ranks"):
+            vllm_router([*words, "many"])
+
+    def test_ranks_are_found_without_being_asked_for(self) -> None:
+        made = sglang_router(["--worker-urls", "http://a:1", "--dp-aware"])
+        assert "--dp-aware" in {left.what for left in made.needless}
 
     def test_pods_of_a_cluster_stay_pods_of_a_cluster(self) -> None:
         words = ["--service-discovery", "--selector", "app=vllm", "tier=a", "--service-discovery-port", "8080"]

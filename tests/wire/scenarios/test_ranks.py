@@ -12,6 +12,8 @@ import pytest
 
 from proxy.app import App
 from proxy.core.endpoint import EndpointState
+from proxy.fleet import rank_check
+from proxy.fleet.records import RANKS_IGNORED
 from proxy.scheduling.presets import scored_by
 from tests.helpers.fleet.ranked import BLOCKS, RankedPod
 from tests.helpers.scenarios.stack import running
@@ -136,3 +138,23 @@ async def test_a_configuration_can_keep_a_pod_one_endpoint() -> None:
     async with RankedPod(2) as pod, ranks(pod, dataParallel={"size": 1}) as r:
         assert [each.name for each in r.app.fleet.endpoints] == ["pod-0"]
         assert (await r.ask("x"))[0] == "pod-0"
+
+
+async def test_a_pod_that_ignores_the_rank_is_noticed_and_is_one_endpoint_from_then_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_check, "SLACK", 0.0)
+    by_prefix = {"scheduling": scored_by({"prefix-cache-scorer": 1})}
+    async with RankedPod(4, obeys=False) as pod, ranks(pod, by_prefix) as r:
+        number = 0
+        while len(r.app.fleet.endpoints) > 1:
+            await r.ask(f"conversation {number % 2} " * 100)
+            number += 1
+            scraped = pod.scrapes
+            await until(lambda: pod.scrapes > scraped + 1)  # noqa: B023
+        assert "pod pod-0 ignores the data-parallel rank" in caplog.text
+        name, _ = await r.ask("x")
+        assert name == "pod-0"
+        assert "x-data-parallel-rank" not in {key.lower() for key in pod.asked[-1][1]}
+        (shown,) = await r.pods()
+        assert shown["doubts"] == [RANKS_IGNORED]

@@ -1,0 +1,94 @@
+"""Whether a pod answers on the data-parallel ranks that requests name.
+
+An engine that does not know the header places requests by itself. Then its counters of prompt tokens grow on other
+ranks than those that were sent the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from proxy.core.attempt import Attempt, Stage
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.ports import Clock
+
+ENOUGH = 16
+"""Responses that are compared with the counters at a time."""
+
+SLACK = 0.5
+"""Seconds after the end of a response until its tokens are certainly in a scrape."""
+
+MISPLACED = 0.25
+"""Share of prompt tokens on other ranks from which on the pod is taken to ignore ranks."""
+
+STRIKES = 2
+"""Comparisons in a row that must find that."""
+
+
+class _Window:
+    """Responses of one pod since a scrape."""
+
+    def __init__(self, pod: Endpoint) -> None:
+        self.strikes = 0
+        self.begin(pod)
+
+    def begin(self, pod: Endpoint) -> None:
+        self.ranks = pod.ranks
+        self.began = pod.metrics.scraped_at
+        self.counted = _counted(pod)
+        self.sent: list[tuple[float, int, int]] = []
+        """When the response ended, its rank and its prompt tokens."""
+
+
+class RankCheck:
+    """Compares the prompt tokens of responses with the counters of the ranks. `ignored` is called with the pod whose
+    tokens are on other ranks."""
+
+    def __init__(self, clock: Clock, ignored: Callable[[Endpoint], None]) -> None:
+        self._clock = clock
+        self._ignored = ignored
+        self._windows: dict[Endpoint, _Window] = {}
+
+    def answered(self, attempt: Attempt) -> None:
+        """An attempt on a rank has ended."""
+        pod, rank, usage = attempt.endpoint.lead, attempt.endpoint.rank, attempt.usage
+        window = self._windows.get(pod)
+        if window is None or window.ranks != pod.ranks:
+            self._windows = {
+                known: one for known, one in self._windows.items() if known.state is not EndpointState.GONE
+            }
+            self._windows[pod] = _Window(pod)
+            return
+        if rank is None or usage is None or not attempt.succeeded or attempt.stage is not Stage.WHOLE:
+            return
+        if attempt.started_at > window.began:
+            window.sent.append((self._clock.now(), rank, usage.prompt_tokens))
+            self._compare(pod, window)
+
+    def _compare(self, pod: Endpoint, window: _Window) -> None:
+        seen = pod.metrics.scraped_at - SLACK
+        if len(window.sent) < ENOUGH or window.sent[ENOUGH - 1][0] > seen:
+            return
+        sent = [0] * len(window.ranks)
+        for ended, rank, tokens in window.sent:
+            if ended <= seen:
+                sent[rank] += tokens
+        grown = [after - before for before, after in zip(window.counted, _counted(pod), strict=True)]
+        is_known = min(window.counted) >= 0 and min(grown) >= 0
+        misplaced = is_known and _misplaced(sent, grown) > MISPLACED * sum(sent)
+        window.strikes = window.strikes + 1 if misplaced else 0
+        if window.strikes >= STRIKES:
+            del self._windows[pod]
+            self._ignored(pod)
+        else:
+            window.begin(pod)
+
+
+def _misplaced(sent: Sequence[float], grown: Sequence[float]) -> float:
+    """Return the tokens that other ranks have, less those that no rank has counted."""
+    missing = sum(max(0.0, mine - its) for mine, its in zip(sent, grown, strict=True))
+    return missing - max(0.0, sum(sent) - sum(grown))
+
+
+def _counted(pod: Endpoint) -> list[float]:
+    return [rank.metrics.prompt_tokens for rank in pod.ranks]
