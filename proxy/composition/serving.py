@@ -39,6 +39,7 @@ from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
 from proxy.flowcontrol.controller import FlowControl, FlowSeries, SheddingGate
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.gateway import Gateway
+from proxy.http.rank import RankGate
 from proxy.http.server import Served
 from proxy.http.settings import Security
 from proxy.http.tls import Trust
@@ -190,7 +191,8 @@ class _Build:
     def _gates(self, pool: str, limits: LimitsGate | None, flow_control: FlowControl | None) -> Sequence[Gate]:
         process, settings = self.process, self.settings.all_pools[pool].flow_control
         subset = SubsetGate(process.addresses) if self.settings.extproc.is_on else None
-        gates = (limits, subset, self._shedding(pool, settings), flow_control)
+        ranks = RankGate() if self.settings.security.client_ranks else None
+        gates = (limits, subset, ranks, self._shedding(pool, settings), flow_control)
         return [gate for gate in gates if gate is not None]
 
     def _shedding(self, pool: str, settings: FlowControlSettings) -> SheddingGate | None:

@@ -1,19 +1,38 @@
 """How a request names the data-parallel rank that is to answer it.
 
-vLLM reads the header, from 0.10 on. SGLang reads the header in newer versions, and the field of the body in all.
+vLLM reads the header since its pull requests 24945 and 29002 of 2025. SGLang reads the field of the body, and since its
+pull request 19832 of 2026 the header too; of its APIs some read the one only and some the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadRequest
+from proxy.core.ports import Gate
+from proxy.core.request import InferenceRequest
 
 RANK_HEADER = "x-data-parallel-rank"
 
 FIELD = "data_parallel_rank"
 
 ENGINES_WITH_FIELD = ("sglang",)
+
+
+class RankGate(Gate):
+    """Lets a request go only to the rank that its client names. Stands where `security.clientRanks` permits that."""
+
+    def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Raise BadRequest if no endpoint is that rank."""
+        named = request.headers.get(RANK_HEADER)
+        if named is None:
+            return endpoints
+        left = [endpoint for endpoint in endpoints if str(endpoint.rank) == named]
+        if not left:
+            raise BadRequest(f"X-Data-Parallel-Rank: no pod has a data-parallel rank {named[:16]!r}.")
+        return left
 
 
 @lru_cache(maxsize=1024)

@@ -133,6 +133,10 @@ class Security(Access):
         True, "name the pod, and the model in place of another, in x-kvlane-endpoint and -model"
     )
 
+    client_ranks: bool = param(
+        False, "Let clients choose a data-parallel rank by X-data-parallel-rank; it is ignored otherwise."
+    )
+
     cors: CorsSettings = field(default_factory=CorsSettings)
 
     def __post_init__(self) -> None:

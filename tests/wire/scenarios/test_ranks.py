@@ -158,3 +158,13 @@ async def test_a_pod_that_ignores_the_rank_is_noticed_and_is_one_endpoint_from_t
         assert "x-data-parallel-rank" not in {key.lower() for key in pod.asked[-1][1]}
         (shown,) = await r.pods()
         assert shown["doubts"] == [RANKS_IGNORED]
+
+
+async def test_a_client_can_choose_the_rank_where_security_permits_it() -> None:
+    async with RankedPod(3) as pod, ranks(pod, {"security": {"clientRanks": True}}) as r:
+        for rank in (2, 0, 2):
+            assert (await r.ask("x", {"X-Data-Parallel-Rank": str(rank)}))[0] == f"pod-0/{rank}"
+        assert pod.ranks_asked == [2, 0, 2]
+        await r.ask("x")
+        with pytest.raises(AssertionError, match="no pod has a data-parallel rank '7'"):
+            await r.ask("x", {"X-Data-Parallel-Rank": "7"})
