@@ -6,6 +6,7 @@ simulation says what came of that.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -23,7 +24,7 @@ from proxy.core.tasks import Tasks
 from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
-from proxy.fleet.settings import PodSettings
+from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.fleet.store import Fleet
 from proxy.gateway import Gateway
 from proxy.lab.simulation import Policy, Reading, VirtualPod
@@ -126,11 +127,11 @@ class Kvlane(Policy):
         self._scheduling = build(settings.scheduling, Registry.discover(), {Clock: clock, RandomPort: rng})
         self._ledger = self._make_ledger()
         self._fleet = Fleet(clock, on_ready=self._ready, on_restarted=self._forget, on_removed=self._forget)
-        self._endpoints = [self._fleet.add(_pod(pod.index, settings.pods.static)) for pod in pods]
+        self._endpoints = self._add_pods(pods, settings.pods.static)
         self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
         self._last: list[Reading | None] = [None] * len(pods)
         self._refused = [False] * len(pods)
-        for endpoint in self._endpoints:
+        for endpoint in self._fleet.pods:
             self._fleet.reached(endpoint)
         unobserved: Any = _Unobserved()
         budget = RetryBudget(settings.reliability.retries.budget_percent, clock, lambda: self._ledger.entered)
@@ -149,6 +150,12 @@ class Kvlane(Policy):
             parser=_ParsedHere(),
         )
         self._legs: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
+
+    def _add_pods(self, pods: Sequence[VirtualPod], like: Sequence[PodSettings]) -> list[Endpoint]:
+        """Return the endpoint of each virtual pod, or of each of its ranks."""
+        sizes = Counter(pod.pod for pod in pods)
+        leads = {pod: self._fleet.add(_pod(pod, size, like)) for pod, size in sizes.items()}
+        return [leads[pod.pod].ranks[pod.rank or 0] for pod in pods]
 
     def _make_ledger(self) -> Ledger:
         return Ledger(self._clock)
@@ -206,22 +213,25 @@ class Kvlane(Policy):
         return self._endpoints[pod].load.requests
 
     def scraped(self, pod: int, reading: Reading | None, sent: int, sent_at: float) -> None:
-        """As the refresh loop of a pod does it."""
+        """Do what the refresh loop of a pod does. The first rank of a pod speaks for its state."""
         endpoint, last = self._endpoints[pod], self._last[pod]
+        is_lead = endpoint is endpoint.lead
         if reading is None:
             if not self._refused[pod]:
                 self._refused[pod], self._last[pod] = True, None
-                self._fleet.refused(endpoint)
+                if is_lead:
+                    self._fleet.refused(endpoint)
             return
-        if last and reading.started_at != last.started_at:
+        if is_lead and last and reading.started_at != last.started_at:
             self._fleet.restarted(endpoint)
         self._last[pod] = reading
         endpoint.publish(_metrics(reading, sent_at), sent)
         self._fleet.refreshed(endpoint)
         if self._refused[pod]:
             self._refused[pod] = False
-            self._fleet.restarted(endpoint)
-            self._fleet.reached(endpoint)
+            if is_lead:
+                self._fleet.restarted(endpoint)
+                self._fleet.reached(endpoint)
 
     def _answer_begins(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
@@ -251,8 +261,9 @@ def _headers(job: Job) -> dict[str, str]:
     return {"content-type": "application/json", **session, **job.asked.headers}
 
 
-def _pod(index: int, like: Sequence[PodSettings]) -> PodSettings:
-    pod = PodSettings(url=f"http://pod-{index}:8000", name=f"pod-{index}")
+def _pod(index: int, size: int, like: Sequence[PodSettings]) -> PodSettings:
+    ranks = DataParallelSettings(size) if size > 1 else None
+    pod = PodSettings(url=f"http://pod-{index}:8000", name=f"pod-{index}", data_parallel=ranks)
     if not like:
         return pod
     same = like[index % len(like)]

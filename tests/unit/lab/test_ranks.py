@@ -13,9 +13,11 @@ from bench.placement.pods import virtual_fleet
 from bench.placement.policy import EngineBalancer
 from proxy.core.clock import ManualClock
 from proxy.lab.engine import CountingEngine, Lockstep
+from proxy.lab.kvlane import Kvlane
 from proxy.lab.sim import Engine, SimConfig, StepTiming
-from proxy.lab.simulation import Outcome, Restart, Simulation
+from proxy.lab.simulation import Outcome, Restart, Simulation, fleet_of
 from proxy.lab.workload import Job, named
+from proxy.settings import Settings
 from tests.helpers.bench.support import Replayed, crowd, sequence
 from tests.helpers.lab.traffic import conversations
 
@@ -133,3 +135,29 @@ def test_prefill_work_is_compared_between_ranks() -> None:
     simulation = Simulation(jobs, fleet, OnOne(fleet, Random(1)), ManualClock(), Random(2))
     simulation.run()
     assert simulation.gauges.prefill_skew == 2.0
+
+
+def served(config: SimConfig, pods: int = 1) -> tuple[list[Outcome], Kvlane]:
+    jobs = conversations(400, 12.0).jobs
+    fleet, clock = fleet_of([config] * pods), ManualClock()
+    policy = Kvlane(Settings(), fleet, clock, Random(1), says_cached=True)
+    return Simulation(jobs, fleet, policy, clock, Random(2)).run(), policy
+
+
+def hit_rate(outcomes: Sequence[Outcome]) -> float:
+    return sum(one.cached_tokens for one in outcomes) / sum(one.job.prompt_tokens for one in outcomes)
+
+
+def test_kvlane_places_on_the_ranks_of_one_pod_as_on_pods() -> None:
+    on_ranks, policy = served(SimConfig(data_parallel_size=8))
+    on_pods, _ = served(SimConfig(), pods=8)
+    assert {one.pod for one in on_ranks} == set(range(8))
+    assert hit_rate(on_ranks) >= 0.95 * hit_rate(on_pods)
+    assert policy.in_flight == 0
+
+
+def test_kvlane_finds_more_prefixes_than_the_internal_balancer() -> None:
+    config = SimConfig(data_parallel_size=8)
+    ours, _ = served(config)
+    theirs = run(config, conversations(400, 12.0).jobs)
+    assert hit_rate(ours) > 1.2 * hit_rate(theirs)
