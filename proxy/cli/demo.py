@@ -1,4 +1,4 @@
-"""`kvlane demo`: four simulated pods, one workload, round robin against prefix-aware."""
+"""`kvlane demo`: one workload on simulated pods or on the ranks of one pod, with and without prefix-aware placement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import statistics
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,37 @@ ROUND_ROBIN = {
     "plugins": [{"type": "round-robin-picker"}],
     "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "round-robin-picker"}]}],
 }
-POLICIES: dict[str, Any] = {"round robin": ROUND_ROBIN, "prefix-aware": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two configurations of kvlane, by name, before the same simulated pods: `scheduling`, and the settings of each
+    `pod`."""
+
+    pods: int
+    ranks: int
+    settings: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def title(self) -> str:
+        if self.ranks > 1:
+            return f"One simulated pod of {self.ranks} data-parallel ranks"
+        return f"{self.pods} simulated pods"
+
+
+def of_pods() -> Comparison:
+    return Comparison(PODS, 1, {"round robin": {"scheduling": ROUND_ROBIN}, "prefix-aware": {}})
+
+
+def of_ranks(ranks: int) -> Comparison:
+    """A pod that is one endpoint gets requests without a rank, so that its engine balances them."""
+    one_endpoint = {"pod": {"dataParallel": {"size": 1}}}
+    return Comparison(1, ranks, {"the engine's balancer": one_endpoint, "kvlane": {}})
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one policy made of the workload: seconds to first token, tokens, requests per pod."""
+    """The results of one policy: seconds to first token, tokens, requests per pod or rank."""
 
     ttft: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -54,7 +79,7 @@ class Outcome:
     pods: Counter[str] = field(default_factory=Counter)
     failed: int = 0
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, place: str) -> dict[str, Any]:
         deciles = statistics.quantiles(self.ttft, n=10) if len(self.ttft) > 1 else [float("nan")] * 9
         served = sum(self.pods.values()) or 1
         return {
@@ -63,55 +88,71 @@ class Outcome:
             "ttft_p50_seconds": round(deciles[4], 3),
             "ttft_p90_seconds": round(deciles[8], 3),
             "hit_rate": round(self.cached_tokens / max(1, self.prompt_tokens), 3),
-            "pod_shares": {pod: round(count / served, 3) for pod, count in sorted(self.pods.items())},
+            f"{place}_shares": {pod: round(count / served, 3) for pod, count in sorted(self.pods.items())},
         }
 
 
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1, 120), default=15.0, show_default=True, help="Length of each half.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="More than 1: one pod with so many data-parallel ranks, and the engine's own balancer instead of round robin.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
-def demo(seconds: float, as_json: bool) -> None:
+def demo(seconds: float, ranks: int, as_json: bool) -> None:
     """Run four simulated pods and send them the same questions about shared documents, first round robin, then
-    prefix-aware; compare the time to the first token."""
+    prefix-aware; compare the time to the first token.
+
+    With --ranks 8 there is one simulated pod of eight data-parallel ranks behind one port. The engine's own balancer
+    places the questions first, by the length of queues, then kvlane, which names the rank that has the document.
+    """
     console = Console(quiet=as_json)
+    comparison = of_ranks(ranks) if ranks > 1 else of_pods()
     with contextlib.suppress(KeyboardInterrupt):
-        results = uvloop.run(_compare(seconds, console))
+        results = uvloop.run(_compare(comparison, seconds, console))
         if as_json:
             click.echo(orjson.dumps(results, option=orjson.OPT_INDENT_2))
         else:
-            _show(console, results)
+            _show(console, comparison, results)
 
 
-async def _compare(seconds: float, console: Console) -> dict[str, dict[str, Any]]:
+async def _compare(comparison: Comparison, seconds: float, console: Console) -> dict[str, dict[str, Any]]:
     console.print(
-        f"{PODS} simulated pods; {DOCUMENTS} documents of {DOCUMENT_BYTES // 4000}k tokens; "
+        f"{comparison.title}; {DOCUMENTS} documents of {DOCUMENT_BYTES // 4000}k tokens; "
         f"{REQUESTS_PER_SECOND:g} questions a second, each about one of them\n"
     )
     results = {}
     with Progress(
-        TextColumn("{task.description:>14}"), BarColumn(), TextColumn("{task.fields[live]}"), console=console
+        TextColumn("{task.description:>21}"), BarColumn(), TextColumn("{task.fields[live]}"), console=console
     ) as bar:
-        for policy, scheduling in POLICIES.items():
+        for policy, settings in comparison.settings.items():
             task = bar.add_task(policy, total=seconds, live="")
 
             def show(done: float, outcome: Outcome, task: Any = task) -> None:
                 bar.update(task, completed=done, live=_live(outcome))
 
-            async with _pods() as urls, _proxy(urls, scheduling) as url:
-                results[policy] = (await _ask(url, seconds, show)).summary()
+            async with _pods(comparison) as urls, _proxy(urls, settings) as url:
+                outcome = await _ask(url, seconds, show)
+                if comparison.ranks > 1:
+                    outcome.pods = await _ranks_of(urls[0])
+            results[policy] = outcome.summary("rank" if comparison.ranks > 1 else "pod")
     return results
 
 
 @contextlib.asynccontextmanager
-async def _pods(*options: str) -> AsyncIterator[list[str]]:
+async def _pods(comparison: Comparison) -> AsyncIterator[list[str]]:
     """In a process of their own, so that they do not compete with the proxy for the event loop."""
-    port = _free_ports(PODS)
-    arguments = ["--port", str(port), "--pods", str(PODS), "--gpu-blocks", str(KV_BLOCKS), *options]
+    port = _free_ports(comparison.pods)
+    options = {"port": port, "pods": comparison.pods, "data-parallel-size": comparison.ranks, "gpu-blocks": KV_BLOCKS}
+    arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "proxy", "sim", *arguments, stdout=asyncio.subprocess.DEVNULL
     )
     try:
-        urls = [f"http://127.0.0.1:{port + index}" for index in range(PODS)]
+        urls = [f"http://127.0.0.1:{port + index}" for index in range(comparison.pods)]
         await _healthy(urls, process)
         yield urls
     finally:
@@ -134,14 +175,15 @@ async def _healthy(urls: list[str], process: asyncio.subprocess.Process) -> None
 
 
 @contextlib.asynccontextmanager
-async def _proxy(pods: list[str], scheduling: Any) -> AsyncIterator[str]:
+async def _proxy(pods: list[str], own: Mapping[str, Any]) -> AsyncIterator[str]:
+    static = [{"url": url, "name": f"pod-{index}", **own.get("pod", {})} for index, url in enumerate(pods)]
     settings = from_mapping(
         {
             "listen": {"host": "127.0.0.1", "port": 0},
             "admin": {"port": 0},
-            "pods": {"static": [{"url": url, "name": f"pod-{index}"} for index, url in enumerate(pods)]},
             "telemetry": {"accessLog": False, "logLevel": "error"},
-            "scheduling": scheduling,
+            "pods": {"static": static},
+            "scheduling": own.get("scheduling"),
         }
     )
     async with App(settings) as app:
@@ -180,6 +222,16 @@ def _question(document: str, number: int) -> bytes:
     )
 
 
+async def _ranks_of(pod: str) -> Counter[str]:
+    """Return how many questions each rank has answered, as the simulated pod says."""
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as session,
+        session.get(f"{pod}/admin/requests") as response,
+    ):
+        records = orjson.loads(await response.read())
+    return Counter(str(record["rank"]) for record in records if record["rank"] is not None)
+
+
 async def _question_asked(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
     loop = asyncio.get_running_loop()
     asked = loop.time()
@@ -211,10 +263,11 @@ def _live(outcome: Outcome) -> str:
     return f"{len(outcome.ttft)} answered, TTFT p50 {statistics.median(outcome.ttft):.2f} s, hit rate {hits:.0%}"
 
 
-def _show(console: Console, results: dict[str, dict[str, Any]]) -> None:
-    table = Table("", "TTFT p50", "TTFT p90", "prefix hits", "share of each pod")
+def _show(console: Console, comparison: Comparison, results: dict[str, dict[str, Any]]) -> None:
+    place = "rank" if comparison.ranks > 1 else "pod"
+    table = Table("", "TTFT p50", "TTFT p90", "prefix hits", f"share of each {place}")
     for policy, row in results.items():
-        shares = "  ".join(f"{share:.0%}" for share in row["pod_shares"].values())
+        shares = "  ".join(f"{share:.0%}" for share in row[f"{place}_shares"].values())
         table.add_row(
             policy,
             f"{row['ttft_p50_seconds']:.2f} s",
@@ -224,9 +277,10 @@ def _show(console: Console, results: dict[str, dict[str, Any]]) -> None:
         )
     console.print("\n", table)
     console.print("\nTry it yourself, each line in its own terminal:\n", highlight=False)
-    pods = " ".join(f"--pod http://127.0.0.1:{8101 + index}" for index in range(PODS))
+    pods = " ".join(f"--pod http://127.0.0.1:{8101 + index}" for index in range(comparison.pods))
     kvlane = _kvlane()
-    console.print(f"  {kvlane} sim --port 8101 --pods {PODS}\n  {kvlane} serve {pods}", highlight=False, soft_wrap=True)
+    size = f"--data-parallel-size {comparison.ranks}" if comparison.ranks > 1 else f"--pods {comparison.pods}"
+    console.print(f"  {kvlane} sim --port 8101 {size}\n  {kvlane} serve {pods}", highlight=False, soft_wrap=True)
     console.print("  # in a browser: http://localhost:9190/dashboard", highlight=False, markup=False)
     console.print(
         "  curl -N http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d "

@@ -224,6 +224,17 @@ def test_demo_as_json_compares_two_policies() -> None:
     assert results["prefix-aware"]["hit_rate"] > results["round robin"]["hit_rate"]
 
 
+def test_demo_with_ranks_compares_kvlane_with_the_balancer_of_the_engine() -> None:
+    result = run("demo", "--ranks", "4", "--json", "--seconds", "2")
+    assert result.exit_code == 0
+    results = orjson.loads(result.stdout)
+    assert list(results) == ["the engine's balancer", "kvlane"]
+    for row in results.values():
+        assert row["failed"] == 0
+        assert list(row["rank_shares"]) == ["0", "1", "2", "3"]
+    assert results["kvlane"]["hit_rate"] > results["the engine's balancer"]["hit_rate"]
+
+
 def test_check_warns_of_thresholds_that_are_never_reached(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("pods: {static: [{url: http://a:1}]}\nreliability: {timeouts: {idle: 1h, request: 10m}}")
