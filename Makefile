@@ -53,6 +53,7 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python bench/words.py
 
 # What looks for faults of accessibility in the dashboard. Without npm that one test is skipped, and says so.
 axe: .venv/.python

@@ -29,18 +29,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import aiohttp
 
-from proxy.composition.dashboard import Dashboard, of_process
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import InstanceName
+from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import Admin
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Exposition
 
 INTERVAL = 0.1
 SCRAPED = 0.05

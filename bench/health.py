@@ -42,8 +42,8 @@ from rig import HERE, PATH, Engines, Program, Rig, Running, Site, chat, free_por
 
 from proxy.app import App
 from proxy.collector import Collector, resident
+from proxy.config.load import load
 from proxy.core.tasks import Tasks
-from proxy.settings import load
 
 MILLISECOND = 0.001
 LIMIT = 0.005

@@ -30,7 +30,6 @@ from proxy.cluster.messages import Kind, records
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
 from proxy.cluster.transport import LATER
-from proxy.composition.indexes import prefix_producers
 from proxy.core.attempt import Stage
 from proxy.core.clock import ManualClock
 from proxy.fleet.ledger import SharedLedger
@@ -40,6 +39,7 @@ from proxy.lab.sim import SimConfig
 from proxy.lab.sim.config import HARDWARE
 from proxy.lab.simulation import Policy, Reading, Simulation, VirtualPod
 from proxy.lab.workload import Job, Workload, load_trace
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.settings import Settings
 
 APART = -1.0
@@ -123,7 +123,7 @@ class Sharing(Kvlane):
             roster.added(endpoint)
         self._heard_loads = PeerLoads(roster.get, self._ledger.elsewhere)
         self._indexes = []
-        for number, producer in enumerate(prefix_producers(self._scheduling)):
+        for number, producer in enumerate(self._scheduling.plugins(ApproxPrefixCacheProducer)):
             producer.index = SharedIndex(
                 clock,
                 producer.max_bytes,

@@ -30,9 +30,6 @@ from proxy.core.ports import Clock, Random
 from proxy.core.record import EVERY, DecisionRecord, Recorder
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.explain.entry import ENTRY
-from proxy.explain.explained import Chosen, Explained, Notes
-from proxy.explain.kept import Kept
 from proxy.fleet.ledger import Ledger
 from proxy.http.framing import CLOSED, OPENED, WholeChunks
 from proxy.openai.observe import usage_from
@@ -41,10 +38,11 @@ from proxy.prefix.hashing import chains
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
+from proxy.scheduling.explained_decision import ENTRY
+from proxy.scheduling.explained_log import Chosen, Explained, Kept, Notes
 from proxy.telemetry.access_log import AccessLog
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry.metrics import Catalogue, Counter
 from proxy.telemetry.observer import BATCH, Observer
 from proxy.telemetry.settings import DecisionSettings
 

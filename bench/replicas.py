@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rig import PATH, free_ports, say, tables
 
+from bench.health import Proxy
 from proxy.cli import demo
 from proxy.cluster.redis_transport import RedisLine
 from proxy.cluster.shared import OwnLoads
@@ -57,9 +58,9 @@ from proxy.core.tasks import Tasks
 from proxy.lab.workload import load_trace, request_body
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
-from proxy.telemetry.prometheus_text import SampleReader
+from proxy.scheduling.flow_control import settings
+from proxy.telemetry.exposition import SampleReader
 from tests.helpers.cluster.store import Wall, store
-from tests.system.cluster.test_deployment import Proxy, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PODS = 4

@@ -50,8 +50,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.index import PrefixIndex
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.virtual import VirtualLoop
 
 FIRST_BYTE, END, THINK = 0.2, 1.0, 0.2

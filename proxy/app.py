@@ -17,17 +17,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from proxy import __version__, outbound
-from proxy.composition.autoscaling import Autoscaling
-from proxy.composition.dashboard import Dashboard, of_process
-from proxy.composition.decisions import Decisions
-from proxy.composition.dry_run import DryRun, OwnDecisions
-from proxy.composition.explaining import Explaining
-from proxy.composition.indexes import index_bytes, prefix_producers
-from proxy.composition.observation import Observation
-from proxy.composition.polling import Polling
-from proxy.composition.senses import OwnSenses
-from proxy.composition.serving import Process, Serving, build_serving
-from proxy.configurations import Configurations, Reader
+from proxy.autoscale.autoscaling import Autoscaling
+from proxy.autoscale.signals import OwnSenses
+from proxy.config.diff import servable
+from proxy.config.load import Reader
+from proxy.config.reload import Configurations
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
@@ -36,7 +30,8 @@ from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
-from proxy.differences import servable
+from proxy.dashboard.dashboard import Dashboard, of_process
+from proxy.dry_run import DryRun, OwnDecisions
 from proxy.extproc.request import Addresses
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
@@ -52,17 +47,24 @@ from proxy.http.server import DataServer
 from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.pool_settings import PoolSettings
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
+from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+from proxy.polling import Polling
+from proxy.prefix.exact import ExactIndex
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import NOBODY, Breakers, Company, call_later
 from proxy.reliability.health import generates
 from proxy.reliability.liveness import Liveness
 from proxy.scheduling.build import Scheduling
-from proxy.settings import Settings, effective
-from proxy.telemetry import loop_lag
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.log_levels import LogLevels
+from proxy.scheduling.explained_log import Explaining
+from proxy.serving import Decisions, Process, Serving, build_serving
+from proxy.settings import PoolSettings, Settings, effective
+from proxy.telemetry.logs import LogLevels
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Observation
 from proxy.telemetry.observer import Observer
+from proxy.telemetry.process import probe_loop_lag
 
 if TYPE_CHECKING:
     from proxy.extproc.server import Picker
@@ -99,7 +101,9 @@ class App:
         self._process = self._make_process(settings, registry)
         self._senses = self._process.senses
         self._observation = self._process.observation
-        self.autoscaling = Autoscaling(settings, self.fleet, self._senses, catalogue, clock, rng, self._cached_blocks)
+        self.autoscaling = Autoscaling(
+            settings.autoscale, settings.replicas, self.fleet, self._senses, catalogue, clock, rng, self._cached_blocks
+        )
         self._observation.readers.extend((self._read_queues, self._senses.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
         self._picker: Picker | None = None
@@ -118,7 +122,7 @@ class App:
             known = await self._know_the_fleet(stack)
             self._make_server()
             session = await stack.enter_async_context(outbound.session(None, decompress=False))
-            tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
+            tasks.keep(lambda: probe_loop_lag(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             await self._open_admin(stack, session)
             await self._listen(stack, known)
             await self._begin_scaling(stack)
@@ -181,7 +185,8 @@ class App:
         """Replace the graph in use in one step; requests that run or wait go on with the one that they began with."""
         draft.commit()
         self._settings, self._process.serving = serving.settings, serving
-        self._observation.show(serving.schedulings.values(), self._indexes())
+        predictors = [one for each in self.schedulings.values() for one in each.plugins(PredictedLatencyProducer)]
+        self._observation.show(self._indexes(), self._exact_indexes(), predictors)
         self._share()
 
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
@@ -190,7 +195,7 @@ class App:
         self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
         breakers = Breakers(settings.reliability.breaker, clock, fleet, call_later, self._make_company())
         observation = Observation(settings.telemetry, self._catalogue, fleet, clock, breakers.state)
-        explaining = Explaining(fleet, clock, rng, self._may_know_why, self._decision_prefix)
+        explaining = Explaining(lambda: fleet.endpoints, clock, rng, self._may_know_why, self._decision_prefix)
         polling = self._make_polling(trust, observation)
         return Process(
             self.state,
@@ -252,7 +257,7 @@ class App:
     @property
     def index_bytes(self) -> int:
         """Upper bound of the memory of the prefix indexes."""
-        return sum(map(index_bytes, self.schedulings.values()))
+        return sum(index.bytes for index in self._indexes()) + sum(index.bytes for index in self._exact_indexes())
 
     def effective(self) -> dict[str, Any]:
         """The configuration in effect, every value with its origin."""
@@ -318,7 +323,15 @@ class App:
         return Bindings(self._clock)
 
     def _indexes(self) -> Sequence[PrefixIndex]:
-        return [producer.index for scheduling in self.schedulings.values() for producer in prefix_producers(scheduling)]
+        return [
+            producer.index
+            for scheduling in self.schedulings.values()
+            for producer in scheduling.plugins(ApproxPrefixCacheProducer)
+        ]
+
+    def _exact_indexes(self) -> Sequence[ExactIndex]:
+        schedulings = self.schedulings.values()
+        return [plugin.index for each in schedulings for plugin in each.plugins(PrecisePrefixCacheProducer)]
 
     def _share(self) -> None:
         """Tells nobody."""

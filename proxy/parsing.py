@@ -17,7 +17,7 @@ from proxy.openai.parse import Parsed, parse
 from proxy.openai.paths import model_in
 from proxy.openai.weight import is_light
 from proxy.reliability import deadline
-from proxy.telemetry import standard_error
+from proxy.telemetry.lines import guard_standard_error
 
 QUICK = 8 << 20
 """Bytes of a body that is parsed in 0.1 s mostly: larger ones leave one process to those."""
@@ -132,7 +132,7 @@ def _assembled(reply: _Reply, pieces: Sequence[bytes], body: bytes) -> Parsed:
 
 
 def main() -> None:
-    standard_error.install()
+    guard_standard_error()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     serve(lambda _: _answer)
 

@@ -1,48 +1,67 @@
-"""The root of the configuration: one YAML file, every fault reported with its path, every value with its origin."""
+"""The root of the configuration: the sections of the top level and of each pool, and how they are read."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import random
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from proxy import pool_settings, yaml_source
 from proxy.autoscale import settings as policies
 from proxy.autoscale.settings import AutoscaleSettings
 from proxy.cluster.settings import ReplicaSettings
+from proxy.config import picker_config
 from proxy.core import params
+from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Invalid, plain, suggestion, yaml_key
+from proxy.core.params import Invalid, join, plain, suggestion, yaml_key
+from proxy.core.ports import Clock, KvEvents, Random, Tokenizers
+from proxy.core.registry import Registry
+from proxy.core.state import State
 from proxy.core.tls import PodTls
+from proxy.core.wiring import Ports
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.http.settings import Admin, Listen, Security
+from proxy.kvevents.subscriptions import KvSubscriptions, watch_nothing
 from proxy.models.settings import ModelSettings
-from proxy.pool_settings import PoolSettings
 from proxy.reliability.settings import ReliabilitySettings
-from proxy.scheduling.document import KIND, Document
+from proxy.scheduling import document
+from proxy.scheduling.build import faults
+from proxy.scheduling.document import Document
 from proxy.telemetry.settings import Telemetry
+from proxy.tokens.source import TokenSource
+
+Faults = list[Problem]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+_SECTIONS = ("pods", "scheduling", "flowControl", "disaggregation")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """`scheduling` is the document of that section, `engines` the dialects it knows, `given` what was written."""
+
+    pods: PodSources = field(default_factory=PodSources)
+    flow_control: FlowControlSettings = field(default_factory=FlowControlSettings)
+    disaggregation: DisaggregationSettings = field(default_factory=DisaggregationSettings)
+    scheduling: Document = field(default_factory=lambda: Document(given=False))
+    engines: Engines = field(default_factory=Engines)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
 
 DERIVED = ("scheduling", "pools", "engines", "given", "source")
 """Fields that are no sections of plain values."""
 
 EVERYWHERE = {"0.0.0.0", "::"}
 """Hosts that are all addresses of the machine."""
-
-ANOTHER_FILE = (
-    "the admin port accepts a file that is not in effect only where it asks for a key: set admin.apiKey,"
-    " or name the file in the configuration file"
-)
-"""Why a configuration may not name a file: an error message, or a service that gets a token, could show its content."""
-
-_DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,44 +120,20 @@ class Settings:
         return {name: pool.pods.tls for name, pool in self.pools.items() if pool.pods.tls != PodTls()}
 
 
-def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """Kvlane's own file, or an EndpointPickerConfig; `overrides` are values of sections that win over the file's.
-    Raises ConfigError."""
-    return from_text(yaml_source.text_of(path), path, environ, overrides)
-
-
-def from_text(
-    text: str,
-    path: Path,
-    environ: Mapping[str, str],
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-    reads_files: bool = True,
-) -> Settings:
-    """As `load`, from what stands in the file, or would. Unless it `reads_files`, a section in another file is a fault.
-    Raises ConfigError."""
-    data = yaml_source.read(text, str(path), environ)
-    if not isinstance(data, Mapping):
-        raise ConfigError([Problem(str(path), "must hold a mapping")])
-    if data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS):
-        data = {"scheduling": data}
-    read = partial(_read, environ=environ) if reads_files else _refused
-    return from_mapping(_with_scheduling_files(data, path, read), overrides)
-
-
 def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
     """As `load`, from what the file would hold. Raises ConfigError with every fault."""
     data = _merged(data, overrides or {})
     problems: list[Problem] = []
     sections = {key: value for key, value in data.items() if key != "pools"}
-    rest, own = pool_settings.parts(sections, "", problems)
-    pools = pool_settings.read(data.get("pools"), data.get("disaggregation"), problems)
+    rest, own = _parts(sections, "", problems)
+    pools = _pools(data.get("pools"), data.get("disaggregation"), problems)
     own["autoscale"] = _policies(data.get(policies.PATH), problems)
     plain_ones = {key: value for key, value in rest.items() if key != policies.PATH}
     try:
         settings = params.build(Settings, plain_ones, "", {**own, "pools": pools, "given": rest, "source": data})
     except Invalid as invalid:
         raise ConfigError([*_with_all_known(invalid.problems), *problems]) from None
-    problems.extend(pool_settings.taken(settings.all_pools))
+    problems.extend(_shared_pods(settings.all_pools))
     problems.extend(settings.models.astray(settings.all_pools))
     problems.extend(_unscaled(settings))
     problems.extend(_taken_twice(settings))
@@ -153,32 +148,82 @@ def effective(settings: Settings | PoolSettings) -> dict[str, Any]:
     return {key: _described(getattr(settings, item.name), settings.given.get(key)) for key, item in sections.items()}
 
 
-def _read(path: Path, environ: Mapping[str, str]) -> Any:
-    return yaml_source.read(yaml_source.text_of(path), str(path), environ)
+def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The section without its scheduling, but with what that says of scraping and waiting; and what became of it."""
+    scheduling = document.read(section.get("scheduling"), join(path, "scheduling"))
+    problems.extend(faults(scheduling, Registry.discover(), _ports()))
+    rest = {key: value for key, value in section.items() if key != "scheduling"}
+    pods, layer = rest.get("pods") or {}, scheduling.data_layer
+    own: Faults = []
+    if isinstance(pods, Mapping):
+        rest["pods"] = picker_config.pods_section(pods, layer, own)
+    if said := scheduling.flow_control:
+        rest["flowControl"] = picker_config.flow_control_section(rest.get("flowControl"), said, own)
+    engines = picker_config.engines(layer.core, own)
+    problems.extend(Problem(join(path, problem.path), problem.message) for problem in own)
+    return rest, {"scheduling": scheduling, "engines": engines}
 
 
-def _refused(path: Path) -> Any:
-    raise ConfigError([Problem(str(path), ANOTHER_FILE)])
+def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, PoolSettings]:
+    """Those of the section `pools`, in their order, as far as they are good. What they do not say of disaggregation,
+    that of the top level says."""
+    if not (section is None or isinstance(section, Mapping)):
+        problems.append(Problem("pools", "must be a mapping of names to pools"))
+        return {}
+    pools = {}
+    for name, pool in (section or {}).items():
+        path = f"pools.{name}"
+        if name == DEFAULT_POOL:
+            problems.append(Problem(path, "its pods, scheduling and flowControl stand at the top level"))
+        elif not _NAME.fullmatch(str(name)):
+            problems.append(Problem(path, "a name is made of letters, digits, dots, dashes and underscores"))
+        elif not (pool is None or isinstance(pool, Mapping)):
+            problems.append(Problem(path, f"must be a mapping with {', '.join(_SECTIONS)}"))
+        elif (made := _pool(_with_disaggregation(disaggregation, pool or {}), path, problems)) is not None:
+            pools[str(name)] = made
+    return pools
 
 
-def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:
-    """That of the top level, and those of the pools."""
-    pools = data.get("pools")
-    if isinstance(pools, Mapping):
-        named = {
-            name: _with_scheduling_file(pool, path, read, f"pools.{name}.scheduling") for name, pool in pools.items()
-        }
-        data = {**data, "pools": named}
-    return _with_scheduling_file(data, path, read, "scheduling")  # type: ignore[no-any-return]
+def _shared_pods(pools: Mapping[str, PoolSettings]) -> list[Problem]:
+    """A problem for every static pod whose name or URL one of an earlier pool has."""
+    problems: list[Problem] = []
+    first: dict[tuple[str, str], str] = {}
+    for name, pool in pools.items():
+        place = join("" if name == DEFAULT_POOL else f"pools.{name}", "pods.static")
+        for index, pod in enumerate(pool.pods.static):
+            for key, value in (("name", pod.name), ("url", pod.url)):
+                other = first.setdefault((key, value), name)
+                if other != name:
+                    problems.append(Problem(f"{place}[{index}].{key}", f"'{value}' is taken by the pool '{other}'"))
+    return problems
 
 
-def _with_scheduling_file(data: Any, path: Path, read: Callable[[Path], Any], where: str) -> Any:
-    section = data.get("scheduling") if isinstance(data, Mapping) else None
-    if not isinstance(section, Mapping) or "file" not in section:
-        return data
-    if len(section) > 1:
-        raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
-    return {**data, "scheduling": read(path.parent / str(section["file"]))}
+def _with_disaggregation(disaggregation: Any, section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The engines of most installations have one connector: a pool that was not told another would fail silently."""
+    own = section.get("disaggregation") or {}
+    if not (disaggregation and isinstance(disaggregation, Mapping) and isinstance(own, Mapping)):
+        return section
+    return {**section, "disaggregation": {**disaggregation, **own}}
+
+
+def _pool(section: Mapping[str, Any], path: str, problems: Faults) -> PoolSettings | None:
+    rest, apart = _parts(section, path, problems)
+    try:
+        return params.build(PoolSettings, rest, path, {**apart, "given": section})
+    except Invalid as invalid:
+        problems.extend(invalid.problems)
+        return None
+
+
+def _ports() -> Ports:
+    """Those of the proxy, so that a model that cannot be read, or a package that is missing, is a fault like others."""
+    clock, draft = SystemClock(), State().draft()
+    return {
+        Clock: clock,
+        Random: random.Random(),
+        KvEvents: KvSubscriptions(DEFAULT_POOL, watch_nothing, draft),
+        Tokenizers: TokenSource(clock.wall, draft),
+    }
 
 
 def _merged(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

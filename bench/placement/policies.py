@@ -10,11 +10,13 @@ from types import MappingProxyType
 
 from bench.placement.oracle import Oracle
 from bench.placement.pods import VirtualPod
-from bench.placement.policy import EngineBalancer, LeastRequests, Policy, PowerOfTwo, RandomChoice, RoundRobin
+from bench.placement.policy import EngineBalancer, LeastRequests, PowerOfTwo, RandomChoice, RoundRobin
 from bench.placement.rivals import RIVALS
+from proxy.config.load import load
 from proxy.core.clock import ManualClock
 from proxy.lab.kvlane import Kvlane
-from proxy.settings import Settings, load
+from proxy.lab.simulation import Policy
+from proxy.settings import Settings
 
 DEFAULT = "default"
 

@@ -7,9 +7,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from bench.placement.pods import Reading, VirtualPod
+from bench.placement.pods import VirtualPod
 from proxy.lab.sim.driver import InternalBalancer
-from proxy.lab.simulation import Policy
+from proxy.lab.simulation import Policy, Reading
 from proxy.lab.workload import Job
 
 __all__ = ["EngineBalancer", "LeastRequests", "Policy", "PowerOfTwo", "RandomChoice", "RoundRobin", "SimplePolicy"]

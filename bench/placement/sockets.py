@@ -29,7 +29,7 @@ from proxy.lab.kvlane import MODEL
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import GAUGE_SECONDS, Gauges, Outcome, Restart
 from proxy.lab.workload import Job, request_body
-from proxy.telemetry.prometheus_text import SampleReader
+from proxy.telemetry.exposition import SampleReader
 
 PATH = "/v1/completions"
 

@@ -17,9 +17,8 @@ from proxy.core.errors import RateLimited
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.ports import Clock, Gate
 from proxy.core.request import InferenceRequest, is_out_of_its_own_time
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.instruments import OTHER
-from proxy.telemetry.labels import is_label
+from proxy.telemetry.metrics import OTHER, Catalogue
+from proxy.telemetry.observer import is_label
 
 NOTHING = Usage(0, 0)
 

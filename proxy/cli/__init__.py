@@ -1,4 +1,4 @@
-"""The command `kvlane`: a file per command, imported when it is called."""
+"""The command `kvlane`: a module per group of commands, imported when one of them is called."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from proxy import __version__
 from proxy.core.params import suggestion
 
 COMMANDS = {
-    "serve": "Run the proxy.",
-    "sim": "Run simulated vLLM pods.",
-    "demo": "See prefix-aware routing beat round robin on this machine.",
-    "check": "Check a configuration and show what it amounts to.",
-    "doctor": "Examine running pods, and recommend a configuration for them.",
-    "import": "Make a configuration of that of another router or gateway.",
-    "key": "Make an API key.",
-    "plugins": "Describe the plugin types.",
-    "metrics": "List the series of /metrics, with what they mean.",
-    "top": "Show the fleet in the terminal, live.",
-    "drain": "Take pods out of service, for maintenance.",
-    "undrain": "Give pods requests again.",
-    "explain": "Say why a request went where it went, or where one would go.",
-    "replay": "Run recorded requests through other configurations, on a virtual clock.",
-    "tune": "Search weights that would have served recorded requests better.",
-    "autoscale": "Check, ask and replay what recommends the number of replicas.",
-    "schema": "Print the JSON Schema of the configuration, for editors.",
-    "completion": "Print the script that has a shell complete commands and options.",
+    "serve": ("serve", "Run the proxy."),
+    "sim": ("sim", "Run simulated vLLM pods."),
+    "demo": ("demo", "See prefix-aware routing beat round robin on this machine."),
+    "check": ("configuration", "Check a configuration and show what it amounts to."),
+    "doctor": ("tools", "Examine running pods, and recommend a configuration for them."),
+    "import": ("tools", "Make a configuration of that of another router or gateway."),
+    "key": ("tools", "Make an API key."),
+    "plugins": ("configuration", "Describe the plugin types."),
+    "metrics": ("configuration", "List the series of /metrics, with what they mean."),
+    "top": ("admin", "Show the fleet in the terminal, live."),
+    "drain": ("admin", "Take pods out of service, for maintenance."),
+    "undrain": ("admin", "Give pods requests again."),
+    "explain": ("explain", "Say why a request went where it went, or where one would go."),
+    "replay": ("replay", "Run recorded requests through other configurations, on a virtual clock."),
+    "tune": ("replay", "Search weights that would have served recorded requests better."),
+    "autoscale": ("autoscale", "Check, ask and replay what recommends the number of replicas."),
+    "schema": ("configuration", "Print the JSON Schema of the configuration, for editors."),
+    "completion": ("tools", "Print the script that has a shell complete commands and options."),
 }
 
 NAMES = {"import": "import_"}
-"""Of files and functions whose commands have names that Python keeps for itself."""
+"""Functions of commands whose names Python reserves."""
 
 
 class Commands(click.Group):
@@ -43,8 +43,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        spelt = NAMES.get(name, name)
-        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{spelt}"), spelt)
+        module, _ = COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{module}"), NAMES.get(name, name))
         return command
 
     def resolve_command(
@@ -56,7 +56,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,16 +1,17 @@
-"""`kvlane serve`: run the proxy until it is told to stop."""
+"""The command `serve`."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,77 @@ from typing import Any
 import click
 import uvloop
 
-from proxy.cautions import NO_PODS
+from proxy import yaml_source
 from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
-from proxy.cli.watch import ConfigurationFiles
 from proxy.cluster.sharing import app_of
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.workers import StartFailed
 from proxy.collector import Collector, resident
-from proxy.configurations import Configurations, Reader
+from proxy.config.load import Reader
+from proxy.config.reload import Configurations
+from proxy.config.warnings import NO_PODS
 from proxy.core import open_files
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, Problem, Unreadable
 from proxy.core.tasks import Tasks
+from proxy.core.watched_files import WatchedFiles
 from proxy.fleet.settings import bracketed
 from proxy.http.upstream.pool import is_address
 from proxy.settings import Settings
-from proxy.telemetry import logs, standard_error
+from proxy.telemetry import logs
+from proxy.telemetry.lines import guard_standard_error
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+
+
+class ConfigurationFiles:
+    """A configuration file, and the files that its `scheduling.file` and those of its pools name."""
+
+    def __init__(self, file: Path) -> None:
+        """Read the files, so that only later changes count."""
+        self.file = file
+        self._files = WatchedFiles([file])
+        self._known: bytes | None = None
+        with suppress(Unreadable):
+            self._known = self._files.read(self._digest)
+
+    async def follow(self, changed: Callable[[], Awaitable[None]], interval: float = INTERVAL) -> None:
+        """Call `changed` whenever the content has changed, until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            with suppress(Unreadable):
+                found = await asyncio.to_thread(self._files.read_if_changed, self._digest)
+                if found not in (None, self._known):
+                    self._known = found
+                    await changed()
+
+    def _digest(self) -> bytes:
+        """Return the digest of the contents, by whatever links they are reached: an update of a ConfigMap changes a
+        link to another folder. Raise Unreadable."""
+        try:
+            text = self.file.read_bytes()
+            named = [self.file.parent / name for name in _named_files(text)]
+            self._files.paths = [self.file, *named]
+            return hashlib.sha256(b"".join([text, *(path.read_bytes() for path in named)])).digest()
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            raise Unreadable([Problem(str(self.file), str(error))]) from None
+
+
+def _named_files(text: bytes) -> list[str]:
+    if b"file" not in text:
+        return []
+    try:
+        values = yaml_source.read_data(text.decode())
+    except (ConfigError, UnicodeDecodeError):
+        return []
+    pools = _part(values, "pools")
+    places = [values, *(pools.values() if isinstance(pools, dict) else ())]
+    return [str(name) for place in places if (name := _part(_part(place, "scheduling"), "file"))]
+
+
+def _part(values: Any, key: str) -> Any:
+    return values.get(key) if isinstance(values, dict) else None
+
 
 log = logging.getLogger("kvlane")
 
@@ -77,7 +134,7 @@ def serve(
     source = reader(config, pods, os.environ, overrides)
     watched = None if config is None or not watches else ConfigurationFiles(config)
     settings = settings_of(source)
-    standard_error.install()
+    guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
     open_files.raise_limit()
     open_files.warn_if_low(settings.listen.max_connections)

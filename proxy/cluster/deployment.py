@@ -40,7 +40,7 @@ from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.transport import Local
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 
 class ReplicaSeries:

@@ -15,12 +15,12 @@ from proxy.autoscale.measures import Buckets, Known, ScaledPools
 from proxy.cluster.workers import Child
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError
-from proxy.explain.wanted import Wanted
 from proxy.fleet.models import ModelReads
-from proxy.telemetry.catalogue import Catalogue
+from proxy.scheduling.explained_log import Wanted
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
-from proxy.telemetry.prometheus_text import SUPERVISOR, Merger, Sample, SampleReader, sums_by
+from proxy.telemetry.exposition import SUPERVISOR, Merger, Sample, SampleReader, sums_by
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Exposition
 
 log = logging.getLogger(__name__)
 

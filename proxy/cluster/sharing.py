@@ -17,8 +17,8 @@ from proxy.cluster.replica import Doubts, Replica
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import SharedDrains, SharedLimits, SharedQueue, SharedSessions, said, table_tag
 from proxy.cluster.transport import NEWS, Local
-from proxy.composition.indexes import prefix_producers
-from proxy.configurations import Configurations, Reader
+from proxy.config.load import Reader
+from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
@@ -32,7 +32,7 @@ from proxy.plugins.session_affinity import SessionAffinity
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import OPEN, Company
 from proxy.settings import Settings
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 MOST_BINDINGS = 20_000
 """That those who join are told of: the ones used last."""
@@ -87,7 +87,7 @@ class SharingApp(App):
         self._replica.indexes = [
             self._shared_index(pool, producer)
             for pool, scheduling in self.schedulings.items()
-            for producer in prefix_producers(scheduling)
+            for producer in scheduling.plugins(ApproxPrefixCacheProducer)
         ]
         return self._replica.indexes
 

@@ -18,6 +18,7 @@ import orjson
 from proxy import __version__, outbound
 from proxy.app import App
 from proxy.auth.authenticator import Door
+from proxy.autoscale.autoscaling import Autoscaling
 from proxy.cluster import messages as bodies
 from proxy.cluster.messages import Kind, records
 from proxy.cluster.queries import HostExposition, RoundsForWorkers, WorkersDecisions, WorkersSenses
@@ -25,28 +26,28 @@ from proxy.cluster.shared import PeerLoads, Roster
 from proxy.cluster.sharing import Others, shared_doubts
 from proxy.cluster.transport import Hub
 from proxy.cluster.workers import Child, Crew, bound
-from proxy.composition.autoscaling import Autoscaling
-from proxy.composition.dashboard import Dashboard, of_workers
-from proxy.composition.polling import Polling, fleet_settings
-from proxy.composition.serving import build_door
-from proxy.configurations import Configurations, Reader
+from proxy.config.diff import OF_THE_HOST, servable
+from proxy.config.load import Reader
+from proxy.config.reload import Configurations
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
-from proxy.differences import OF_THE_HOST, servable
+from proxy.dashboard.dashboard import Dashboard, of_workers
 from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import News, Origin
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.server import BACKLOG
 from proxy.http.tls import Trust, server_context
+from proxy.polling import Polling, fleet_settings
 from proxy.reliability.breaker import Breakers, call_later
+from proxy.serving import build_door
 from proxy.settings import Settings
-from proxy.telemetry import loop_lag
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.log_levels import LogLevels
+from proxy.telemetry.logs import LogLevels
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.process import probe_loop_lag
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,9 @@ class Supervisor:
             self._readers,
         )
         self._senses = WorkersSenses(self._catalogue, self._exposition.of_workers)
-        self.autoscaling = Autoscaling(settings, self.fleet, self._senses, self._catalogue, self._clock, self._random)
+        self.autoscaling = Autoscaling(
+            settings.autoscale, settings.replicas, self.fleet, self._senses, self._catalogue, self._clock, self._random
+        )
         self._readers.extend((self._senses.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
         self._others: Others | None = None
@@ -158,7 +161,7 @@ class Supervisor:
                 self.picker_port = for_gateways[0][0].getsockname()[1]
             self._sockets = [sock for seat in (*sockets, *for_gateways) for sock in seat]
             tasks = await stack.enter_async_context(Tasks())
-            tasks.keep(lambda: loop_lag.probe(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
+            tasks.keep(lambda: probe_loop_lag(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             self._session = await stack.enter_async_context(outbound.session(None, decompress=False))
             await stack.enter_async_context(self._polling.tasks)
             stack.push_async_callback(self._state.close)

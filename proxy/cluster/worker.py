@@ -24,15 +24,16 @@ from proxy.cluster.queries import WorkerModelReads
 from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import LockedWriter, Setup
 from proxy.collector import Collector, resident
-from proxy.composition.observation import Observation
-from proxy.composition.polling import Polling
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.http.admin import LARGEST_BODY, in_json
 from proxy.http.admin_config import DecisionRoutes
 from proxy.http.tls import Trust
+from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
-from proxy.telemetry import logs, standard_error
+from proxy.telemetry import logs
+from proxy.telemetry.lines import guard_standard_error
+from proxy.telemetry.observation import Observation
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     setup = Setup.read(sys.stdin.buffer)
     settings = from_mapping(setup.given)
-    standard_error.install()
+    guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
     uvloop.run(_serve(settings, setup))
 

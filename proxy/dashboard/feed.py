@@ -1,21 +1,204 @@
-"""One picture of everything per second for all who look, of which they are sent what has changed."""
+"""The dashboard's feed: one snapshot per second, of which each viewer receives the changes."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
+from proxy.autoscale.decision import Decision
+from proxy.autoscale.loop import Loop
+from proxy.core.attempt import Ending
+from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import Saturated
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.dashboard.pods import FIELDS, PodRows
-from proxy.dashboard.samples import Samples
+from proxy.dashboard.samples import Samples, Series
+from proxy.fleet.store import Fleet
+from proxy.flowcontrol.controller import FlowControl
+
+PODS_AT_ONCE = 50
+"""Read without a pause: half a millisecond."""
+
+FIELDS = (
+    *("pool", "role", "state", "breaker", "doubts", "requests", "tokens", "waiting", "running", "kv"),
+    *("scrapedAt", "stale", "leaving", "weight", "prefill", "perToken", "sent", "failed"),
+)
+"""Of a row, in their order. `scrapedAt` is in whole seconds since the Unix epoch, null before the first scrape.
+`prefill` are the seconds that a typical prompt takes there, and `perToken` a token of an answer, as far as they are
+learnt; `sent` and `failed` are legs since the start."""
+
+FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
+
+Row = list[Any]
+
+
+class Counts(Protocol):
+    """`telemetry.endpoints.EndpointCounts` is one."""
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """By how they ended."""
+
+
+Paces = Callable[[Endpoint], tuple[float, float] | None]
+
+
+@dataclass(slots=True)
+class PodRows:
+    """Lives as long as the dashboard. `paces` gives what is learnt of pods: their `prefill` and `perToken`."""
+
+    fleet: Fleet
+    clock: Clock
+    breaker: Callable[[Endpoint], str]
+    counts: Callable[[Endpoint], Counts]
+    paces: Callable[[], Paces]
+    rows: dict[str, bytes] = field(init=False, default_factory=dict)
+    """In JSON, by the name of the pod, as they were told last."""
+
+    async def changes(self) -> dict[str, bytes | None]:
+        """Rows that are not as they were; None for pods that are gone. Lets the event loop run in between."""
+        found: dict[str, bytes | None] = {}
+        there, ahead, pace = self.fleet.endpoints, self.clock.wall() - self.clock.now(), self.paces()
+        for position, endpoint in enumerate(there):
+            if position % PODS_AT_ONCE == PODS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            row = orjson.dumps(self._row(endpoint, ahead, pace(endpoint)))
+            if self.rows.get(endpoint.name) != row:
+                found[endpoint.name] = self.rows[endpoint.name] = row
+        if len(self.rows) > len(there):
+            for name in self.rows.keys() - {endpoint.name for endpoint in there}:
+                del self.rows[name]
+                found[name] = None
+        return found
+
+    def _row(self, endpoint: Endpoint, ahead: float, pace: tuple[float, float] | None) -> Row:
+        """`ahead`: wall time less monotonic time."""
+        metrics, view, load = endpoint.metrics, endpoint.view, endpoint.load
+        never = math.isinf(metrics.scraped_at)
+        prefill, per_token = pace or (None, None)
+        attempts = self.counts(endpoint).attempts
+        sent = sum(attempts.values())
+        return [
+            *(endpoint.pool, endpoint.role, endpoint.state.value, self.breaker(endpoint)),
+            *(self.fleet.ejection_reasons(endpoint), load.requests, load.tokens),
+            *(view.waiting, view.running, round(view.kv_usage, 3)),
+            None if never else round(metrics.scraped_at + ahead),
+            metrics.freshness is Freshness.STALE,
+            self.fleet.is_leaving(endpoint),
+            endpoint.weight,
+            None if prefill is None else round(prefill, 3),
+            None if per_token is None else round(per_token, 5),
+            sent,
+            sent - sum(attempts.get(ending, 0) for ending in FINE),
+        ]
+
+
+FAMILY = "attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Implements `dashboard.pods.Counts`."""
+
+    attempts: dict[str, int] = field(default_factory=dict)
+
+
+class SummedCounts:
+    """`series` gives those that were read last, another object each time; None before the first."""
+
+    def __init__(self, series: Callable[[], Series | None]) -> None:
+        self._series = series
+        self._read: Series | None = None
+        self._counts: dict[str, Summed] = {}
+
+    def of(self, endpoint: Endpoint) -> Summed:
+        series = self._series()
+        if series is not None and series is not self._read:
+            self._read, self._counts = series, _by_pod(series)
+        return self._counts.get(endpoint.name, NOTHING)
+
+
+def _by_pod(series: Series) -> dict[str, Summed]:
+    counts: dict[str, Summed] = {}
+    for (pod, ending), number in series.by(FAMILY, "endpoint", "ending").items():
+        counts.setdefault(pod, Summed()).attempts[ending] = round(number)
+    return counts
+
+
+NOTHING = Summed()
+
+
+MOST_TENANTS = 12
+"""Of a band; those with most waiting."""
+
+
+class Scaled(Protocol):
+    """`composition.scaled_pool.ScaledPool` is one."""
+
+    @property
+    def loop(self) -> Loop: ...
+    def described(self, decision: Decision) -> dict[str, Any]: ...
+
+
+def queues(flow_controls: Mapping[str, FlowControl], now: float) -> list[dict[str, Any]]:
+    """By pool and band; `oldest` is in seconds."""
+    return [
+        {
+            "pool": pool,
+            "saturation": round(control.room.saturation(), 3),
+            "bands": [
+                {
+                    "name": band.name,
+                    "priority": band.priority,
+                    "waiting": band.waiting,
+                    "bytes": band.bytes,
+                    "tenants": [
+                        {"name": tenant, "waiting": waiting, "oldest": round(now - since, 1)}
+                        for tenant, waiting, since in sorted(band.tenants(), key=lambda one: -one[1])[:MOST_TENANTS]
+                    ],
+                }
+                for band in control.queue.bands
+            ],
+        }
+        for pool, control in flow_controls.items()
+    ]
+
+
+def shadows(series: Series) -> list[dict[str, Any]]:
+    """By profile: how often it agreed, and what the pods that it chose would have cost or saved, in seconds."""
+    runs = series.by("shadow_decisions", "profile", "agrees")
+    regrets = series.masses("shadow_regret_seconds", "profile", "sooner")
+    nothing = (0.0, 0.0)
+    return [
+        {
+            "profile": profile,
+            "agreed": round(runs.get((profile, "true"), 0.0)),
+            "differed": round(runs.get((profile, "false"), 0.0)),
+            "sooner": [round(one, 3) for one in regrets.get((profile, "shadow"), nothing)],
+            "later": [round(one, 3) for one in regrets.get((profile, "live"), nothing)],
+        }
+        for profile in sorted({profile for profile, _ in runs})
+    ]
+
+
+def scaling(pools: Mapping[str, Scaled]) -> list[dict[str, Any]]:
+    """The latest recommendation for each pool with a policy; only its name before there is one."""
+    found: list[dict[str, Any]] = []
+    for name, pool in pools.items():
+        latest, controls = pool.loop.latest, pool.loop.controls
+        about: dict[str, Any] = {"pool": name, "paused": controls.paused}
+        if latest is not None:
+            about |= {key: value for key, value in pool.described(latest).items() if key not in ("decision_id", "ts")}
+        found.append(about)
+    return found
+
 
 log = logging.getLogger(__name__)
 

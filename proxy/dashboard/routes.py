@@ -1,14 +1,39 @@
-"""/dashboard: the page, which whoever reaches the port may have, and its events, for those who hold the key."""
+"""HTTP routes of the dashboard: the page, its assets and its events."""
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from importlib.resources import files
 
 from aiohttp import web
 
 from proxy.core.errors import NotFound
-from proxy.dashboard.assets import PAGE, Asset, load
 from proxy.dashboard.feed import Feed
+
+PAGE = "page.html"
+
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    body: bytes
+    content_type: str
+    tag: str
+
+
+def load() -> dict[str, Asset]:
+    """By name: all there are."""
+    found = {}
+    for file in files("proxy.dashboard").joinpath("page").iterdir():
+        kind = TYPES.get(file.name.rpartition(".")[2])
+        if kind is not None:
+            body = file.read_bytes()
+            found[file.name] = Asset(body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+    return found
+
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (

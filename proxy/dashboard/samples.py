@@ -1,19 +1,174 @@
-"""The last quarter of an hour: totals of the series, looked at every five seconds, and what happened in between."""
+"""Fifteen minutes of samples: totals of the metrics and of the engines' counters, and the change in between."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from itertools import accumulate
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 from proxy.autoscale.measures import quantile_between
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.ports import Clock
-from proxy.dashboard.engine_counters import EngineCounters, counters_of, growth
-from proxy.dashboard.series import Buckets, Series
+from proxy.telemetry.exposition import Sample, SampleReader, sums_by
+from proxy.telemetry.metrics import PREFIX, Catalogue, Family, Histogram
+
+Labels = tuple[str, ...]
+Buckets = Sequence[tuple[float, float]]
+"""Upper bound -> observations up to it, as `autoscale.quantile` takes them."""
+
+
+class Mass(NamedTuple):
+    """So many observations, and their sum."""
+
+    number: float
+    total: float
+
+
+class Series(Protocol):
+    """`name` is that of a family without `kvlane_`; what is not there counts 0."""
+
+    def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
+        """A counter or gauge, added up by the values of these labels."""
+
+    def buckets(self, name: str) -> Buckets:
+        """A histogram, all of its cells as one."""
+
+    def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
+        """A histogram by the values of these labels."""
+
+
+class CatalogueSeries:
+    """Reads the cells themselves."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._families: dict[str, Family[Any]] = {
+            family.name.removeprefix(PREFIX): family for family in catalogue.families
+        }
+
+    def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
+        family, sums = self._families[name], dict[Labels, float]()
+        places = [family.labels.index(label) for label in labels]
+        for values, cell in family.cells.items():
+            key = tuple(values[place] for place in places)
+            sums[key] = sums.get(key, 0.0) + cell.value
+        return sums
+
+    def buckets(self, name: str) -> Buckets:
+        cells: list[Histogram] = list(self._families[name].cells.values())
+        if not cells:
+            return ()
+        counts = accumulate(map(sum, zip(*(cell.counts for cell in cells), strict=True)))
+        return list(zip((*cells[0].bounds, inf), map(float, counts), strict=True))
+
+    def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
+        family, masses = self._families[name], dict[Labels, Mass]()
+        places = [family.labels.index(label) for label in labels]
+        for values, cell in family.cells.items():
+            key = tuple(values[place] for place in places)
+            count, total = masses.get(key, (0.0, 0.0))
+            masses[key] = Mass(count + sum(cell.counts), total + cell.sum)
+        return masses
+
+
+class TextSeries:
+    """The sums over the expositions of several workers: of the families in `names` alone."""
+
+    def __init__(self, expositions: Iterable[bytes], names: tuple[str, ...]) -> None:
+        self._samples: dict[str, list[Sample]] = {}
+        reader = _reader(names)
+        for exposition in expositions:
+            for name, samples in reader.read(exposition).items():
+                self._samples.setdefault(name, []).extend(samples)
+
+    def by(self, name: str, *labels: str) -> Mapping[Labels, float]:
+        return self._sums(name + "_total", labels) or self._sums(name, labels)
+
+    def buckets(self, name: str) -> Buckets:
+        counts = {float(bound): count for (bound,), count in self._sums(name + "_bucket", ("le",)).items()}
+        return sorted(counts.items())
+
+    def masses(self, name: str, *labels: str) -> Mapping[Labels, Mass]:
+        sums = self._sums(name + "_sum", labels)
+        return {key: Mass(count, sums.get(key, 0.0)) for key, count in self._sums(name + "_count", labels).items()}
+
+    def _sums(self, name: str, labels: Sequence[str]) -> dict[Labels, float]:
+        return sums_by(self._samples.get(PREFIX + name, ()), labels)
+
+
+@cache
+def _reader(names: tuple[str, ...]) -> SampleReader:
+    suffixes = ("", "_total", "_bucket", "_sum", "_count")
+    return SampleReader([PREFIX + name + suffix for name in names for suffix in suffixes])
+
+
+_WITHOUT_PROMPTS = ("decode", "encode")
+_WITHOUT_ANSWERS = ("prefill", "encode", "encode-prefill")
+"""Roles whose pods see the tokens of a request that a pod of another role counts too."""
+
+
+class EngineCounters(NamedTuple):
+    """Totals of one pod since its engine started; None if the pod does not report them or another pod counts them."""
+
+    prompt: float | None
+    generation: float | None
+    queries: float | None
+    hits: float | None
+    is_silent: bool
+    """The pod has requests and does not report their tokens."""
+
+
+class Growth(NamedTuple):
+    """Increase of the counters of all pods; None if it is not known."""
+
+    prompt: float | None = None
+    generation: float | None = None
+    queries: float | None = None
+    hits: float | None = None
+
+
+def counters_of(endpoints: Iterable[Endpoint]) -> dict[str, EngineCounters]:
+    """Return the counters by the name of the pod. Pods with stale metrics are left out."""
+    return {one.name: _counters(one) for one in endpoints if one.metrics.freshness is Freshness.FRESH}
+
+
+def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounters]) -> Growth:
+    """A pod that joined or restarted counts from its second sample on. Tokens are not known as long as a pod is silent
+    about them: the sum of the others would be too low."""
+    pods = [(before[name], counters) for name, counters in now.items() if name in before]
+    pods = [(was, counters) for was, counters in pods if not _has_restarted(was, counters)]
+    known = Growth(*(_sum((was[at], counters[at]) for was, counters in pods) for at in range(len(Growth._fields))))
+    if any(counters.is_silent for counters in now.values()):
+        return known._replace(prompt=None, generation=None)
+    return known
+
+
+def _counters(endpoint: Endpoint) -> EngineCounters:
+    metrics, role = endpoint.metrics, endpoint.role
+    has_prompts, has_answers = role not in _WITHOUT_PROMPTS, role not in _WITHOUT_ANSWERS
+    prompt, generation = metrics.prompt_tokens, metrics.generation_tokens
+    return EngineCounters(
+        prompt if has_prompts and prompt >= 0 else None,
+        generation if has_answers and generation >= 0 else None,
+        metrics.prefix_queries if has_prompts else None,
+        metrics.prefix_hits if has_prompts else None,
+        metrics.running > 0 and ((has_prompts and prompt < 0) or (has_answers and generation < 0)),
+    )
+
+
+def _has_restarted(before: EngineCounters, now: EngineCounters) -> bool:
+    return any(was is not None and at is not None and at < was for was, at in zip(before[:4], now[:4], strict=True))
+
+
+def _sum(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    grown = [now - was for was, now in pairs if was is not None and now is not None]
+    return sum(grown) if grown else None
+
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from proxy.core.endpoint import Endpoint
-from proxy.telemetry.prometheus_text import MetricSpec, parse_spec
+from proxy.telemetry.exposition import MetricSpec, parse_spec
 
 Engine = Literal["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "llamacpp"]
 

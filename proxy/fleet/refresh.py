@@ -17,7 +17,7 @@ from proxy.fleet.models import ROUND_EVERY
 from proxy.fleet.scrape import MOST_SAMPLES, Fetcher, parse_in_steps, parse_models
 from proxy.fleet.settings import DcgmSettings, RefreshSettings
 from proxy.fleet.store import Fleet
-from proxy.telemetry.prometheus_text import SampleReader, ScrapeError
+from proxy.telemetry.exposition import SampleReader, ScrapeError
 
 log = logging.getLogger(__name__)
 

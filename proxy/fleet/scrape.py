@@ -11,7 +11,7 @@ import orjson
 
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.fleet.dialects import Dialect, Specs
-from proxy.telemetry.prometheus_text import Sample, SampleReader, Samples, ScrapeError
+from proxy.telemetry.exposition import Sample, SampleReader, Samples, ScrapeError
 
 PROCESS_START = "process_start_time_seconds"
 

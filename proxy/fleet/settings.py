@@ -17,7 +17,7 @@ from proxy.core.tls import PodTls
 from proxy.core.units import Duration
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.kubernetes.settings import Access
-from proxy.telemetry.prometheus_text import parse_spec
+from proxy.telemetry.exposition import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

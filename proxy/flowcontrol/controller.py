@@ -19,7 +19,7 @@ from proxy.flowcontrol.capacity import Fleet, Room, Siblings
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY, objectives
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 LONGEST_RETRY_AFTER = 60.0
 """Seconds."""

@@ -37,8 +37,8 @@ from proxy.http.guards import SendProgress, Sweep, reset
 from proxy.http.settings import SEND_TIMEOUT, Admin
 from proxy.http.tls import HANDSHAKE_TIMEOUT, Trust, server_context
 from proxy.openai.render import render
-from proxy.telemetry.exposition import Exposition
-from proxy.telemetry.log_levels import LogLevels
+from proxy.telemetry.logs import LogLevels
+from proxy.telemetry.observation import Exposition
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.core.errors import BadRequest, ConfigError
 from proxy.http.admin_keys import Keys, json_answer, json_body
-from proxy.telemetry.log_levels import LogLevels
+from proxy.telemetry.logs import LogLevels
 from proxy.yaml_source import WITHHELD
 
 _SECRET = re.compile(
@@ -26,7 +26,7 @@ _ABOUT = ("origin", "source")
 
 
 class Configurations(Protocol):
-    """`proxy.configurations.Configurations` is one."""
+    """`proxy.config.reload.Configurations` is one."""
 
     def described(self) -> dict[str, Any]: ...
     def written(self) -> Any: ...

@@ -33,7 +33,7 @@ from proxy.core.tasks import Tasks
 from proxy.models.settings import ModelSettings, Rewrite, Target
 from proxy.openai import multipart
 from proxy.openai.model_field import with_model
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")

@@ -121,6 +121,10 @@ class Scheduling(Listener):
         """Return its name in the configuration."""
         return next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)
 
+    def plugins(self, kind: type[T]) -> list[T]:
+        """Return the plugins of this class."""
+        return [plugin for plugin in self.instances.values() if isinstance(plugin, kind)]
+
     def succeed(self, predecessor: Scheduling) -> None:
         """Takes over what it knows; one of its plugins that cannot begins anew: by then there is no other way."""
         for name, made in self.instances.items():

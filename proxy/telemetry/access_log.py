@@ -11,10 +11,23 @@ import orjson
 
 from proxy.core.identity import Identity
 from proxy.core.ports import Clock
-from proxy.telemetry.instruments import Counter
-from proxy.telemetry.line_writer import LineWriter
+from proxy.telemetry.lines import LineWriter
 from proxy.telemetry.logs import json_line
-from proxy.telemetry.records import Record
+from proxy.telemetry.metrics import Counter
+
+Record = tuple[Any, ...]
+"""The few values of an event that are kept until they are counted and logged, so that no body outlives its request.
+
+A decision: (pod, its duration). A first byte: (HTTP status, time of the first byte, arrival time, model, stream).
+An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response).
+A response: (stream, usage, chunks, time of the first byte, time of the last byte).
+A request: (client request, end time, HTTP status, outcome, bytes of kvlane's own response, last attempt).
+A client request: (id, method, path, arrival time, identity).
+The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number).
+"""
+
+NO_LEG: Record = (None, None, None, None, 0, -1)
+"""The attempt of a request that no pod received."""
 
 FIELDS = (
     "time",

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from proxy.core.endpoint import NEVER_SCRAPED, Endpoint, EndpointState
 from proxy.core.ports import Clock
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.instruments import OTHER, Counter, Family, Gauge
+from proxy.telemetry.metrics import OTHER, Catalogue, Counter, Family, Gauge
 
 PODS_AT_ONCE = 100
 """Read without a pause: about a millisecond."""

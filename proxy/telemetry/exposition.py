@@ -1,83 +1,290 @@
-"""The catalogue as Prometheus reads it, rendered in slices between which the event loop runs."""
+"""Reading, selecting and merging metrics in the Prometheus text format. No I/O."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby
+from types import MappingProxyType
+from typing import NamedTuple
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from proxy.core.errors import KvlaneError
 
-from proxy.telemetry import standard_error
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.observer import Observer
+STEP = 128 << 10
+"""Bytes of an exposition that are read in one step of the event loop, 3 ms at worst. A typical exposition has 70 KB."""
 
-_END = b"# EOF\n"
+LINES_PER_STEP = 2000
+"""Lines that are merged in one step of the event loop: about a millisecond."""
 
+FLEET_GAUGES = (
+    b"kvlane_endpoint_",
+    b"kvlane_pool_",
+    b"kvlane_workers",
+    b"kvlane_build_info",
+    b"kvlane_config_",
+    b"kvlane_replicas_",
+    b"kvlane_autoscale_",
+)
+"""Beginnings of gauges that have the same value in every process of a host. The supervisor's are exposed."""
 
-class Exposition:
-    """What /metrics answers with; the requests of the `observer`, if there is one, are counted to the last. `readers`
-    bring further gauges up to date."""
+SUPERVISOR = "supervisor"
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        endpoints: EndpointSeries,
-        observer: Observer | None = None,
-        readers: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        self._readers = readers
-        self._catalogue = catalogue
-        self._endpoints = endpoints
-        self._observer = observer
-        self._one_at_a_time = asyncio.Lock()
-
-    async def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type: OpenMetrics for those who accept it, else the text format."""
-        async with self._one_at_a_time:
-            if self._observer is not None:
-                await self._observer.settle()
-            await self._endpoints.read()
-            self._catalogue.stderr_lines_lost.cell().value = standard_error.lost_lines()
-            for read in self._readers:
-                read()
-            return await expose(self._catalogue, accept)
+_NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
+_PAIR = re.compile(
+    r'\s*(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?:"(?P<quoted>[^"]+)"|(?P<plain>[^\s",{}]+))\s*(?P<comma>,?)'
+)
+_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
-async def expose(catalogue: Catalogue, accept: str) -> tuple[bytes, str]:
-    """As `Exposition.render`, of what was read last."""
-    encode, content_type = _encoder(accept)
-    parts: list[bytes] = []
-    previous = ""
-    for metric in catalogue.slices():
-        text = encode(_Slice(metric)).removesuffix(_END)
-        parts.append(_without_head(text) if metric.name == previous else text)
-        previous = metric.name
-        await asyncio.sleep(0)
-    if content_type.startswith("application/openmetrics-text"):
-        parts.append(_END)
-    return b"".join(parts), content_type
+class ScrapeError(KvlaneError):
+    """A response that lacks the values that were asked for, or is too large."""
 
 
-class _Slice(Collector):
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+class Sample(NamedTuple):
+    """One line of an exposition; `timestamp` is that of the line, 0 where it has none."""
 
-    def collect(self) -> Iterator[Metric]:
-        yield self._metric
+    raw_labels: bytes
+    value: float
+    timestamp: float = 0.0
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return parse_labels(self.raw_labels)
 
 
-def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+Samples = Mapping[str, Sequence[Sample]]
+"""Samples by their name, in the order of the exposition."""
+
+
+class SampleReader:
+    """Read the samples with some names from expositions, or all samples if no names are given.
+
+    More than `limit` samples of one name raise ScrapeError. Of the `newest` names only the sample with the largest
+    value is kept then: engines add a series for each combination of adapters that was ever in use."""
+
+    def __init__(self, names: Collection[str] = (), newest: Collection[str] = (), limit: float = math.inf) -> None:
+        pattern = alternatives(names) if names else _NAME.pattern
+        # One search for all names costs a third of one `find` each. Common beginnings are shared, so that a line is
+        # skipped at its first byte that differs.
+        self._lines = re.compile(rf"\n({pattern})(?=[{{ \t])([^\n]*)".encode())
+        self._newest = frozenset(newest)
+        self._limit = limit
+
+    def read(self, text: bytes) -> dict[str, list[Sample]]:
+        """Return the samples by name. Lines without a finite value are skipped. Raise ScrapeError for a line that is
+        longer than STEP."""
+        samples: dict[str, list[Sample]] = {}
+        for _ in self._steps(text, samples):
+            pass
+        return samples
+
+    async def read_in_steps(self, text: bytes) -> dict[str, list[Sample]]:
+        """Do the same as `read`, and let the event loop run after every STEP bytes."""
+        samples: dict[str, list[Sample]] = {}
+        for _ in self._steps(text, samples):
+            await asyncio.sleep(0)
+        return samples
+
+    def _steps(self, text: bytes, samples: dict[str, list[Sample]]) -> Iterator[None]:
+        """Fill `samples`, and yield between two steps."""
+        text, start = b"\n" + text, 0
+        while True:
+            end = len(text) if len(text) - start <= STEP else text.rfind(b"\n", start + 1, start + STEP)
+            if end < 0:
+                raise ScrapeError(f"the exposition has a line of more than {STEP} bytes")
+            for name, line in self._lines.findall(text, start, end):
+                if (sample := _sample(line)) is not None:
+                    samples.setdefault(name.decode(), []).append(sample)
+            self._check_limit(samples)
+            if end == len(text):
+                return
+            start = end
+            yield
+
+    def _check_limit(self, samples: dict[str, list[Sample]]) -> None:
+        for name, found in samples.items():
+            if len(found) <= self._limit:
+                continue
+            if name not in self._newest:
+                raise ScrapeError(f"the exposition has more than {self._limit} series of {name}")
+            found[:] = [max(found, key=lambda sample: sample.value)]
+
+
+def alternatives(words: Collection[str]) -> str:
+    """Return a pattern that matches exactly these words, as a tree of their common beginnings."""
+    branches = []
+    for first, group in groupby(sorted({word for word in words if word}), key=lambda word: word[0]):
+        tails = [word[1:] for word in group]
+        branches.append(re.escape(first) + alternatives(tails))
+    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+    return f"(?:{pattern})?" if pattern and "" in words else pattern
+
+
+def _sample(line: bytes) -> Sample | None:
+    """Parse `{labels} value timestamp`, of which only the value is required. An exemplar is ignored."""
+    if b" # {" in line:
+        line = line[: line.rindex(b" # {")]
+    labels, _, rest = line.rpartition(b"}")
+    numbers = rest.split(None, 2)
     try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):  # the version in the header is none
-        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+        value = float(numbers[0])
+        timestamp = float(numbers[1]) if len(numbers) > 1 else 0.0
+    except (ValueError, IndexError):
+        return None
+    return Sample(labels, value, timestamp) if math.isfinite(value) else None
 
 
-def _without_head(text: bytes) -> bytes:
-    """A family has one head, also when it comes in several slices."""
-    while text.startswith(b"#"):
-        _, _, text = text.partition(b"\n")
-    return text
+@lru_cache(maxsize=4096)
+def parse_labels(raw: bytes) -> Mapping[str, str]:
+    """Return the labels between the braces of a line. Cached: those of an engine hardly change, and some have fifty."""
+    return MappingProxyType({name.decode(): _unescape(value) for name, value in _LABEL.findall(raw)})
+
+
+def _unescape(value: bytes) -> str:
+    if b"\\" in value:
+        value = _ESCAPE.sub(lambda match: b"\n" if match[1] == b"n" else match[1], value)
+    return value.decode(errors="replace")
+
+
+# Selecting series.
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """The series with the name `name` that have at least these labels."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def select(self, samples: Samples) -> Sequence[Sample]:
+        family = samples.get(self.name, ())
+        if not self.labels:
+            return family
+        wanted = set(self.labels)
+        return [sample for sample in family if wanted <= sample.labels.items()]
+
+
+def parse_spec(text: str) -> MetricSpec | None:
+    """Parse `name` or `name{k=v,k2="v2"}`, spaces ignored; None for an empty text. Raise ValueError that names the
+    fault."""
+    name, brace, rest = text.strip().partition("{")
+    name = name.strip()
+    if not name and not brace:
+        return None
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{text!r} does not begin with the name of a metric")
+    if not brace:
+        return MetricSpec(name)
+    inside, brace, trailing = rest.rpartition("}")
+    if not brace:
+        raise ValueError(f"{text!r} lacks its closing brace")
+    if trailing:
+        raise ValueError(f"{text!r} goes on after its closing brace")
+    return MetricSpec(name, tuple(_read_pairs(inside, text)))
+
+
+def _read_pairs(inside: str, text: str) -> Iterator[tuple[str, str]]:
+    at, more = 0, True
+    while more:
+        pair = _PAIR.match(inside, at)
+        if not pair:
+            raise ValueError(f"{text!r}: write label=value instead of {inside[at:]!r}")
+        yield pair["name"], pair["quoted"] or pair["plain"]
+        at, more = pair.end(), pair["comma"] == ","
+    if at < len(inside):
+        raise ValueError(f"{text!r}: {inside[at:]!r} follows a value; labels are separated by commas")
+
+
+# Sums.
+
+
+def sums_by(samples: Iterable[Sample], labels: Sequence[str]) -> dict[tuple[str, ...], float]:
+    """Return the sums of the values by the values of these labels; a label that a series lacks is empty."""
+    sums: dict[tuple[str, ...], float] = {}
+    for sample in samples:
+        key = tuple(sample.labels.get(label, "") for label in labels)
+        sums[key] = sums.get(key, 0.0) + sample.value
+    return sums
+
+
+# Merging the expositions of several processes.
+
+
+@dataclass(slots=True)
+class _Family:
+    head: list[bytes] = field(default_factory=list)
+    adds_up: bool = False
+    samples: dict[bytes, float] = field(default_factory=dict)
+    """Values by series, labels included."""
+
+
+class Merger:
+    """One exposition of several in the form that kvlane writes: counters and histograms are added up, gauges get the
+    label `worker`."""
+
+    def __init__(self) -> None:
+        self._families: dict[bytes, _Family] = {}
+
+    async def add(self, exposition: bytes, worker: str) -> None:
+        """Add the exposition of a process, and let the event loop run in between."""
+        for _ in self._steps(exposition, worker):
+            await asyncio.sleep(0)
+
+    async def render(self) -> bytes:
+        """Return the merged exposition, and let the event loop run in between."""
+        parts: list[bytes] = []
+        for family in self._families.values():
+            parts.append(_rendered(family))
+            await asyncio.sleep(0)
+        return b"".join(parts)
+
+    def _steps(self, exposition: bytes, worker: str | None) -> Iterator[None]:
+        """Merge the exposition of `worker`, or only what adds up if there is none, and yield between two steps."""
+        family, is_merged = _Family(), True
+        for number, line in enumerate(exposition.split(b"\n"), 1):
+            if number % LINES_PER_STEP == 0:
+                yield
+            if line.startswith(b"#"):
+                family, name = self._head(line)
+                is_merged = family.adds_up or worker == SUPERVISOR or not name.startswith(FLEET_GAUGES)
+            elif line and is_merged:
+                series, _, value = line.rpartition(b" ")
+                if family.adds_up:
+                    family.samples[series] = family.samples.get(series, 0.0) + float(value)
+                elif worker is not None:
+                    own = series if series.startswith(FLEET_GAUGES) else _labelled(series, worker)
+                    family.samples[own] = float(value)
+
+    def _head(self, line: bytes) -> tuple[_Family, bytes]:
+        """Return the family that a line with help or type begins, and its name."""
+        _, keyword, name, text = line.split(b" ", 3)
+        family = self._families.setdefault(name, _Family())
+        if keyword == b"TYPE":
+            family.adds_up = text in (b"counter", b"histogram")
+        if line not in family.head:
+            family.head.append(line)
+        return family, name
+
+    @classmethod
+    def counts_of(cls, *expositions: bytes) -> bytes:
+        """Return an exposition with the sums of the counters and histograms alone, at once."""
+        merger = cls()
+        for exposition in expositions:
+            for _ in merger._steps(exposition, None):
+                pass
+        return b"".join(map(_rendered, merger._families.values()))
+
+
+def _labelled(series: bytes, worker: str) -> bytes:
+    name, brace, labels = series.partition(b"{")
+    return b'%b{worker="%b"%b' % (name, worker.encode(), b"," + labels if brace else b"}")
+
+
+def _rendered(family: _Family) -> bytes:
+    samples = (b"%b %b" % (series, repr(value).encode()) for series, value in family.samples.items())
+    return b"".join(line + b"\n" for line in (*family.head, *samples))

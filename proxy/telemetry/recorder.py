@@ -28,10 +28,9 @@ from proxy.latency.forecast import objectives
 from proxy.prefix.hashing import Chain, chains
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
 from proxy.prefix.match import ChainMatch
-from proxy.telemetry.instruments import Counter
-from proxy.telemetry.labels import is_label, path_label
-from proxy.telemetry.line_writer import LineWriter
-from proxy.telemetry.rotating_file import RotatingFile
+from proxy.telemetry.lines import LineWriter, RotatingFile
+from proxy.telemetry.metrics import Counter
+from proxy.telemetry.observer import is_label, path_label
 from proxy.telemetry.settings import RecordSettings
 
 log = logging.getLogger(__name__)

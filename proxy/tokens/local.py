@@ -14,7 +14,7 @@ from proxy.core.ports import Tokens
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tokens import LocalModel
 from proxy.offload import Answer, OffloadPool, serve
-from proxy.telemetry import standard_error
+from proxy.telemetry.lines import guard_standard_error
 from proxy.tokens.chat import Uncertain
 from proxy.tokens.model import Model
 
@@ -77,7 +77,7 @@ class LocalTokens(Tokens):
 
 def main() -> None:
     """Run the process that tokenises large bodies."""
-    standard_error.install()
+    guard_standard_error()
     serve(_prepared)
 
 

@@ -22,7 +22,7 @@ from proxy.core.ports import Clock, Random
 from proxy.fleet.dialects import DIALECTS, Dialect, Specs
 from proxy.fleet.scrape import parse, parse_models
 from proxy.http.upstream.pool import IDLE_LIMIT
-from proxy.telemetry.prometheus_text import SampleReader, Samples, ScrapeError
+from proxy.telemetry.exposition import SampleReader, Samples, ScrapeError
 from proxy.tools.findings import CACHE, Caching, Events, Exposition, Seen, Transfer
 
 T = TypeVar("T")

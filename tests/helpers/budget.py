@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "tests/unit/cli/test_schema.py::test_a_key_that_the_loader_does_not_know": "tries every key of an example",
     "tests/unit/config/test_loading.py::test_no_text_makes_a_loader_raise": "loads many texts",
     "tests/unit/core/test_tasks.py::test_no_endless_coroutine": "parses every module of proxy/",
-    "tests/unit/explain/test_kept.py::test_memory_is_bounded": "measures memory of many decisions",
+    "tests/unit/scheduling/test_explained_kept.py::test_memory_is_bounded": "measures memory of many decisions",
     "tests/unit/fleet/test_drain_affinity.py::test_documents_of_a_drained_pod": "simulates a fleet",
     "tests/unit/flowcontrol/test_queue.py::test_the_cost_of_an_arrival": "counts steps of long queues",
     "tests/unit/http/test_any_request.py": "parses every way to cut many requests",

@@ -44,8 +44,8 @@ from proxy.reliability.failover import Failover
 from proxy.reliability.settings import BreakerSettings, Retries
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.metrics import Catalogue
 from proxy.telemetry.observer import Observer
 
 CHAT = "/v1/chat/completions"

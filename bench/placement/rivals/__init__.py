@@ -10,7 +10,6 @@ from random import Random
 from types import MappingProxyType
 
 from bench.placement.pods import VirtualPod
-from bench.placement.policy import Policy
 from bench.placement.rivals.aibrix import PrefixCache
 from bench.placement.rivals.dynamo import KvRouter
 from bench.placement.rivals.hashing import BoundedPrefixHash, SessionHash
@@ -18,6 +17,7 @@ from bench.placement.rivals.llm_d import Affinity, Baseline, EndpointPicker
 from bench.placement.rivals.production_stack import LoadAware, PrefixAware
 from bench.placement.rivals.ray import PrefixTree
 from bench.placement.rivals.sglang import CacheAware
+from proxy.lab.simulation import Policy
 
 RIVALS: Mapping[str, Callable[[Sequence[VirtualPod], Random], Policy]] = MappingProxyType(
     {

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from bench.placement.pods import Reading, VirtualPod
+from bench.placement.pods import VirtualPod
 from bench.placement.policy import SimplePolicy
 from bench.placement.rivals.sent import Sent
+from proxy.lab.simulation import Reading
 from proxy.lab.workload import Job
 
 BLOCK = 64

@@ -10,16 +10,16 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.composition.dashboard import Dashboard, of_process
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.settings import Admin
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Exposition
 from tests.helpers.http.admin.fakes import Fixed
 
 ABOUT = {

@@ -15,9 +15,9 @@ from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness
 from proxy.core.identity import Identity
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.telemetry.access_log import AccessLog
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Exposition
 from proxy.telemetry.observer import Observer
 
 

@@ -22,8 +22,7 @@ from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import Who
 from proxy.cluster.transport import Hub
 from proxy.core.clock import SystemClock
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.store import Store, Wall, needs_redis, store
 from tests.helpers.http.authority import Authority
 from tests.helpers.patience import CLOCK

@@ -23,7 +23,7 @@ from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.lab.sim.config import StepTiming
 from proxy.settings import from_mapping
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry.metrics import Counter
 from tests.helpers.cluster.host import CHAT, Host, configured, host, question
 from tests.helpers.scenarios.stack import BY_LOAD
 from tests.helpers.waiting import PATIENCE, until

@@ -17,8 +17,9 @@ import yaml
 
 from proxy.app import App
 from proxy.cli.serve import serve
+from proxy.config.load import from_text
 from proxy.fleet.discovery.kubernetes import PODS, POOLS, SLICES
-from proxy.settings import Settings, from_text
+from proxy.settings import Settings
 
 FOLDER = Path(__file__).parents[3] / "config" / "deploy" / "kubernetes"
 VERSION = "1.34"

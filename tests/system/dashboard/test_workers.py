@@ -10,9 +10,8 @@ from typing import Any
 import aiohttp
 
 from proxy.core.endpoint import Endpoint
-from proxy.dashboard.samples import NAMES
-from proxy.dashboard.series import Series, TextSeries
-from proxy.dashboard.summed import SummedCounts
+from proxy.dashboard.feed import SummedCounts
+from proxy.dashboard.samples import NAMES, Series, TextSeries
 from proxy.lab.sim.faults import Fault, Kind
 from tests.helpers.cluster.host import CHAT, Host, host, question
 from tests.helpers.dashboard.browser import ESCAPE, Page, chromium, needs_chromium

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from proxy.app import App
-from proxy.composition.indexes import exact_indexes
 from proxy.core.errors import ConfigError
 from proxy.lab.sim import SimConfig, SimFleet
+from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
 from proxy.settings import from_mapping
 from tests.helpers.kvevents.engine import Engine, engine, removed, stored
 from tests.helpers.tokens import model as small
@@ -58,7 +58,7 @@ async def proxy(folder: Path) -> AsyncIterator[tuple[App, list[Engine], aiohttp.
             labels = {"kvlane/kv-events-port": str(events), "kvlane/kv-replay-port": str(replay)}
             pods.append({"url": url, "labels": labels})
         app = await stack.enter_async_context(App(from_mapping(configured(small.write(folder), pods))))
-        (index,) = exact_indexes(app.schedulings["default"])
+        (index,) = (one.index for one in app.schedulings["default"].plugins(PrecisePrefixCacheProducer))
         await until(lambda: all(map(index.is_sure, app.fleet.endpoints)))
         yield app, engines, await stack.enter_async_context(aiohttp.ClientSession())
 
@@ -87,7 +87,7 @@ async def asked(app: App, http: aiohttp.ClientSession, text: str) -> str:
 
 async def test_requests_go_where_the_pods_say_their_prompt_is(tmp_path: Path) -> None:
     async with proxy(tmp_path) as (app, engines, http):
-        (index,) = exact_indexes(app.schedulings["default"])
+        (index,) = (one.index for one in app.schedulings["default"].plugins(PrecisePrefixCacheProducer))
         names = [endpoint.name for endpoint in app.fleet.endpoints]
         texts = [f"Text number {number}: " + "some words of it, and more. " * 20 for number in range(6)]
         for number, text in enumerate(texts):
@@ -109,7 +109,7 @@ async def test_metrics_show_the_index_and_the_predictions(tmp_path: Path) -> Non
     async with proxy(tmp_path) as (app, engines, http):
         text = "A text that a pod holds. " * 30
         await engines[2].publish(stored(*blocks(text, 0)))
-        (index,) = exact_indexes(app.schedulings["default"])
+        (index,) = (one.index for one in app.schedulings["default"].plugins(PrecisePrefixCacheProducer))
         await until(lambda: index.pairs > 0)
         await asked(app, http, text)
         async with http.get(f"http://127.0.0.1:{app.admin_port}/metrics") as response:

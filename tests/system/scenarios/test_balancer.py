@@ -20,8 +20,9 @@ import yaml
 
 from proxy.app import App
 from proxy.cli import main
+from proxy.config.load import load
 from proxy.lab.sim import SimConfig, SimFleet
-from proxy.settings import Settings, load
+from proxy.settings import Settings
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import CHAT, running
 from tests.helpers.waiting import PATIENCE

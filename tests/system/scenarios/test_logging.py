@@ -43,7 +43,7 @@ async def test_a_level_is_changed_shown_and_taken_back() -> None:
 
 
 async def test_workers_follow_those_that_start_later_too(capfd: pytest.CaptureFixture[str]) -> None:
-    wanted = {"proxy.telemetry.log_levels": "debug"}
+    wanted = {"proxy.telemetry.logs": "debug"}
     async with (
         SimFleet(1, SimConfig(time_scale=20)) as sim,
         Supervisor(configured(sim), 1) as supervisor,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 from tests.system.telemetry.test_rules import PROMETHEUS, SERIES, case, needs_promtool, promtool
 
 FILE = PROMETHEUS / "names" / "endpoint-picker.yml"

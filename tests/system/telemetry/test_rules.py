@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "config" / "deploy" / "prometheus"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.placement.pods import Reading, VirtualPod
+from bench.placement.pods import VirtualPod
 from bench.placement.rivals.aibrix import PrefixCache
 from bench.placement.rivals.dynamo import KvRouter
 from bench.placement.rivals.hashing import BoundedPrefixHash, SessionHash
@@ -18,6 +18,7 @@ from bench.placement.rivals.ray import PrefixTree
 from bench.placement.rivals.sent import Sent
 from bench.placement.rivals.sglang import CacheAware
 from proxy.lab.sim import SimConfig
+from proxy.lab.simulation import Reading
 from proxy.lab.workload import Job, named
 
 PODS = range(4)

@@ -12,11 +12,12 @@ import pytest
 
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
+from proxy.config.load import load
 from proxy.core.clock import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.simulation import Gauges, Outcome, Simulation, VirtualPod
 from proxy.lab.workload import Workload
-from proxy.settings import Settings, from_mapping, load
+from proxy.settings import Settings, from_mapping
 
 PODS = Scenario(pods=4).configs()
 EXAMPLE = load(Path(__file__).parents[3] / "config" / "sessions.yaml", {})

@@ -12,8 +12,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
+from proxy.config.load import load
 from proxy.lab.record import Record
-from proxy.settings import load
 from tests.helpers.lab.traffic import conversations, fleet, head, record, request, written
 from tests.unit.lab.test_tune import BAD
 

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.cli.settings_schema import schema
+from proxy.config.schema import schema
 from proxy.core.errors import ConfigError
 from proxy.core.params import plain, yaml_key
 from proxy.core.registry import Registry

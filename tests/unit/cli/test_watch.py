@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.watch import ConfigurationFiles
+from proxy.cli.serve import ConfigurationFiles
 from tests.helpers.waiting import PATIENCE, until
 
 TICK = 0.02

@@ -12,7 +12,7 @@ import pytest
 from proxy.cluster.deployment import BEATS, Alone, Deployment, ReplicaSeries
 from proxy.cluster.redis_transport import OPEN_TIMEOUT, StoreLost
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.virtual import VirtualLoop
 from tests.wire.cluster.test_bus import Member
 

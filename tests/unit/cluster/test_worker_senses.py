@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from proxy.cluster.queries import Shown, WorkersSenses
 from proxy.settings import from_mapping
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 BUCKET = "kvlane_autoscale_time_to_first_token_seconds_bucket"
 

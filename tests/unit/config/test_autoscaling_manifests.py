@@ -11,7 +11,7 @@ import yaml
 from proxy import __version__
 from proxy.autoscale.settings import load, path_of
 from proxy.http.admin_pods import LONGEST_WAIT
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 
 CONFIG = Path(__file__).parents[3] / "config"
 FOLDER = CONFIG / "deploy" / "autoscaling"

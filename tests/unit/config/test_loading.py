@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from proxy import yaml_source
 from proxy.auth.authenticator import KeyFile
+from proxy.config.load import from_text
 from proxy.core.errors import ConfigError
 from proxy.fleet.discovery.file import parse_pods
-from proxy.settings import from_text
 from proxy.tools import imported
 from tests.helpers.examples import examples
 

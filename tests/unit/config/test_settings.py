@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from proxy.app import App
+from proxy.config.load import load
 from proxy.core.errors import ConfigError
 from proxy.core.units import Duration
 from proxy.fleet.settings import DcgmSettings
-from proxy.settings import Settings, effective, from_mapping, load
+from proxy.settings import Settings, effective, from_mapping
 from proxy.telemetry.settings import LogLevel
 
 

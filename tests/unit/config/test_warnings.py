@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.cautions import cautions
+from proxy.config.warnings import cautions
 from proxy.settings import from_mapping
 
 PODS = {"static": [{"url": "http://a:1"}]}

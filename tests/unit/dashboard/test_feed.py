@@ -10,8 +10,7 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Saturated
-from proxy.dashboard.feed import MOST_BEHIND, MOST_VIEWERS, Feed, Panel
-from proxy.dashboard.pods import PodRows
+from proxy.dashboard.feed import MOST_BEHIND, MOST_VIEWERS, Feed, Panel, PodRows
 from proxy.dashboard.samples import Samples
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet

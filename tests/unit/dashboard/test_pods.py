@@ -7,11 +7,11 @@ import orjson
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.dashboard.pods import FIELDS, PodRows
+from proxy.dashboard.feed import FIELDS, PodRows
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
+from proxy.telemetry.metrics import Catalogue
 
 
 class Map:

@@ -4,9 +4,8 @@ from typing import Any
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.dashboard.samples import INTERVAL, KEPT, Samples, Sampling, Totals
-from proxy.dashboard.series import CatalogueSeries, Series
-from proxy.telemetry.catalogue import Catalogue
+from proxy.dashboard.samples import INTERVAL, KEPT, CatalogueSeries, Samples, Sampling, Series, Totals
+from proxy.telemetry.metrics import Catalogue
 
 
 class Sampled:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from proxy.dashboard.samples import NAMES, Totals
-from proxy.dashboard.series import CatalogueSeries, TextSeries
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.exposition import expose
+from proxy.dashboard.samples import NAMES, CatalogueSeries, TextSeries, Totals
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import expose
 
 
 def counted() -> Catalogue:

@@ -11,7 +11,7 @@ import pytest
 
 from proxy import __version__
 from proxy.core.errors import Reason, RequestError
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.docs.greenest import MODULE
 from tests.helpers.docs.pages import PACKAGE, PAGES, ROOT, blocks
 

@@ -10,7 +10,7 @@ from proxy.core.errors import ConnectRefused
 from proxy.core.units import Duration
 from proxy.fleet.refresh import RETRY, Gpus, utilization
 from proxy.fleet.settings import DcgmSettings
-from proxy.telemetry.prometheus_text import ScrapeError
+from proxy.telemetry.exposition import ScrapeError
 
 
 def line(value: float, pod: str = "", gpu: int = 0) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from proxy.config.load import load
 from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
@@ -22,7 +23,6 @@ from proxy.lab.simulation import Simulation, VirtualPod
 from proxy.lab.workload import Job, named
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.keys import PREFIX_MATCH
-from proxy.settings import load
 from tests.helpers.plugins.situations import Foretold, Held, pod
 
 BLOCKS = 100

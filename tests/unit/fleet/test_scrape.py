@@ -20,7 +20,7 @@ from proxy.fleet.scrape import (
     parse_in_steps,
     parse_models,
 )
-from proxy.telemetry.prometheus_text import STEP, ScrapeError
+from proxy.telemetry.exposition import STEP, ScrapeError
 
 VLLM = DIALECTS["vllm"]
 REAL = (Path(__file__).parent / "vllm_metrics.txt").read_bytes()

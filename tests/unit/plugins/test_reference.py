@@ -5,7 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from proxy.cli.plugins import plugins
+from proxy.cli.configuration import plugins
 from proxy.core.registry import Registry
 from proxy.scheduling.reference import markdown, references
 

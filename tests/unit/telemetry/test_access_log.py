@@ -14,12 +14,11 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Reason
 from proxy.core.identity import Identity
-from proxy.telemetry import line_writer, observer
-from proxy.telemetry.access_log import FIELDS, AccessLog, lines_of
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry import lines, observer
+from proxy.telemetry.access_log import FIELDS, NO_LEG, AccessLog, Record, lines_of
 from proxy.telemetry.logs import json_line
+from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import BATCH
-from proxy.telemetry.records import NO_LEG, Record
 from tests.helpers.telemetry.fakes import FakeCall, World
 
 
@@ -144,7 +143,7 @@ async def test_a_few_lines_do_not_wait_for_a_batch(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_writer, "BACKLOG", 1000)
+    monkeypatch.setattr(lines, "BACKLOG", 1000)
     output, lost = Output(), Counter()
     output.gate.clear()
     async with log_to(output, lost) as log:
@@ -156,7 +155,7 @@ async def test_a_reader_that_stands_still_costs_lines_and_no_time(monkeypatch: p
 
 
 async def test_a_reader_that_never_reads_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_writer, "STOP_TIMEOUT", 0.02)
+    monkeypatch.setattr(lines, "STOP_TIMEOUT", 0.02)
     output = Output()
     output.gate.clear()
     async with asyncio.timeout(10), log_to(output) as log:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.telemetry.fakes import World
 
 DEPLOY = Path(__file__).parents[3] / "config" / "deploy"

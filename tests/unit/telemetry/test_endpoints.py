@@ -7,7 +7,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.observation import Exposition
 from tests.helpers.telemetry.fakes import World
 
 

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from proxy.telemetry.catalogue import PREFIX
-from proxy.telemetry.exposition import Exposition, expose
+from proxy.telemetry.metrics import PREFIX
+from proxy.telemetry.observation import Exposition, expose
 from tests.helpers.telemetry.fakes import World
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.telemetry.instruments import Counter, Family, Histogram, edges_of
+from proxy.telemetry.metrics import Counter, Family, Histogram, edges_of
 
 BOUNDS = (0.1, 1.0, 10.0)
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.core.errors import BadRequest
-from proxy.telemetry.log_levels import ROOT, LogLevels
-from proxy.telemetry.logs import AUDIT, set_up
+from proxy.telemetry.logs import AUDIT, ROOT, LogLevels, set_up
 from proxy.telemetry.settings import LogFormat, LogLevel, Telemetry
 
 ROOM, BELOW = "proxy.fleet", "proxy.fleet.store"

@@ -6,17 +6,17 @@ from typing import cast
 import pytest
 
 from proxy.core.clock import ManualClock
-from proxy.telemetry import loop_lag
-from proxy.telemetry.instruments import Gauge
+from proxy.telemetry import process
+from proxy.telemetry.metrics import Gauge
 
 
 @pytest.mark.parametrize(("slept", "lag"), [(0.3, 0.3), (0.0, 0.0), (-0.1, 0.0)])
 async def test_the_gauge_shows_by_how_much_a_timer_was_late(
     monkeypatch: pytest.MonkeyPatch, slept: float, lag: float
 ) -> None:
-    monkeypatch.setattr(loop_lag, "PROBE_INTERVAL", 0.02)
+    monkeypatch.setattr(process, "PROBE_INTERVAL", 0.02)
     clock, gauge = ManualClock(), Announcing()
-    probing = asyncio.get_running_loop().create_task(loop_lag.probe(cast(Gauge, gauge), clock))
+    probing = asyncio.get_running_loop().create_task(process.probe_loop_lag(cast(Gauge, gauge), clock))
     await asyncio.sleep(0)
     clock.advance(0.02 + slept)
     async with asyncio.timeout(5):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.exposition import expose
-from proxy.telemetry.prometheus_text import SUPERVISOR, Merger, SampleReader
+from proxy.telemetry.exposition import SUPERVISOR, Merger, SampleReader
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import expose
 
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
-from proxy.telemetry import proc
-from proxy.telemetry.proc import ProcSeries, counted
+from proxy.telemetry import process
+from proxy.telemetry.process import ProcSeries, counted
 
 
 def values_of(metrics: list[Metric]) -> dict[str, float]:
@@ -30,11 +30,11 @@ def test_the_series_are_those_of_every_client_of_prometheus() -> None:
 def test_where_files_must_be_counted_they_are_counted_in_pieces(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(proc, "FDS_AT_ONCE", 10)
+    monkeypatch.setattr(process, "FDS_AT_ONCE", 10)
     for number in range(25):
         (tmp_path / str(number)).touch()
     assert list(counted(str(tmp_path))) == [10, 20, 25]
-    monkeypatch.setattr(proc, "_FDS", str(tmp_path))
+    monkeypatch.setattr(process, "_FDS", str(tmp_path))
     monkeypatch.setattr(os, "stat", lambda path: os.stat_result([0] * 10))
     pieces = [metric for metric in ProcSeries().slices() if metric.name == "process_open_fds"]
     assert [len(piece.samples) for piece in pieces] == [0, 0, 0, 1]
@@ -42,5 +42,5 @@ def test_where_files_must_be_counted_they_are_counted_in_pieces(
 
 
 def test_where_there_is_no_proc_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(proc, "_FDS", str(tmp_path / "missing"))
+    monkeypatch.setattr(process, "_FDS", str(tmp_path / "missing"))
     assert list(ProcSeries().slices()) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.telemetry.prometheus_text import MetricSpec, Sample, SampleReader, alternatives, parse_spec, sums_by
+from proxy.telemetry.exposition import MetricSpec, Sample, SampleReader, alternatives, parse_spec, sums_by
 
 
 @pytest.mark.parametrize(

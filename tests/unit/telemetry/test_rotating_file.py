@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.telemetry.rotating_file import RotatingFile
+from proxy.telemetry.lines import RotatingFile
 
 
 def file(path: Path, max_size: int = 1_000_000, keep: int = 2) -> RotatingFile:

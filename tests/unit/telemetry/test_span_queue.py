@@ -8,9 +8,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from proxy.telemetry import span_queue
-from proxy.telemetry.instruments import Counter
-from proxy.telemetry.span_queue import SpanQueue
+from proxy.telemetry import traces
+from proxy.telemetry.metrics import Counter
+from proxy.telemetry.traces import SpanQueue
 
 
 class Taken(SpanExporter):
@@ -56,7 +56,7 @@ async def test_what_finds_no_room_is_lost_and_counted_and_nobody_waits() -> None
 
 
 async def test_a_collector_that_hangs_does_not_keep_a_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_queue, "LAST_SECONDS", 0.1)
+    monkeypatch.setattr(traces, "LAST_SECONDS", 0.1)
     taken, lost = Taken(), Counter()
     taken.gate.clear()
     async with SpanQueue(taken, lost) as queue:

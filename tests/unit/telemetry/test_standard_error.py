@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from proxy.telemetry import line_writer, standard_error
-from proxy.telemetry.catalogue import Catalogue
-from proxy.telemetry.exposition import Exposition
+from proxy.telemetry import lines
+from proxy.telemetry.lines import StandardError
 from proxy.telemetry.logs import set_up
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Exposition
 from proxy.telemetry.settings import Telemetry
-from proxy.telemetry.standard_error import StandardError
 from tests.helpers.telemetry.fakes import World
 from tests.helpers.waiting import wait_until
 
@@ -58,7 +58,7 @@ def test_lines_are_written_in_order() -> None:
 def test_a_full_pipe_blocks_no_writer_and_what_does_not_fit_is_counted_and_reported_once_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(line_writer, "BACKLOG", 10_000)
+    monkeypatch.setattr(lines, "BACKLOG", 10_000)
     with pipe() as (reading, writing):
         stream = StandardError(writing)
         set_up(Telemetry(), stream)
@@ -77,7 +77,7 @@ def test_a_full_pipe_blocks_no_writer_and_what_does_not_fit_is_counted_and_repor
 
 
 def test_a_reader_that_never_reads_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_writer, "STOP_TIMEOUT", 0.02)
+    monkeypatch.setattr(lines, "STOP_TIMEOUT", 0.02)
     with pipe() as (reading, writing):
         stream = StandardError(writing)
         stream.write("x" * FULL)
@@ -101,7 +101,7 @@ async def test_the_lines_that_were_lost_are_a_metric(monkeypatch: pytest.MonkeyP
         stream = StandardError(writing)
         stream.lost_lines = 7
         monkeypatch.setattr(sys, "stderr", stream)
-        assert standard_error.lost_lines() == 7
+        assert lines.lost_lines() == 7
         world = World()
         body, _ = await Exposition(world.catalogue, world.series).render("")
         assert b"\nkvlane_log_lines_lost_total 7.0\n" in body

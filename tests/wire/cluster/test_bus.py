@@ -16,7 +16,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import PATIENCE, until
 
 ROLL = b'["a"]'

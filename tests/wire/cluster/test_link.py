@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from proxy.cluster.transport import Link
-from proxy.telemetry.instruments import Counter
+from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import PATIENCE
 
 NOBODY = 0

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from proxy.app import App
+from proxy.config.load import load
 from proxy.core.registry import Registry
 from proxy.lab.sim import SimConfig, SimFleet
-from proxy.settings import load
 from tests.helpers.scenarios.stack import CHAT
 
 CONFIG = Path(__file__).parents[3] / "config"

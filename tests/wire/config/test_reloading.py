@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.app import App
-from proxy.configurations import Reader
+from proxy.config.load import Reader
 from proxy.settings import Settings, from_mapping
 
 

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 from proxy.core.tasks import Tasks
-from proxy.dashboard.panels import shadows
-from proxy.dashboard.series import CatalogueSeries
+from proxy.dashboard.feed import shadows
+from proxy.dashboard.samples import CatalogueSeries
 from proxy.lab.sim import SimConfig
-from proxy.telemetry.catalogue import Catalogue
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.dashboard.scene import events
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.waiting import PATIENCE

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.cli.settings_reference import markdown
+from proxy.config.schema import markdown
 from proxy.fleet.discovery.file import parse_pods
 from tests.helpers.docs.greenest import installed
 from tests.helpers.docs.pages import ROOT, Block, sessions, yaml_blocks

@@ -15,12 +15,13 @@ import orjson
 import pytest
 
 from proxy.app import App
+from proxy.config.load import load
 from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
 from proxy.extproc import messages
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
 from proxy.lab.sim import SimConfig, SimFleet
-from proxy.settings import from_mapping, load
+from proxy.settings import from_mapping
 from tests.helpers.http.authority import Authority
 from tests.helpers.scenarios.stack import BLIND, Stack, stack
 from tests.helpers.waiting import PATIENCE, until

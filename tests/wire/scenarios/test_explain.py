@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.explain.kept import Kept
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.faults import Fault, Kind
+from proxy.scheduling.explained_log import Kept
 from tests.helpers.scenarios.disagg import PROMPT, disaggregated
 from tests.helpers.scenarios.disagg import SCHEDULING as SPLIT
 from tests.helpers.scenarios.stack import CHAT, Stack, stack

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from proxy.app import App
-from proxy.composition.decisions import Shadows
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
 from proxy.lab.sim import SimConfig
 from proxy.latency.forecast import LATENCY, LatencyForecast
+from proxy.serving import Shadows
 from tests.helpers.scenarios.stack import Stack, stack
 
 PRODUCERS = [{"type": "approx-prefix-cache-producer"}, {"type": "predicted-latency-producer"}]

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from proxy.app import App
-from proxy.differences import changed
-from proxy.settings import from_mapping, load
+from proxy.config.diff import changed
+from proxy.config.load import load
+from proxy.settings import from_mapping
 from tests.helpers.docs.pages import ROOT
 
 VARIABLES = """

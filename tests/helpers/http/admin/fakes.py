@@ -20,9 +20,9 @@ from proxy.http.admin import BODY_TIMEOUT, admin_application
 from proxy.http.admin_autoscale import Scaled
 from proxy.http.admin_keys import Admins
 from proxy.http.settings import Admin
-from proxy.telemetry.catalogue import Catalogue
 from proxy.telemetry.endpoints import EndpointSeries
-from proxy.telemetry.exposition import Exposition
+from proxy.telemetry.metrics import Catalogue
+from proxy.telemetry.observation import Exposition
 
 Client = TestClient[web.Request, web.Application]
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

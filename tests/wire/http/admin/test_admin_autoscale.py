@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from proxy.core.endpoint import EndpointState
-from tests.helpers.composition.scaled import Rig
+from tests.helpers.autoscale.scaled import Rig
 from tests.helpers.http.admin.fakes import admin_port
 
 POOL = "/autoscale/pools/default"

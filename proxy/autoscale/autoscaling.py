@@ -1,0 +1,249 @@
+"""The autoscaler of a process that polls the pods: a loop for each pool with a policy, its series, and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from math import inf
+from typing import Protocol
+
+from proxy.autoscale.decision import Decision
+from proxy.autoscale.policy import Cause, Result
+from proxy.autoscale.prometheus import ask
+from proxy.autoscale.recommender import Recommendation
+from proxy.autoscale.scaled_pool import Blocks, ScaledPool, ask_nobody
+from proxy.autoscale.settings import AutoscaleSettings
+from proxy.autoscale.signals import Senses
+from proxy.cluster.redis_transport import Lease
+from proxy.cluster.settings import ReplicaSettings
+from proxy.core.ports import Clock, Random
+from proxy.core.tasks import Tasks
+from proxy.fleet.store import Fleet
+from proxy.telemetry.metrics import Catalogue
+
+log = logging.getLogger(__name__)
+
+LEASE = "autoscale"
+LEASE_SECONDS = 30.0
+"""For which a lease holds; it is taken again after a third of that."""
+
+
+class Autoscaling:
+    """`pools` by name, from `begin` on; they keep what they know when settings change."""
+
+    def __init__(
+        self,
+        settings: AutoscaleSettings,
+        replicas: ReplicaSettings,
+        fleet: Fleet,
+        senses: Senses,
+        catalogue: Catalogue,
+        clock: Clock,
+        rng: Random,
+        blocks: Blocks = lambda endpoint: 0,
+    ) -> None:
+        self._replicas = replicas
+        self._settings = settings
+        self._fleet = fleet
+        self._senses = senses
+        self._catalogue = catalogue
+        self._clock = clock
+        self._random = rng
+        self._blocks = blocks
+        self.lead = Lead(clock)
+        self._tasks: Tasks | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self.pools: dict[str, ScaledPool] = {}
+        self.on_first_pool: Callable[[], None] = lambda: None
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """To be called when the pods are known."""
+        await self.lead.begin(stack, self._replicas)
+        self._tasks = await stack.enter_async_context(Tasks())
+        self._follow()
+
+    @property
+    def settings(self) -> AutoscaleSettings:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: AutoscaleSettings) -> None:
+        self._settings = settings
+        if self._tasks is not None:
+            self._follow()
+
+    def pause_all(self) -> None:
+        """The kill switch of the process: nothing is scaled until somebody resumes it, pool by pool."""
+        log.warning("autoscale: all pools are paused")
+        for pool in self.pools.values():
+            pool.loop.controls.pause()
+
+    def read(self) -> None:
+        """For an exposition. Nothing is left of roles and pools that are gone."""
+        c = self._catalogue
+        for family in (
+            *(c.desired_replicas, c.current_replicas, c.ready_replicas, c.desired_ratio, c.total_recommended),
+            *(c.pressure, c.signal, c.signal_missing, c.share, c.band_satisfied, c.autoscale_reason),
+            *(c.autoscale_panic, c.autoscale_valid, c.decided_at, c.draining_replicas, c.drain_ready_replicas),
+        ):
+            family.clear()
+        c.scaling_decisions.clear()
+        c.actuations.clear()
+        for name, pool in self.pools.items():
+            for (role, direction, reason), number in pool.decisions.items():
+                c.scaling_decisions.cell(name, role, direction, reason).add(number)
+            for (role, actuator, result), number in pool.actuations.items():
+                c.actuations.cell(name, role, actuator, result).add(number)
+            if (decision := pool.loop.latest) is not None:
+                self._read_pool(name, decision, pool.loop.recommended)
+                self._read_drains(name, pool)
+
+    def _follow(self) -> None:
+        assert self._tasks is not None
+        for name in self.pools.keys() - self._settings.pools.keys():
+            self._running.pop(name).cancel()
+            self.pools.pop(name).end()
+        if self._settings.pools and not self.pools:
+            self.on_first_pool()
+        for name, settings in self._settings.pools.items():
+            if name in self.pools:
+                self.pools[name].settings = settings
+                continue
+            pool = self.pools[name] = ScaledPool(
+                name,
+                settings,
+                self._fleet,
+                self._senses,
+                self._clock,
+                self._random,
+                self._blocks,
+                self._leads,
+                self._ask,
+            )
+            self._running[name] = self._tasks.keep(partial(self._run, pool), "autoscaling", name)
+
+    def _leads(self) -> bool:
+        return self.lead.is_ours
+
+    async def _ask(self, query: str) -> float:
+        if self._settings.prometheus is None:
+            return await ask_nobody(query)
+        return await ask(self._settings.prometheus, query)
+
+    async def _run(self, pool: ScaledPool) -> None:
+        while True:
+            try:
+                await pool.step()
+            except Exception:  # the next one may be better; until then the last one holds
+                log.exception("autoscale: pool %s: a step failed", pool.name)
+            await asyncio.sleep(self._settings.interval)
+
+    def _read_pool(self, name: str, decision: Decision, found: Recommendation | None) -> None:
+        """`found` is the latest there was: it holds while nothing can be seen."""
+        c = self._catalogue
+        c.autoscale_valid.cell(name).value = float(decision.valid)
+        c.decided_at.cell(name).value = decision.at
+        c.autoscale_panic.cell(name).value = float(found is not None and found.panic)
+        for role in decision.bounds:
+            self._read_role(name, role, decision)
+            if found is not None:
+                self._read_shares(name, role, found.result)
+        if found is None:
+            return
+        c.total_recommended.cell(name, "raw").value = found.raw
+        c.total_recommended.cell(name, "corrected").value = found.corrected
+        if found.result.band_satisfied is not None:
+            c.band_satisfied.cell(name).value = float(found.result.band_satisfied)
+        for reason in Cause:
+            c.autoscale_reason.cell(name, reason.value).value = float(reason in found.result.reasons)
+
+    def _read_role(self, pool: str, role: str, decision: Decision) -> None:
+        """What is not known is not shown, and never 0."""
+        c, seen, desired = self._catalogue, decision.situations.get(role), decision.desired.get(role)
+        if desired is not None:
+            c.desired_replicas.cell(pool, role).value = desired
+        if seen is not None:
+            c.current_replicas.cell(pool, role).value = seen.current
+            c.ready_replicas.cell(pool, role).value = seen.ready
+            for name, value in {**seen.metrics, **seen.signals}.items():
+                if isinstance(value, int | float):
+                    c.signal.cell(pool, role, name).value = value
+        if desired is not None and seen is not None and seen.current:
+            c.desired_ratio.cell(pool, role).value = desired / seen.current
+        missing = decision.missing.get(role, ())
+        for name in {*missing, *(seen.metrics if seen else ()), *(seen.signals if seen else ())}:
+            c.signal_missing.cell(pool, role, name).value = float(name in missing)
+
+    def _read_shares(self, pool: str, role: str, result: Result) -> None:
+        kinds = {
+            "baseline": result.baseline_share,
+            "pressure": result.pressure_share,
+            "blended": result.blended_share,
+            "realized": result.realized_share,
+        }
+        for kind, shares in kinds.items():
+            if role in shares:
+                self._catalogue.share.cell(pool, role, kind).value = shares[role]
+        if (pressure := result.pressure.get(role)) is not None:
+            self._catalogue.pressure.cell(pool, role).value = pressure
+
+    def _read_drains(self, name: str, pool: ScaledPool) -> None:
+        for role in pool.settings.roles:
+            states = [one["state"] for one in pool.drains.described(role.name)]
+            self._catalogue.draining_replicas.cell(name, role.name).value = states.count("draining")
+            self._catalogue.drain_ready_replicas.cell(name, role.name).value = states.count("drain_ready")
+
+
+class Leasing(Protocol):
+    """`replicas.lease.Lease` is one."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    async def take(self) -> bool: ...
+    async def release(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Lead:
+    """Always ours, where nobody else could have it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until = inf
+        self._lease: Leasing | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Not for longer than the lease holds: a process that got no CPU meanwhile has lost it before it can say so."""
+        return self._clock.now() < self._until
+
+    async def begin(self, stack: AsyncExitStack, settings: ReplicaSettings) -> None:
+        if settings.is_shared:
+            await self.share(stack, Lease(settings, LEASE, LEASE_SECONDS))
+
+    async def share(self, stack: AsyncExitStack, lease: Leasing, every: float = LEASE_SECONDS / 3) -> None:
+        self._lease, self._until = lease, -inf
+        stack.push_async_callback(self._end)
+        tasks = await stack.enter_async_context(Tasks())
+        tasks.keep(lambda: self._keep(lease, every), "lease-of-the-autoscaler")
+
+    async def _keep(self, lease: Leasing, every: float) -> None:
+        was_ours = False
+        while True:
+            asked_at = self._clock.now()
+            taken = await lease.take()
+            if taken is not was_ours:
+                log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")
+            was_ours, self._until = taken, asked_at + lease.seconds if taken else -inf
+            await asyncio.sleep(every)
+
+    async def _end(self) -> None:
+        if self._lease is not None:
+            if self.is_ours:
+                await self._lease.release()
+            self._until = -inf
+            await self._lease.close()

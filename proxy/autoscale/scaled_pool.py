@@ -1,0 +1,244 @@
+"""The autoscaler of one pool: its loop, with eyes on the fleet and hands on whoever runs the pods."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from proxy.autoscale.actuators import Command, Compose, Guard, Hand, Kubernetes, Webhook
+from proxy.autoscale.decision import Decision
+from proxy.autoscale.drains import Drains, Orders, Replica
+from proxy.autoscale.loop import PATIENCE, Actuator, Loop
+from proxy.autoscale.measures import Measured, Taken, metrics_of, pods_of_role, signals_of
+from proxy.autoscale.policy import Observed
+from proxy.autoscale.prometheus import Ask, Queries, Unanswered
+from proxy.autoscale.settings import ActuatorSettings, PoolSettings, RoleSettings
+from proxy.autoscale.signals import Senses
+from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.ports import Clock, Random
+from proxy.fleet.store import Fleet
+
+FIRST_SIGHT = 60.0
+"""Seconds in which pods of a role that is never empty should have been found: until then none means that nothing is
+known, and not that all are gone."""
+
+_ORDINAL = re.compile(r"-(\d+)$")
+
+Blocks = Callable[[Endpoint], int]
+
+
+async def ask_nobody(query: str) -> float:
+    raise Unanswered("there is nobody to ask")
+
+
+class ScaledPool:
+    """Lives from the first policy of the pool to the last: what it knows outlasts reloads."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: PoolSettings,
+        fleet: Fleet,
+        senses: Senses,
+        clock: Clock,
+        rng: Random,
+        blocks: Blocks,
+        leads: Callable[[], bool] = lambda: True,
+        ask: Ask = ask_nobody,
+    ) -> None:
+        """`blocks`: prefix blocks that a pod is known to have; `leads`: whether this proxy is the one that scales;
+        `ask`: who answers queries."""
+        self.name = name
+        self._fleet = fleet
+        self._senses = senses
+        self._clock = clock
+        self._random = rng
+        self._blocks = blocks
+        self._leads = leads
+        self._began = clock.now()
+        self._seen: set[str] = set()
+        self._cleared: set[str] = set()
+        self._queries = Queries(ask, clock)
+        self._taken: dict[str, Taken] = {}
+        self._guard: Guard | None = None
+        self._settings = settings
+        self.orders = Orders(clock)
+        self.drains = Drains(settings.drain, self, clock)
+        self.decisions: Counter[tuple[str, str, str]] = Counter()
+        """By role, direction and reason; below by role, actuator and result."""
+        self.actuations: Counter[tuple[str, str, str]] = Counter()
+        self.loop = Loop(name, settings, self, clock, self._make_actuators(settings), patience=_patience(settings))
+
+    @property
+    def settings(self) -> PoolSettings:
+        """The policy. Where it changes, what was seen, decided and ordered stays."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: PoolSettings) -> None:
+        same_hands = settings.actuator == self._settings.actuator
+        guard, names = self._guard, {role.name for role in settings.roles}
+        for role in self._settings.roles:
+            if role.name not in names or settings.mode != "active":
+                self._let_go(role.name)
+        self._settings, self.drains.settings = settings, settings.drain
+        actuators = self._make_actuators(settings)
+        if same_hands and guard is not None and self._guard is not None:
+            self._guard.roles = guard.roles
+        for counted in (self.decisions, self.actuations):
+            for key in [key for key in counted if key[0] not in names]:
+                del counted[key]
+        self.loop.pool, self.loop.actuators, self.loop.patience = settings, actuators, _patience(settings)
+
+    def end(self) -> None:
+        """Pods that drain serve again; it is not asked any more."""
+        for role in self.settings.roles:
+            self._let_go(role.name)
+
+    async def step(self) -> Decision:
+        await self._senses.look()
+        await self._queries.look(self.settings)
+        decision = await self.loop.step()
+        self._count(decision)
+        for role in decision.situations:
+            await self._let_back(decision, role)
+        await self._clear_marks(decision)
+        return decision
+
+    # What the loop sees.
+
+    async def observe(self) -> Mapping[str, Observed]:
+        now, found = self._clock.now(), {}
+        for role in self.settings.roles:
+            pods = self._pods(role.name)
+            if pods:
+                self._seen.add(role.name)
+            elif role.min > 0 and role.name not in self._seen and now - self._began < FIRST_SIGHT:
+                continue
+            found[role.name] = self._observed(role, pods, now)
+        return found
+
+    def _observed(self, role: RoleSettings, pods: Sequence[Endpoint], now: float) -> Observed:
+        ready = [pod for pod in pods if pod.state is EndpointState.READY]
+        taken = self._taken.setdefault(role.name, Taken()).look(now, ready)
+        known = replace(self._senses.known(self.name, role.name, now), taken=taken)
+        measured = Measured(ready, known, now, self.settings.stale_after, role.prefill_rate, self._queries.answers)
+        return Observed(
+            current=self.orders.current(role.name, len(pods)),
+            ready=len(ready),
+            draining=sum(pod.state is EndpointState.DRAINING for pod in pods),
+            metrics=metrics_of(self.settings, role, measured),
+            signals=signals_of(self.settings, role, measured),
+        )
+
+    # What drains ask and do.
+
+    def replicas(self, role: str) -> Sequence[Replica]:
+        return [self._replica(pod, role) for pod in self._pods(role)]
+
+    def drain(self, name: str) -> None:
+        if self._fleet.get(name) is not None:
+            self._fleet.drain(name)
+
+    def undrain(self, name: str) -> None:
+        if self._fleet.get(name) is not None:
+            self._fleet.undrain(name)
+
+    # What is shown.
+
+    def described(self, decision: Decision) -> dict[str, Any]:
+        """In JSON, with the pods that drain."""
+        found = decision.as_dict()
+        for name, role in found["roles"].items():
+            role["drain"] = self.drains.described(name)
+        return {**found, "leads": self._leads()}
+
+    def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
+        """Raises BadRequest."""
+        self.loop.acknowledge(decision, roles)
+        for role, count in roles.items():
+            self.orders.put(role, count)
+
+    def _pods(self, role: str) -> list[Endpoint]:
+        """Those that somebody wants, in any state."""
+        mine = [one for one in self._fleet.pods if one.pool == self.name and not self._fleet.is_leaving(one)]
+        return pods_of_role(self.settings, role, mine)
+
+    def _replica(self, pod: Endpoint, role: str) -> Replica:
+        ordinal = _ORDINAL.search(pod.pod_name)
+        return Replica(
+            pod.pod_name,
+            role,
+            ready=pod.state is EndpointState.READY,
+            draining=pod.state is EndpointState.DRAINING,
+            inflight=sum(rank.load.requests for rank in pod.ranks),
+            cached_blocks=sum(map(self._blocks, pod.ranks)),
+            ordinal=int(ordinal[1]) if ordinal else None,
+            started=pod.metrics.process_started,
+            url=pod.url,
+            group=pod.labels.get(self.settings.drain.group_label),
+        )
+
+    async def _let_back(self, decision: Decision, role: str) -> None:
+        """Those that drain, unless they are still to go, or their end was ordered and is under way."""
+        self.drains.forget_gone(role)
+        there = len(self._pods(role))
+        if not self.orders.is_open(role, there):
+            self.drains.spare(role)
+        acts = decision.mode == "active" and self._leads()
+        if self._guard is None:
+            self._let_go(role)
+        elif not acts or decision.desired.get(role, 0) >= there:
+            await self._guard.cancel(role)
+
+    async def _clear_marks(self, decision: Decision) -> None:
+        """Once: of those whom a proxy before this one had chosen to go."""
+        if self._guard is None or decision.mode != "active" or not self._leads():
+            return
+        for role in self._guard.settings.owned(tuple(decision.situations)):
+            if role in decision.situations and role not in self._cleared:
+                self._cleared.add(role)
+                going = self.drains.names(role)
+                await self._guard.spare([pod.pod_name for pod in self._pods(role) if pod.pod_name not in going])
+
+    def _let_go(self, role: str) -> None:
+        self.drains.cancel(role)
+
+    def _make_actuators(self, settings: PoolSettings) -> dict[str, Actuator]:
+        self._guard = None
+        if (acting := settings.actuator) is None:
+            return {}
+        self.orders.startup = acting.startup
+        hand = hand_of(acting, self._clock)
+        self._guard = Guard(acting, hand, self.drains, self.orders, self._clock, self._random, self._leads)
+        return dict.fromkeys(acting.owned(tuple(role.name for role in settings.roles)), self._guard)
+
+    def _count(self, decision: Decision) -> None:
+        found = decision.recommendation
+        reasons = found.result.reasons if found is not None else ()
+        why = reasons[0].value if reasons else "" if found is not None else "Blind"
+        for role, seen in decision.situations.items():
+            by = decision.desired.get(role, seen.current) - seen.current
+            direction = "up" if by > 0 else "down" if by < 0 else "none"
+            self.decisions[role, direction, "Override" if role in decision.overridden else why] += 1
+        actuator = self.settings.actuator.type if self.settings.actuator is not None else "none"
+        for role, outcome in self.loop.outcomes.items():
+            self.actuations[role, actuator, outcome.value] += 1
+
+
+def _patience(settings: PoolSettings) -> float:
+    """An actuator may have to say who goes before it says how many stay."""
+    return PATIENCE if settings.actuator is None else max(PATIENCE, 2 * settings.actuator.timeout)
+
+
+def hand_of(acting: ActuatorSettings, clock: Clock) -> Hand:
+    if acting.type == "webhook":
+        return Webhook(acting.url, acting.secret, acting.timeout, clock.wall)
+    if acting.type == "exec":
+        return Command(acting.command, acting.timeout)
+    if acting.type == "compose":
+        return Compose(acting.targets, acting.timeout, acting.project, acting.directory)
+    return Kubernetes(acting.targets, acting.timeout, acting.access)

@@ -1,0 +1,366 @@
+"""Commands that talk to the admin port of a running proxy: `top`, `drain`, `undrain`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import click
+import orjson
+from click.shell_completion import CompletionItem
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from proxy import outbound
+from proxy.core.clock import SystemClock
+from proxy.core.errors import BadRequest, ConfigError, cause
+from proxy.core.registry import Registry
+from proxy.core.tasks import Tasks
+from proxy.dashboard.client import LOOK_INTERVAL, Feed, Picture, Refused
+from proxy.dashboard.terminal import HEAD, Order, View, head, pressed, screen, table, typed
+from proxy.http.admin_pods import seconds_of
+
+TIMEOUT = 30.0
+"""Seconds."""
+
+DEFAULT_URL = "http://localhost:9190"
+KEY_VARIABLE = "KVLANE_ADMIN_KEY"
+
+NO_SUCH_PATH = "No such path"
+"""So the data port begins."""
+
+WHICH_PORT = "is this the admin port, 9190 unless configured?"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def in_full(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """`localhost:9190` means what it means in a browser."""
+    return value if not value or "://" in value else f"http://{value}"
+
+
+def url_option(command: Command) -> Command:
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="Admin port of the proxy."
+    )(command)
+
+
+def path_of(pod: str, verb: str) -> str:
+    return f"/admin/pods/{quote(pod, safe='')}/{verb}"
+
+
+def key_option(command: Command) -> Command:
+    return click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")(
+        command
+    )
+
+
+def asked(
+    url: str, path: str, key: str, query: Mapping[str, str], body: bytes | None = None, timeout: float = TIMEOUT
+) -> Any:
+    """The JSON of the answer; a body is posted. What is no good answer ends the command with what it says."""
+    try:
+        status, said = asyncio.run(answered(url.rstrip("/") + path, key, query, body, timeout))
+    except (*outbound.FAILURES, ValueError) as error:
+        no_admin_port(url, error)
+    if status >= 400:
+        click.echo(_refusal(status, said), err=True)
+        raise SystemExit(2)
+    return said
+
+
+async def answered(
+    url: str, key: str, query: Mapping[str, str] | None = None, body: bytes | None = None, timeout: float = TIMEOUT
+) -> tuple[int, Any]:
+    """The status and the JSON of the answer."""
+    method = "GET" if body is None else "POST"
+    response = await outbound.fetch(method, url, timeout, headers=outbound.bearer(key), params=query, data=body)
+    return response.status, orjson.loads(response.body)
+
+
+def no_admin_port(url: str, error: Exception) -> NoReturn:
+    click.echo(f"{url}: {cause(error)}; {_likely(error)}", err=True)
+    raise SystemExit(2)
+
+
+def hint(status: int, message: str = "") -> str:
+    if message.startswith(NO_SUCH_PATH):
+        return f" {WHICH_PORT.capitalize()}"
+    return f" Give the key with --key, or in {KEY_VARIABLE}." if status in (401, 403) else ""
+
+
+def _likely(error: Exception) -> str:
+    """What is to be done about it, as far as the error tells."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "name a file with the authority that signed it: SSL_CERT_FILE=ca.pem kvlane ..."
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "if the port speaks no TLS, write http://"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "if the port speaks TLS, write https://"
+    return WHICH_PORT
+
+
+def _refusal(status: int, said: Any) -> str:
+    error = said.get("error") if isinstance(said, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    if message is None:
+        return f"it answered {status}; {WHICH_PORT}"
+    return f"{message}{hint(status, message)}"
+
+
+COMPLETION_TIMEOUT = 2.0
+"""Seconds that somebody who has pressed a key may be kept waiting."""
+
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def pods_in(*states: str) -> Completion:
+    """Names of the pods that are in one of these states, or of all; nothing where no proxy answers."""
+
+    def offered(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        named = context.params.get(parameter.name or "") or ()
+        return [
+            CompletionItem(pod["name"], help=pod["state"])
+            for pod in _pods(context)
+            if pod["name"].startswith(begun) and pod["name"] not in named and (not states or pod["state"] in states)
+        ]
+
+    return offered
+
+
+def plugin_types(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    try:
+        return _beginning(begun, (one.plugin_type for one in Registry.discover()))
+    except ConfigError:
+        return []
+
+
+def files(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """For arguments that may be files and need not be."""
+    return [CompletionItem(begun, type="file")]
+
+
+def _beginning(begun: str, words: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(begun)]
+
+
+def _pods(context: click.Context) -> list[Any]:
+    url = in_full(context, context.command.params[0], context.params.get("url")) or DEFAULT_URL
+    key = context.params.get("key") or ""
+    try:
+        status, said = asyncio.run(answered(url.rstrip("/") + "/admin/pods", key, timeout=COMPLETION_TIMEOUT))
+    except (aiohttp.ClientError, OSError, ValueError):
+        return []
+    pods: list[Any] = said["pods"] if status == 200 else []
+    return pods
+
+
+STILL_BUSY = 1
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """As the admin port would, but before anything is drained."""
+    try:
+        return seconds_of(value)
+    except BadRequest as error:
+        raise click.BadParameter(str(error).removeprefix("wait: ")) from None
+
+
+@click.command()
+@click.argument(
+    "pods", metavar="POD...", nargs=-1, required=True, shell_complete=pods_in("starting", "ready", "ejected")
+)
+@click.option(
+    "--wait", metavar="TIME", default="0s", callback=_seconds, help="For the last request of each; 10m at most.  [0s]"
+)
+@url_option
+@key_option
+def drain(pods: tuple[str, ...], wait: float, url: str, key: str) -> None:
+    """Send pods no new requests; those that run end as if nothing were. `kvlane undrain` takes them back.
+
+    \b
+    kvlane drain vllm-0 --wait 5m && kubectl delete pod vllm-0
+    kvlane drain vllm-0 vllm-1 --url http://localhost:9190
+
+    It is forgotten when kvlane restarts, and remembered when it reloads. Names are those of `kvlane top`.
+
+    Exit code 0 if they drain, with --wait if they are empty; 1 if requests are left after that; 2 if there is no such
+    pod, or no answer.
+    """
+    for pod in pods:
+        asked(url, path_of(pod, "drain"), key, {}, b"")
+    _warn(asked(url, "/admin/pods", key, {})["pods"])
+    left = 0
+    for pod in pods:
+        query = {"wait": f"{wait:g}s"} if wait else {}
+        said = asked(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
+        click.echo(f"{pod}: {said['state']}, {_requests(said)}")
+        left += said["load"]["requests"]
+    if wait and left:
+        raise SystemExit(STILL_BUSY)
+
+
+def _requests(pod: Any) -> str:
+    left = pod["load"]["requests"]
+    return f"{left} request{'s' * (left != 1)} left" if left else "empty"
+
+
+def _warn(pods: list[Any]) -> None:
+    for pool in sorted({pod["pool"] for pod in pods}):
+        if not any(pod["state"] == "ready" for pod in pods if pod["pool"] == pool):
+            text = f"Warning: no pod of the pool {pool} is ready: its requests are refused until one is."
+            click.secho(text, fg="yellow", err=True)
+
+
+@click.command()
+@click.argument("pods", metavar="POD...", nargs=-1, required=True, shell_complete=pods_in("draining"))
+@url_option
+@key_option
+def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
+    """Send pods requests again that `kvlane drain`, the dashboard or the admin port has drained.
+
+    \b
+    kvlane undrain vllm-0
+
+    Exit code 0, or 2 if there is no such pod, or no answer.
+    """
+    for pod in pods:
+        said = asked(url, path_of(pod, "undrain"), key, {}, b"")
+        click.echo(f"{pod}: {said['state']}")
+
+
+WIDTH = 132
+"""Of what does not go to a terminal, beside the names of pods."""
+
+REDRAW = 1.0
+BETWEEN_LOOKS = 2.0
+"""Seconds, where there are only two."""
+
+PATIENCE = 9.0
+"""Seconds until the first figures of a proxy whose dashboard nobody looks at."""
+
+
+@click.command("top")
+@url_option
+@key_option
+@click.option("--once", is_flag=True, help="Print all pods once, and end.")
+def top(url: str, key: str, once: bool) -> None:
+    """The fleet, live: pods by load, state, KV cache, hit rate and latency.
+
+    \b
+    q           quit                      arrows up/down, PgUp, PgDn    scroll
+    s, S        sort by the next column, the one before                 r  reverse
+
+    FLY are requests that kvlane has at the pod, WAIT and RUN what the pod has of all, KV the used share of its cache.
+    HIT, TTFT and TOK/S are what engines count themselves, over the last five seconds, of up to 40 pods that are on the
+    screen; with --once over two seconds, of the first 40. Tokens and hits of the whole fleet are from the counters of
+    the pods, or from the responses that report usage if pods do not count them; the line says which. Everything else is
+    kvlane's own, and costs it what an open dashboard does. Where there is no terminal that can be drawn on, a table is
+    printed again and again.
+
+    Exit code 0, or 2 if the admin port does not answer, or wants a key.
+    """
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_top(url, key, once))
+    except Refused as error:
+        click.echo(f"{url}: {error}{hint(error.status, str(error))}", err=True)
+        raise SystemExit(2) from None
+    except (*outbound.FAILURES, ValueError) as error:
+        no_admin_port(url, error)
+
+
+async def _top(url: str, key: str, once: bool) -> None:
+    async with outbound.session(None, headers=outbound.bearer(key)) as session:
+        shown = Shown(session, url)
+        await shown.begin()
+        if once:
+            await shown.print(BETWEEN_LOOKS)
+        elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
+            await shown.live()
+        else:
+            while True:
+                await shown.print(LOOK_INTERVAL)
+
+
+class Shown:
+    """Lives as long as the command."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._clock = SystemClock()
+        self._picture = Picture()
+        self._news = asyncio.Event()
+        self._feed = Feed(session, url, self._picture, self._clock, self._news.set)
+        self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
+        self._view = View()
+        self._over = False
+        self.begin = self._feed.begin
+
+    async def print(self, seconds: float) -> None:
+        """All pods, as they are after so many seconds."""
+        async with Tasks() as tasks:
+            tasks.keep(self._feed.follow, "events")
+            await self._feed.look_at(self._names())
+            await asyncio.sleep(seconds)
+            await self._feed.look_at(self._names())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, PATIENCE - seconds)):
+                    while not self._picture.totals(self._clock.now()):
+                        self._news.clear()
+                        await self._news.wait()
+        self._check()
+        width, order, plain = self._console.width, Order(), not self._console.is_terminal
+        if plain:
+            width += max(map(len, self._picture.pods), default=0)
+        lines = [*head(self._picture, width, self._clock.now(), self._wrong()), Text("")]
+        lines += table(order.of(self._picture.rows()), order, width, for_scripts=plain)
+        for line in lines:
+            self._console.print(line, no_wrap=True, highlight=False, soft_wrap=True)
+
+    async def live(self) -> None:
+        with Live(console=self._console, screen=True, auto_refresh=False) as drawn, typed(self._press):
+            async with Tasks() as tasks:
+                tasks.keep(self._feed.follow, "events")
+                tasks.keep(lambda: self._feed.follow_engines(self._names), "metrics-of-pods")
+                while not self._over and self._feed.refused is None:
+                    drawn.update(self._drawn(), refresh=True)
+                    self._news.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(REDRAW):
+                            await self._news.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._feed.refused is not None:
+            raise self._feed.refused
+
+    def _drawn(self) -> Text:
+        self._view = self._view.scrolled(0, len(self._picture.pods), self._rows)
+        return screen(self._picture, self._view, self._console.size, self._clock.now(), self._wrong())
+
+    def _press(self, key: str) -> None:
+        self._over = key == "quit"
+        self._view = pressed(key, self._view, len(self._picture.pods), self._rows)
+        self._news.set()
+
+    @property
+    def _rows(self) -> int:
+        return max(1, self._console.size.height - HEAD - 1)
+
+    def _names(self) -> list[str]:
+        """Of the pods on the screen."""
+        pods = self._view.order.of(self._picture.rows())
+        return [pod.name for pod in pods[self._view.top : self._view.top + self._rows]]
+
+    def _wrong(self) -> str:
+        if not self._feed.wrong:
+            return ""
+        since = self._clock.now() - self._feed.wrong_since
+        return f"no connection for {since:.0f} s, trying again: {self._feed.wrong}"

@@ -1,0 +1,290 @@
+"""Commands that need no running proxy: `doctor`, `import`, `key`, `completion`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+import yaml
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from proxy.auth.authenticator import hashed, new_key
+from proxy.cli.admin import files
+from proxy.cli.configuration import Misconfigured
+from proxy.core.clock import SystemClock
+from proxy.core.errors import ConfigError, cause
+from proxy.core.params import plain
+from proxy.fleet.settings import PodSettings
+from proxy.tools.endpoint_picker import endpoint_picker
+from proxy.tools.findings import Finding, Level, Seen, of_fleet, of_pod, recommended
+from proxy.tools.imported import Imported, Unreadable
+from proxy.tools.litellm import litellm
+from proxy.tools.probe import EVENTS_PORT, IDLE, Manner, look_at
+from proxy.tools.production_stack import production_stack
+from proxy.tools.routers import sglang_router, vllm_router
+
+TO_MEND = 1
+
+WORTH_A_LOOK = "# telemetry: {decisions: {}}  # keeps the latest decisions, for the dashboard and for kvlane explain"
+
+_COLOURS = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.FAULT: "red"}
+
+
+def _urls(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
+    for url in value:
+        try:
+            PodSettings(url)
+        except ValueError as error:
+            raise click.BadParameter(str(error).removeprefix("url: ")) from None
+    return list(dict.fromkeys(url.rstrip("/") for url in value))
+
+
+@click.command()
+@click.argument("urls", metavar="URL...", nargs=-1, required=True, callback=_urls)
+@click.option("--api-key", envvar="VLLM_API_KEY", default="", help="Sent to the pods; or in VLLM_API_KEY.")
+@click.option("--no-requests", is_flag=True, help="Only ask: leave out what makes the engines work.")
+@click.option("--events-port", type=click.IntRange(1, 65535), default=EVENTS_PORT, show_default=True)
+@click.option("--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds for one answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was seen as JSON.")
+def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, timeout: float, as_json: bool) -> None:
+    """Examine running pods: what engine they are, whether placement can see their load and their cache, whether they
+    stop working when a client leaves; and print what to mend, and a configuration that begins with what is there.
+
+    \b
+    kvlane doctor http://vllm-0:8000 http://vllm-1:8000 > kvlane.yaml
+
+    The findings go to standard error, the configuration to standard output. Each pod gets about four short completions
+    and one long one that is left after its first token; where the engine hands KV caches over by NIXL, one of them
+    leaves a block of cache for another pod. It takes about ten seconds, most of it to see when idle connections are
+    closed. Of pods that serve no request alone, as with P2P NCCL, only ask: --no-requests.
+
+    Exit code 0 if nothing is to be mended, 1 if there is a warning or a fault, 2 if the command cannot be understood.
+    """
+    manner = Manner(api_key, timeout, not no_requests, events_port, idle=min(timeout, IDLE))
+    if sys.stderr.isatty():
+        click.echo("Looking, for about ten seconds ...", err=True)
+    pods = asyncio.run(look_at(urls, manner, SystemClock(), Random()))
+    found = [finding for pod in pods for finding in of_pod(pod)] + of_fleet(pods)
+    configuration = recommended(pods)
+    if as_json:
+        click.echo(json.dumps(_json(pods, found, configuration), indent=2, ensure_ascii=False))
+    else:
+        for line in _lines(found):
+            click.echo(line, err=True)
+        if configuration["pods"]["static"]:
+            for pod in pods:
+                if pod.unreachable:
+                    click.echo(f"# left out, as it did not answer: {pod.url}")
+            click.echo(yaml.safe_dump(configuration, sort_keys=False, width=120), nl=False)
+            click.echo(WORTH_A_LOOK)
+    if any(finding.is_bad for finding in found):
+        raise SystemExit(TO_MEND)
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """Under the URL of each pod; those of all pods come last."""
+    pod = None
+    for finding in findings:
+        if finding.pod != pod:
+            pod = finding.pod
+            yield click.style(pod or "all pods", bold=True)
+        level = click.style(f"{finding.level.value:8}", fg=_COLOURS[finding.level])
+        yield f"  {level}{finding.check:15} {finding.text}"
+        if finding.fix:
+            yield f"{'':26}{finding.fix}"
+
+
+def _json(pods: Sequence[Seen], found: Sequence[Finding], configuration: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "pods": [_finite(plain(pod)) for pod in pods],
+        "findings": [finding.as_json() for finding in found],
+        "configuration": configuration,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: it is text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return "infinite" if isinstance(value, float) and math.isinf(value) else value
+
+
+INCOMPLETE = 1
+
+_THEIR_WORDS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
+
+_output = click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write.  [standard output]")
+_words = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=files)
+_file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+@click.group("import")
+def import_() -> None:
+    """Make a configuration of that of another router or gateway.
+
+    \b
+    kvlane import vllm-router -o kvlane.yaml vllm-router --worker-urls http://a:8000 http://b:8000
+    kvlane import litellm litellm.yaml > kvlane.yaml
+
+    What has no equivalent, and what needs none, is named in comments of the YAML and on standard error. Secrets are not
+    taken over: ${NAME} stands in their place. The YAML loads, else nothing is written.
+
+    Exit code 0 if all was taken over, 1 if something has no equivalent, 2 if nothing could be made of it.
+    """
+
+
+@import_.command("vllm-router", context_settings=_THEIR_WORDS)
+@_output
+@_words
+def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
+    """The command line of vllm-router, as words, as one quoted text, or - to read it from standard input.
+
+    \b
+    kvlane import vllm-router vllm-router --worker-urls http://a:8000 http://b:8000 --policy cache_aware
+    """
+    _write(lambda: vllm_router(_split(words)), output)
+
+
+@import_.command("sglang-router", context_settings=_THEIR_WORDS)
+@_output
+@_words
+def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
+    """The command line of sglang-router, as words, as one quoted text, or - to read it from standard input.
+
+    \b
+    kvlane import sglang-router "python -m sglang_router.launch_router --worker-urls http://a:8000 http://b:8000"
+    """
+    _write(lambda: sglang_router(_split(words)), output)
+
+
+@import_.command("production-stack", context_settings=_THEIR_WORDS)
+@_output
+@_words
+def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
+    """The command line of the production stack's router, or the file of its dynamic configuration.
+
+    \b
+    kvlane import production-stack vllm-router --static-backends http://a:8000 --routing-logic roundrobin
+    kvlane import production-stack dynamic_config.yaml
+    """
+    _write(lambda: production_stack(_split(words)), output)
+
+
+@import_.command("endpoint-picker")
+@_output
+@_file
+def from_endpoint_picker(output: Path | None, file: Path) -> None:
+    """An EndpointPickerConfig, of llm-d say, or what holds one: a ConfigMap, values of a chart, an object of KServe."""
+    _write(lambda: endpoint_picker(file), output)
+
+
+@import_.command("litellm")
+@_output
+@_file
+def from_litellm(output: Path | None, file: Path) -> None:
+    """What a LiteLLM configuration says of vLLM servers.
+
+    \b
+    kvlane import litellm config.yaml -o kvlane.yaml
+    """
+    _write(lambda: litellm(file), output)
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    """One text is split as a shell would, also over lines that end in a backslash. Raises ValueError."""
+    text = sys.stdin.read() if list(words) == ["-"] else words[0] if len(words) == 1 else None
+    return list(words) if text is None else shlex.split(text.replace("\\\n", " "))
+
+
+def _write(make: Callable[[], Imported], output: Path | None) -> None:
+    try:
+        made = make()
+        made.check()
+    except ConfigError as error:
+        raise Misconfigured(error) from None
+    except (Unreadable, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+    if output is None:
+        click.echo(made.text(), nl=False)
+    else:
+        _save(output, made.text())
+    for note in made.notes:
+        click.secho(f"To do: {note}", fg="blue", err=True)
+    for left in made.missing:
+        click.secho(f"No equivalent: {left}", fg="yellow", err=True)
+    if made.missing:
+        raise SystemExit(INCOMPLETE)
+
+
+def _save(output: Path, text: str) -> None:
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise click.UsageError(f"{output}: {cause(error)}") from None
+
+
+@click.command()
+def key() -> None:
+    """Make an API key. The key is for the client, and is shown this once; the hash is for `security.apiKeys`, and
+    nobody can make the key of it.
+
+    \b
+    security:
+      apiKeys:
+        - {name: chat-app, hash: "sha256:..."}
+    """
+    secret = new_key()
+    click.echo(f"key:  {secret}\nhash: {hashed(secret)}")
+
+
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_VARIABLE = "_KVLANE_COMPLETE"
+
+_BASH = r"""%(complete_func)s() {
+    local line="${COMP_LINE:0:COMP_POINT}" word type value
+    local -a words
+    read -ra words <<< "$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    word="${words[-1]#--*=}"
+    while IFS=',' read -r type value; do
+        if [[ $type == plain ]]; then
+            COMPREPLY+=("${value#"${word%%"${word##*[:=]}"}"}")
+        elif [[ $type == file ]]; then
+            compopt -o default
+        elif [[ $type == dir ]]; then
+            compopt -o dirnames
+        fi
+    done < <(env COMP_WORDS="$line" COMP_CWORD=$((${#words[@]} - 1)) %(complete_var)s=bash_complete "$1" 2> /dev/null)
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+"""Not click's: bash ends a word at a colon, and pods are called HOST:PORT unless somebody names them. So the line is
+asked about, and of what is offered only what comes after the last colon is given to bash."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that has a shell complete kvlane's commands, options and their values.
+
+    \b
+    kvlane completion bash > ~/.local/share/bash-completion/completions/kvlane
+    kvlane completion zsh > "${fpath[1]}/_kvlane"
+    kvlane completion fish > ~/.config/fish/completions/kvlane.fish
+
+    The shell then asks kvlane itself, so what it offers is what is installed; and names of pods are those of the proxy
+    that --url names. Bash needs to be 4.4 or newer.
+    """
+    asked = _SHELLS[shell](context.find_root().command, {}, "kvlane", _VARIABLE)
+    click.echo((_BASH if shell == "bash" else asked.source_template) % asked.source_vars())

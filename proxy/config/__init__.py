@@ -1,0 +1,1 @@
+"""Load, check, compare and replace configurations."""

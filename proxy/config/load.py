@@ -1,0 +1,101 @@
+"""Load a configuration from its file, or from text that replaces the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from proxy import yaml_source
+from proxy.core.errors import ConfigError, Problem
+from proxy.scheduling.document import KIND
+from proxy.settings import Settings, from_mapping
+
+ANOTHER_FILE = (
+    "the admin port accepts a file that is not in effect only where it asks for a key: set admin.apiKey,"
+    " or name the file in the configuration file"
+)
+"""Why a configuration may not name a file: an error message, or a service that gets a token, could show its content."""
+
+_DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
+
+
+BODY = Path("request body")
+
+UNEXPANDED = "has ${…} in it, which is filled in only where the admin port asks for a key: set admin.apiKey"
+
+
+def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
+    """Kvlane's own file, or an EndpointPickerConfig; `overrides` are values of sections that win over the file's.
+    Raises ConfigError."""
+    return from_text(yaml_source.text_of(path), path, environ, overrides)
+
+
+def from_text(
+    text: str,
+    path: Path,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    reads_files: bool = True,
+) -> Settings:
+    """As `load`, from what stands in the file, or would. Unless it `reads_files`, a section in another file is a fault.
+    Raises ConfigError."""
+    data = yaml_source.read(text, str(path), environ)
+    if not isinstance(data, Mapping):
+        raise ConfigError([Problem(str(path), "must hold a mapping")])
+    if data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS):
+        data = {"scheduling": data}
+    read = partial(_read, environ=environ) if reads_files else _refused
+    return from_mapping(_with_scheduling_files(data, path, read), overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Makes settings of the file, or of what is to stand in its place; `overrides` win over both."""
+
+    file: Path | None = None
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def again(self) -> Settings:
+        """Raises ConfigError."""
+        if self.file is None:
+            return from_mapping({}, self.overrides)
+        return load(self.file, self.environ, self.overrides)
+
+    def of(self, text: str, expands: bool) -> Settings:
+        """Raises ConfigError."""
+        if "${" in text and not expands:
+            raise ConfigError([Problem(str(BODY), UNEXPANDED)])
+        path = BODY if self.file is None else self.file.parent / BODY
+        return from_text(text, path, self.environ, self.overrides, reads_files=expands)
+
+
+def _read(path: Path, environ: Mapping[str, str]) -> Any:
+    return yaml_source.read(yaml_source.text_of(path), str(path), environ)
+
+
+def _refused(path: Path) -> Any:
+    raise ConfigError([Problem(str(path), ANOTHER_FILE)])
+
+
+def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:
+    """That of the top level, and those of the pools."""
+    pools = data.get("pools")
+    if isinstance(pools, Mapping):
+        named = {
+            name: _with_scheduling_file(pool, path, read, f"pools.{name}.scheduling") for name, pool in pools.items()
+        }
+        data = {**data, "pools": named}
+    return _with_scheduling_file(data, path, read, "scheduling")  # type: ignore[no-any-return]
+
+
+def _with_scheduling_file(data: Any, path: Path, read: Callable[[Path], Any], where: str) -> Any:
+    section = data.get("scheduling") if isinstance(data, Mapping) else None
+    if not isinstance(section, Mapping) or "file" not in section:
+        return data
+    if len(section) > 1:
+        raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
+    return {**data, "scheduling": read(path.parent / str(section["file"]))}

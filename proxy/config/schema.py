@@ -1,0 +1,324 @@
+"""The JSON Schema of the configuration, and the reference of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, Union, cast, get_args, get_origin
+
+from proxy.core import params
+from proxy.core.params import plain, yaml_key
+from proxy.core.registry import Registry
+from proxy.core.units import Duration, Moment, Size
+from proxy.core.wiring import parameters_of
+from proxy.disagg.settings import DisaggregationSettings
+from proxy.fleet.settings import PodSources
+from proxy.flowcontrol.settings import FlowControlSettings
+from proxy.scheduling.build import PORTS
+from proxy.scheduling.data_layer import SETTINGS_TYPES, DataLayerSection, Ref, RequestHandlerSection
+from proxy.scheduling.document import API_VERSIONS, FEATURE_GATES, KIND, PluginRef
+from proxy.scheduling.flow_control import FLOW_TYPES, FlowControlSection
+from proxy.settings import DERIVED, Settings
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+Schema = dict[str, Any]
+
+_ENVIRONMENT: Schema = {"type": "string", "pattern": r"\$\{"}
+"""A variable may stand where no text is wanted."""
+_UNIT = r"[0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h|d)"
+_SCALARS: Mapping[Any, Schema] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": ["string", "number"]},
+    Duration: {"type": ["string", "number"], "pattern": rf"^({_UNIT})+$|\$\{{"},
+    Size: {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?\s*([kKMGTP]|[KMGTP]i)?B?$|\$\{"},
+    Moment: {"type": "string"},
+}
+_SELF_CONTAINED = (str, Duration, Size, Moment)
+"""Their patterns allow variables themselves."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum")
+
+
+def schema(registry: Registry) -> Schema:
+    """Of kvlane's own file; the section `scheduling` alone is `#/$defs/scheduling`."""
+    return _Writer(registry).root()
+
+
+class _Writer:
+    """Every class is written once, under `$defs`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._names: dict[type[Any], str] = {}
+        self._defs: dict[str, Schema] = {}
+
+    def root(self) -> Schema:
+        self._defs["scheduling"] = self._scheduling()
+        own = [item for item in dataclasses.fields(Settings) if item.name not in DERIVED]
+        kinds = params.hints(Settings)
+        properties = {yaml_key(item): self._of(kinds[item.name]) for item in own}
+        properties["scheduling"] = _or_null({"$ref": "#/$defs/scheduling"})
+        properties["pools"] = _or_null({"type": "object", "additionalProperties": _or_null(self._pool())})
+        root = {"$schema": DIALECT, "title": "kvlane", **_closed(properties)}
+        return {**root, "$defs": dict(sorted(self._defs.items()))}
+
+    def _pool(self) -> Schema:
+        sections = {
+            "pods": self._of(PodSources),
+            "flowControl": self._of(FlowControlSettings),
+            "disaggregation": self._of(DisaggregationSettings),
+        }
+        return _closed({**sections, "scheduling": _or_null({"$ref": "#/$defs/scheduling"})})
+
+    def _scheduling(self) -> Schema:
+        ref = _closed({"name": {"type": "string"}, "shadow": self._of(bool), "shadow-profile": self._of(bool)})
+        ref["properties"]["plugins"] = {"type": ["array", "null"], "items": self._of(PluginRef)}
+        profile = {**ref, "required": ["name"]}
+        return _closed(
+            {
+                "file": {"type": "string", "description": "an EndpointPickerConfig, in place of all other keys"},
+                "apiVersion": {"enum": list(API_VERSIONS)},
+                "kind": {"const": KIND},
+                "featureGates": {"type": ["array", "null"], "items": {"type": "string", "pattern": _gates()}},
+                "plugins": {"type": ["array", "null"], "items": self._plugin()},
+                "schedulingProfiles": {"type": ["array", "null"], "items": profile},
+                "dataLayer": self._of(DataLayerSection),
+                "flowControl": self._of(FlowControlSection),
+                "requestHandler": self._of(RequestHandlerSection),
+                "parser": self._of(Ref),
+                "saturationDetector": {},
+            }
+        )
+
+    def _plugin(self) -> Schema:
+        """Of which type it is says what its parameters are."""
+        kinds: dict[str, Schema] = {}
+        for cls in self._registry:
+            fields = parameters_of(cls, dict.fromkeys(PORTS))
+            name = f"plugin-{cls.plugin_type}"
+            self._defs[name] = self._object(cls, fields)
+            kinds[cls.plugin_type] = _or_null({"$ref": f"#/$defs/{name}"})
+        for table in (SETTINGS_TYPES, FLOW_TYPES):
+            kinds.update({name: self._of(kind.parameters) for name, kind in table.items()})
+        entry = _closed({"type": {"enum": sorted(kinds)}, "name": {"type": "string"}, "parameters": {}})
+        chosen = [
+            {
+                "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
+                "then": {"properties": {"parameters": parameters}},
+            }
+            for name, parameters in sorted(kinds.items())
+        ]
+        return {**entry, "required": ["type"], "allOf": chosen}
+
+    def _of(self, kind: Any) -> Schema:
+        origin = get_origin(kind)
+        if origin in (Union, types.UnionType):
+            return {"anyOf": _once(self._of(one) for one in get_args(kind))}
+        if kind is type(None):
+            return {"type": "null"}
+        if origin is Literal:
+            return _one_of(get_args(kind))
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self._of(get_args(kind)[1])}
+        if isinstance(origin, type) and issubclass(origin, tuple | Sequence | frozenset):
+            return {"type": "array", "items": self._of(get_args(kind)[0])}
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return _or_null(self._class(kind))
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return _one_of([member.value for member in kind])
+        if kind is Any:
+            return {}
+        written = dict(_SCALARS[kind])
+        return written if kind in _SELF_CONTAINED else {"anyOf": [written, _ENVIRONMENT]}
+
+    def _class(self, cls: type[Any]) -> Schema:
+        if cls not in self._names:
+            taken = f"{cls.__module__.split('.')[-2]}-{cls.__name__}"
+            self._names[cls] = taken if cls.__name__ in self._defs else cls.__name__
+            self._defs[self._names[cls]] = {}
+            self._defs[self._names[cls]] = self._object(cls, [item for item in dataclasses.fields(cls) if item.init])
+        return {"$ref": f"#/$defs/{self._names[cls]}"}
+
+    def _object(self, cls: Any, fields: Iterable[dataclasses.Field[Any]]) -> Schema:
+        kinds = params.hints(cls)
+        properties: dict[str, Schema] = {}
+        required = []
+        for item in fields:
+            written = self._field(item, kinds[item.name])
+            aliases = item.metadata.get("aliases", ())
+            properties[yaml_key(item)] = written
+            properties.update({alias: {**written, "deprecated": True} for alias in aliases})
+            if item.default is item.default_factory is dataclasses.MISSING and not aliases:
+                required.append(yaml_key(item))
+        return {**_closed(properties), **({"required": required} if required else {})}
+
+    def _field(self, item: dataclasses.Field[Any], kind: Any) -> Schema:
+        written = _bounded(self._of(kind), item.metadata.get("bounds", ()))
+        if doc := item.metadata.get("doc"):
+            written = {**written, "description": doc}
+        if isinstance(item.default, bool | int | float | str) and item.default != "":
+            written = {**written, "default": plain(item.default)}
+        return written
+
+
+def _bounded(written: Schema, bounds: Sequence[float | None]) -> Schema:
+    """Where a number may stand, in whichever of its forms."""
+    if "anyOf" in written:
+        return {**written, "anyOf": [_bounded(one, bounds) for one in written["anyOf"]]}
+    if {"integer", "number"}.isdisjoint(_types(written)):
+        return written
+    said = {word: bound for word, bound in zip(_BOUNDS, bounds, strict=False) if bound is not None}
+    return {**written, **said}
+
+
+def _types(written: Schema) -> set[str]:
+    found = written.get("type", ())
+    return {found} if isinstance(found, str) else set(found)
+
+
+def _one_of(choices: Sequence[Any]) -> Schema:
+    """What YAML would read as a number may be one."""
+    numbers = [float(choice) for choice in choices if str(choice).replace(".", "", 1).isdecimal()]
+    return {"anyOf": [{"enum": [*choices, *(int(one) if one.is_integer() else one for one in numbers)]}, _ENVIRONMENT]}
+
+
+def _or_null(written: Schema) -> Schema:
+    """An empty mapping may be left empty."""
+    return {"anyOf": [written, {"type": "null"}]}
+
+
+def _closed(properties: Mapping[str, Schema]) -> Schema:
+    return {"type": "object", "properties": dict(properties), "additionalProperties": False}
+
+
+def _once(written: Iterable[Schema]) -> list[Schema]:
+    """Without repetitions, and without choices in choices."""
+    found: list[Schema] = []
+    for one in written:
+        for choice in one["anyOf"] if set(one) == {"anyOf"} else [one]:
+            if choice not in found:
+                found.append(choice)
+    return found
+
+
+def _gates() -> str:
+    return f"^({'|'.join(FEATURE_GATES)})(=(true|false))?$"
+
+
+_HEAD = """\
+# Settings
+
+Written by `kvlane check --reference` from the classes themselves. Every key is optional unless it says `required`.
+Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`; `${NAME}` and `${NAME:-default}` in a
+value stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an `EndpointPickerConfig`:
+see [the plugins](plugins.md)."""
+
+_POOLS = [
+    "",
+    "## pools",
+    "",
+    "Name -> a pool of pods beside that of the top level, which is called `default`. Each has sections of its own:",
+    "",
+    "| key | type | default | meaning |",
+    "|---|---|---|---|",
+    "| `pods` | mapping | | as `pods` at the top level |",
+    "| `scheduling` | mapping | | as `scheduling` at the top level |",
+    "| `flowControl` | mapping | | as `flowControl` at the top level; all caps are of the pool |",
+    "| `disaggregation` | mapping | | as `disaggregation` at the top level, which says what is not said here |",
+]
+
+_TYPES: Mapping[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "text",
+    Duration: "duration",
+    Size: "size",
+    Moment: "date or time",
+}
+_DURATIONS = ((3600, "h"), (60, "m"), (1, "s"))
+_SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def markdown() -> str:
+    kinds = params.hints(Settings)
+    lines = [_HEAD]
+    for item in dataclasses.fields(Settings):
+        if item.name not in DERIVED:
+            lines += _section(yaml_key(item), kinds[item.name])
+    lines += _POOLS
+    lines += [""]
+    return "\n".join(lines)
+
+
+def _section(name: str, cls: type[Any]) -> list[str]:
+    lines = ["", f"## {name}", ""]
+    if (doc := inspect.cleandoc(cls.__doc__ or "")) and not doc.startswith(f"{cls.__name__}("):
+        lines += [" ".join(doc.partition("\n\n")[0].split()), ""]
+    return [*lines, "| key | type | default | meaning |", "|---|---|---|---|", *_rows(cls, "")]
+
+
+def _rows(cls: type[Any], path: str) -> Iterator[str]:
+    """One per value; what is nested has a dotted key, what is in a list has `[]` in it."""
+    for item in dataclasses.fields(cls):
+        kind, key = _without_none(params.hints(cls)[item.name]), params.join(path, yaml_key(item))
+        if not dataclasses.is_dataclass(kind) or item.default is None:
+            doc = item.metadata.get("doc", "") + _bounds(item)
+            yield "| " + " | ".join((f"`{key}`", _type(kind), _default(kind, item), doc.replace("|", "\\|"))) + " |"
+        if get_origin(kind) is tuple:
+            kind, key = get_args(kind)[0], f"{key}[]"
+        if dataclasses.is_dataclass(kind):
+            yield from _rows(cast("type[Any]", kind), key)
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(one for one in get_args(kind) if one is not type(None))
+    return kind
+
+
+def _type(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(f"`{member.value}`" for member in kind)
+    if get_origin(kind) is tuple:
+        return f"list of {_type(get_args(kind)[0])}s"
+    return _TYPES.get(kind, "mapping")
+
+
+def _default(kind: Any, item: dataclasses.Field[Any]) -> str:
+    if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+        return "required"
+    value: Any = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+    if kind is Duration and value:
+        return f"`{_duration(value)}`"
+    if isinstance(value, Enum):
+        return f"`{value.value}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value in (None, "", (), {}):
+        return ""
+    return f"`{_size(value)}`" if kind is Size else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _bounds(item: dataclasses.Field[Any]) -> str:
+    words = zip(("at least", "at most", "more than"), item.metadata.get("bounds", ()), strict=False)
+    said = [f"{word} {bound:g}" for word, bound in words if bound is not None]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    size, unit = next((size, unit) for size, unit in _DURATIONS if seconds % size == 0 or unit == "s")
+    return f"{seconds / size:g}{unit}"
+
+
+def _size(count: int) -> str:
+    return next((f"{count // size}{unit}" for size, unit in _SIZES if count and count % size == 0), str(count))

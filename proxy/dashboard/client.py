@@ -1,0 +1,343 @@
+"""The client of the dashboard's feed that `kvlane top` uses: the admin port's events, and the pods' own metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+
+from proxy import outbound
+from proxy.autoscale.measures import Buckets, quantile_between
+from proxy.core.errors import KvlaneError, cause
+from proxy.core.ports import Clock
+from proxy.telemetry.exposition import SampleReader, ScrapeError, sums_by
+
+WINDOW = 10.0
+"""Seconds over which legs are counted."""
+
+BETWEEN_POINTS = 7.0
+"""Seconds at most; what is older was not followed by another until somebody looked."""
+
+FRESH = 30.0
+"""Seconds for which the latest rates and percentiles may be shown."""
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one pod, by its own count between two looks at it; None where it did not say, or did nothing."""
+
+    hit_ratio: float | None = None
+    ttft_50: float | None = None
+    ttft_90: float | None = None
+    tokens: float | None = None
+    """Answered, per second."""
+
+
+UNKNOWN = Figures()
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A row of the dashboard's, and what else is known. `requests` are kvlane's own, the next three the pod's."""
+
+    name: str
+    pool: str = ""
+    role: str = ""
+    state: str = ""
+    breaker: str = "closed"
+    doubts: tuple[str, ...] = ()
+    requests: int = 0
+    waiting: int = 0
+    running: int = 0
+    kv: float = 0.0
+    stale: bool = False
+    leaving: bool = False
+    sent: int = 0
+    failed: int = 0
+    rate: float | None = None
+    """Legs per second, of late; None where they were counted but once."""
+    failures: float | None = None
+    figures: Figures = UNKNOWN
+
+    @property
+    def condition(self) -> str:
+        """Its state, or what is wrong with it in spite of that."""
+        if self.leaving:
+            return "leaving"
+        if self.state != "ready":
+            return self.state
+        if self.breaker != "closed":
+            return "probing" if "half" in self.breaker else "broken"
+        return "doubted" if self.doubts else "stale" if self.stale else "ready"
+
+
+_KEPT = frozenset(each.name for each in fields(Pod))
+
+
+class Picture:
+    """Lives as long as the command; what was learnt before a connection broke is shown until there is something new."""
+
+    def __init__(self) -> None:
+        self.about: Json = {}
+        self.point: Json = {}
+        """Of the whole proxy, between its two latest looks."""
+        self.pods: dict[str, Pod] = {}
+        self.figures: dict[str, Figures] = {}
+        self.waits = 0
+        """Requests that kvlane holds back."""
+        self._fields: list[str] = []
+        self._seen: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
+        self._point_at = 0.0
+        self._counts = False
+
+    def take(self, event: str, body: Json, now: float) -> None:
+        """Of an event `all` or `change`, at a moment of monotonic time."""
+        if event == "all":
+            self._fields, self.pods = body["fields"], {}
+            self._seen.clear()
+        for name, row in body.get("pods", {}).items():
+            if row is None:
+                self.pods.pop(name, None)
+            else:
+                self.pods[name] = self._pod(name, row)
+        self.about = body.get("about") or self.about
+        if "queues" in body:
+            self.waits = sum(band["waiting"] for pool in body["queues"] or () for band in pool["bands"])
+        self._take_point(body, now)
+        self._counts = any(pod.sent for pod in self.pods.values())
+        self._count(body)
+
+    def rows(self) -> list[Pod]:
+        then, before = self._seen[0] if self._seen else (0.0, {})
+        seconds = self._seen[-1][0] - then if self._seen else 0.0
+        return [self._known(pod, before.get(pod.name), seconds) for pod in self.pods.values()]
+
+    def totals(self, now: float) -> Json:
+        """The latest point, unless it is old."""
+        return self.point if now - self._point_at < FRESH else {}
+
+    def _pod(self, name: str, row: list[Any]) -> Pod:
+        given = {key: value for key, value in zip(self._fields, row, strict=True) if key in _KEPT}
+        return Pod(name, **{**given, "doubts": tuple(given.get("doubts", ()))})
+
+    def _take_point(self, body: Json, now: float) -> None:
+        if points := _points(body):
+            age = max(0.0, body.get("at", 0.0) - points[-1].get("t", 0.0))
+            self.point, self._point_at = points[-1], now - age
+
+    def _count(self, body: Json) -> None:
+        at = self._counted_at(body)
+        if at is not None:
+            self._seen.append((at, {name: (pod.sent, pod.failed) for name, pod in self.pods.items()}))
+            while len(self._seen) > 2 and at - self._seen[1][0] >= WINDOW:
+                self._seen.popleft()
+
+    def _counted_at(self, body: Json) -> float | None:
+        """By the clock of the proxy. Several workers are asked for their counts no more often than for points."""
+        if self.about.get("workers", 1) > 1:
+            points = _points(body)
+            if points and body["at"] - points[-1]["t"] < BETWEEN_POINTS:
+                return float(points[-1]["t"])
+            if "points" not in body:
+                return None
+        return float(body["at"])
+
+    def _known(self, pod: Pod, before: tuple[int, int] | None, seconds: float) -> Pod:
+        figures = self.figures.get(pod.name, UNKNOWN)
+        if before is None or seconds <= 0 or not self._counts:
+            return replace(pod, figures=figures)
+        sent, failed = max(0, pod.sent - before[0]), max(0, pod.failed - before[1])
+        return replace(pod, figures=figures, rate=sent / seconds, failures=failed / seconds)
+
+
+def _points(body: Json) -> Sequence[Json]:
+    return body.get("points") or ([body["point"]] if "point" in body else [])
+
+
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+TTFT = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
+"""The first that a pod has counts."""
+
+_READER = SampleReader((*HITS, *QUERIES, *TOKENS, *TTFT))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Totals since the engine's start, at a moment of monotonic time; of all its models."""
+
+    at: float
+    hits: float | None
+    queries: float | None
+    tokens: float | None
+    ttft: Buckets
+
+
+def look(exposition: bytes, at: float) -> Look:
+    """Read the totals. Raise ScrapeError for an exposition that cannot be read."""
+    samples = _READER.read(exposition)
+    found = ([samples[name] for name in names if name in samples][:1] for names in (HITS, QUERIES, TOKENS))
+    hits, queries, tokens = (sum(sample.value for sample in one[0]) if one else None for one in found)
+    ttft = next((samples[name] for name in TTFT if name in samples), ())
+    bounds = {bound: count for (bound,), count in sums_by(ttft, ("le",)).items() if bound}
+    return Look(at, hits, queries, tokens, sorted((float(bound), count) for bound, count in bounds.items()))
+
+
+def between(before: Look, now: Look) -> Figures:
+    """Nothing of an engine that has begun anew."""
+    hits, queries, tokens = (_grown(getattr(before, key), getattr(now, key)) for key in ("hits", "queries", "tokens"))
+    seconds = now.at - before.at
+    return Figures(
+        hits / queries if hits is not None and queries else None,
+        _percentile(50, before, now),
+        _percentile(90, before, now),
+        tokens / seconds if tokens is not None and seconds > 0 else None,
+    )
+
+
+def _grown(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None or now < before else now - before
+
+
+def _percentile(percentile: float, before: Look, now: Look) -> float | None:
+    try:
+        return quantile_between(percentile, now.ttft, before.ttft)
+    except ValueError:
+        return None
+
+
+AGAIN = 1.0
+SILENCE = 15.0
+"""Seconds without an event, of which there is one per second, after which the proxy is taken for gone."""
+
+LOOK_INTERVAL = 5.0
+MOST_LOOKED_AT = 40
+"""Pods, of those that are on the screen: an exposition of a real engine is 69 KB."""
+
+AT_ONCE = 4
+
+
+class Refused(KvlaneError):
+    """The admin port does not want to tell."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Feed:
+    """`changed` is called whenever the picture, or what is wrong, is another one."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, picture: Picture, clock: Clock, changed: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._picture = picture
+        self._clock = clock
+        self._changed = changed
+        self._looks: dict[str, Look] = {}
+        self.wrong = ""
+        """Why there is no connection; empty while there is one."""
+        self.wrong_since = 0.0
+        self.refused: Refused | None = None
+
+    async def follow(self) -> None:
+        """Until cancelled, or `refused`, which waiting does not mend."""
+        while self.refused is None:
+            try:
+                await self._follow_one()
+            except Refused as error:
+                self.refused = error
+                self._changed()
+            except (*outbound.FAILURES, ValueError) as error:
+                self._lost(cause(error))
+                await asyncio.sleep(AGAIN)
+
+    async def begin(self) -> None:
+        """The first picture. Raises what says that there is none."""
+        async with aclosing(self.events()) as events:
+            async for event, body in events:
+                self._picture.take(event, body, self._clock.now())
+                return
+
+    async def _follow_one(self) -> None:
+        async with aclosing(self.events()) as events:
+            async for event, body in events:
+                self.wrong = ""
+                self._picture.take(event, body, self._clock.now())
+                self._changed()
+
+    async def events(self) -> AsyncGenerator[tuple[str, Any], None]:
+        """Of one connection, which the proxy ends after some minutes."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE)
+        async with self._session.get(f"{self._url}/dashboard/events", timeout=timeout) as answer:
+            if answer.status != 200:
+                raise await _refused(answer)
+            rest = b""
+            async for chunk in answer.content.iter_any():
+                *events, rest = (rest + chunk).split(b"\n\n")
+                for event in events:
+                    name, _, body = event.partition(b"\ndata: ")
+                    yield name.removeprefix(b"event: ").decode(), orjson.loads(body)
+
+    async def follow_engines(self, shown: Callable[[], Iterable[str]]) -> None:
+        """Looks at the pods that are `shown`, until cancelled."""
+        while True:
+            await self.look_at(shown())
+            await asyncio.sleep(LOOK_INTERVAL)
+
+    async def look_at(self, names: Iterable[str]) -> None:
+        places = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for name in list(names)[:MOST_LOOKED_AT]:
+                group.create_task(self._look(name, places))
+
+    async def _look(self, name: str, places: asyncio.Semaphore) -> None:
+        """A pod that does not answer has no figures."""
+        found = None
+        with suppress(*outbound.FAILURES, ValueError, ScrapeError):
+            async with places:
+                answer = await outbound.send(self._session, "GET", self._metrics_of(name), timeout=_SHORT)
+            if answer.status == 200:
+                found = look(answer.body, self._clock.now())
+        before = self._looks.pop(name, None)
+        self._picture.figures.pop(name, None)
+        if found is not None:
+            self._looks[name] = found
+            if before is not None and found.at - before.at < 3 * LOOK_INTERVAL:
+                self._picture.figures[name] = between(before, found)
+
+    def _metrics_of(self, name: str) -> str:
+        return f"{self._url}/admin/pods/{quote(name, safe='')}/proxy/metrics"
+
+    def _lost(self, why: str) -> None:
+        if not self.wrong:
+            self.wrong_since = self._clock.now()
+        self.wrong = why
+        self._changed()
+
+
+_SHORT = aiohttp.ClientTimeout(total=3.0)
+
+
+async def _refused(answer: aiohttp.ClientResponse) -> Exception:
+    """A proxy that is just starting, or a balancer before one that is away, gets another chance."""
+    text = await answer.text()
+    if answer.status >= 500:
+        return ConnectionError(f"the admin port answered {answer.status}")
+    try:
+        message = str(orjson.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"it answered {answer.status}; is this kvlane's admin port, 9190 unless configured?"
+    return Refused(answer.status, message)

@@ -1,0 +1,131 @@
+"""The dashboard of a process with an admin port: what its panels read, and where they read it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from proxy import __version__
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Clock
+from proxy.core.tasks import Tasks
+from proxy.dashboard.feed import (
+    INTERVAL,
+    Counts,
+    Feed,
+    Paces,
+    Panel,
+    PodRows,
+    Scaled,
+    SummedCounts,
+    queues,
+    scaling,
+    shadows,
+)
+from proxy.dashboard.heat import Heat
+from proxy.dashboard.routes import DashboardRoutes
+from proxy.dashboard.samples import NAMES, CatalogueSeries, Sampling, Series, TextSeries
+from proxy.fleet.store import Fleet
+from proxy.flowcontrol.controller import FlowControl
+from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
+from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
+from proxy.prefix.index import PrefixIndex
+from proxy.scheduling.build import Scheduling
+from proxy.telemetry.metrics import Catalogue
+
+HEAT_EVERY = 5
+"""Pictures."""
+
+Read = Callable[[], Awaitable[Series]]
+
+
+def of_process(catalogue: Catalogue) -> Read:
+    series = CatalogueSeries(catalogue)
+
+    async def read() -> Series:
+        return series
+
+    return read
+
+
+def of_workers(expositions: Callable[[], Awaitable[Sequence[bytes]]]) -> Read:
+    async def read() -> Series:
+        return TextSeries(await expositions(), NAMES)
+
+    return read
+
+
+class Dashboard:
+    """`routes` are for the admin port; they serve from `begin` on. What a supervisor of several workers does not see is
+    left out: who waits, and what prompts have in common, is known in each worker alone."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        counts: Callable[[Endpoint], Counts] | None,
+        breaker: Callable[[Endpoint], str],
+        series: Read,
+        scaled: Callable[[], Mapping[str, Scaled]],
+        about: Callable[[], Mapping[str, Any]],
+        schedulings: Callable[[], Mapping[str, Scheduling]] = dict,
+        flow_controls: Callable[[], Mapping[str, FlowControl]] | None = None,
+        interval: float = INTERVAL,
+    ) -> None:
+        """`counts` is what pods were sent; where it is None, `series` knows. `about` says what is to be known of the
+        process itself, `interval` is that of the pictures, in seconds."""
+        self._sampling = sampling = Sampling(series, clock, lambda: fleet.endpoints)
+        self._heat = Heat(self._indexes, clock)
+        self._fleet, self._clock, self._about = fleet, clock, about
+        self._flow_controls, self._scaled, self._schedulings = flow_controls, scaled, schedulings
+        summed = SummedCounts(lambda: sampling.series)
+        pods = PodRows(fleet, clock, breaker, counts or summed.of, self._paces)
+        panels = (
+            Panel("about", self._read_about),
+            Panel("queues", self._read_queues),
+            Panel("scaling", self._read_scaling),
+            Panel("shadows", self._read_shadows),
+            Panel("heat", self._read_heat, HEAT_EVERY),
+        )
+        self._feed = Feed(pods, sampling.samples, sampling.look, panels, clock, interval)
+        self.routes = DashboardRoutes(self._feed)
+
+    async def begin(self, stack: AsyncExitStack, samples_always: bool = True) -> None:
+        """After the admin port is open: it closes when nobody looks any more."""
+        await stack.enter_async_context(self._feed)
+        tasks = await stack.enter_async_context(Tasks())
+        if samples_always:
+            tasks.keep(self._sampling.run, "samples-for-the-dashboard")
+
+    async def _read_about(self) -> Mapping[str, Any]:
+        return {"version": __version__, "panics": self._fleet.panics, "pools": list(self._fleet.pools), **self._about()}
+
+    async def _read_queues(self) -> list[dict[str, Any]] | None:
+        return None if self._flow_controls is None else queues(self._flow_controls(), self._clock.now())
+
+    async def _read_scaling(self) -> list[dict[str, Any]]:
+        return scaling(self._scaled())
+
+    async def _read_shadows(self) -> list[dict[str, Any]]:
+        return [] if self._sampling.series is None else shadows(self._sampling.series)
+
+    async def _read_heat(self) -> dict[str, Any] | None:
+        return await self._heat.look()
+
+    def _indexes(self) -> Sequence[PrefixIndex]:
+        schedulings = self._schedulings().values()
+        return [
+            producer.index for scheduling in schedulings for producer in scheduling.plugins(ApproxPrefixCacheProducer)
+        ]
+
+    def _paces(self) -> Paces:
+        by_pool = {
+            name: scheduling.plugins(PredictedLatencyProducer) for name, scheduling in self._schedulings().items()
+        }
+
+        def pace(endpoint: Endpoint) -> tuple[float, float] | None:
+            known = (one.pace(endpoint) for one in by_pool.get(endpoint.pool, ()))
+            return next((one for one in known if one is not None), None)
+
+        return pace

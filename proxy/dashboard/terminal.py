@@ -1,0 +1,330 @@
+"""The fleet in a terminal: columns, screen and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import tty
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from rich.text import Text
+
+from proxy.dashboard.client import Json, Picture, Pod
+
+Key = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`width` in characters; the pod's name takes what is left. `falls`: the largest come first unless reversed."""
+
+    title: str
+    width: int
+    show: Callable[[Pod], str]
+    key: Callable[[Pod], Key]
+    falls: bool = True
+
+
+def number(value: float | None) -> str:
+    """In four characters as far as it goes: 7, 12.5, 950, 8.1k."""
+    if value is None:
+        return "-"
+    if value >= 999.5:
+        return f"{value / 1000:.1f}k" if value < 99_950 else f"{value / 1000:.0f}k"
+    return f"{value:.0f}" if value >= 99.5 or value == round(value) else f"{value:.1f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1000 * value:.0f}ms" if value < 0.9995 else f"{value:.1f}s" if value < 99.95 else f"{value:.0f}s"
+
+
+def _least(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+_CONDITIONS = ("ready", "starting", "stale", "doubted", "probing", "broken", "draining", "leaving", "ejected")
+"""Best first: by them the worst stand above."""
+
+
+def _badness(pod: Pod) -> float:
+    return _CONDITIONS.index(pod.condition) if pod.condition in _CONDITIONS else len(_CONDITIONS)
+
+
+COLUMNS: Sequence[Column] = (
+    Column("POD", 0, lambda pod: pod.name, lambda pod: pod.name, falls=False),
+    Column("ROLE", 7, lambda pod: pod.role or "-", lambda pod: pod.role, falls=False),
+    Column("STATE", 8, lambda pod: pod.condition, _badness),
+    Column("FLY", 4, lambda pod: number(pod.requests), lambda pod: pod.requests),
+    Column("WAIT", 4, lambda pod: number(pod.waiting), lambda pod: pod.waiting),
+    Column("RUN", 4, lambda pod: number(pod.running), lambda pod: pod.running),
+    Column("KV", 4, lambda pod: share(pod.kv), lambda pod: pod.kv),
+    Column("HIT", 4, lambda pod: share(pod.figures.hit_ratio), lambda pod: _least(pod.figures.hit_ratio)),
+    Column("TTFT50", 6, lambda pod: seconds(pod.figures.ttft_50), lambda pod: _least(pod.figures.ttft_50)),
+    Column("TTFT90", 6, lambda pod: seconds(pod.figures.ttft_90), lambda pod: _least(pod.figures.ttft_90)),
+    Column("TOK/S", 5, lambda pod: number(pod.figures.tokens), lambda pod: _least(pod.figures.tokens)),
+    Column("REQ/S", 5, lambda pod: number(pod.rate), lambda pod: _least(pod.rate)),
+    Column("ERR/S", 5, lambda pod: number(pod.failures), lambda pod: _least(pod.failures)),
+)
+TITLES = tuple(column.title for column in COLUMNS)
+FIRST = "FLY"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`at` is the position of the column in COLUMNS."""
+
+    at: int = TITLES.index(FIRST)
+    is_reversed: bool = False
+
+    def of(self, pods: Sequence[Pod]) -> list[Pod]:
+        """Equal pods stand by their names, so that they do not change places every second."""
+        column = COLUMNS[self.at]
+        by_name = sorted(pods, key=lambda pod: pod.name)
+        return sorted(by_name, key=column.key, reverse=column.falls != self.is_reversed)
+
+    def next(self, steps: int) -> Order:
+        return Order((self.at + steps) % len(COLUMNS), self.is_reversed)
+
+    def turned(self) -> Order:
+        return Order(self.at, not self.is_reversed)
+
+
+HEAD = 5
+"""Lines above the pods; one more is below them."""
+
+NARROWEST_NAME = 8
+WIDEST_NAME = 18
+"""For which columns are left out."""
+OPTIONAL = ("ERR/S", "REQ/S", "ROLE", "TTFT50", "TOK/S", "RUN", "HIT", "TTFT90")
+"""Columns that a narrow terminal does without, in this order; nothing else is said twice."""
+
+STYLES = {"ready": "green", "ejected": "bold red", "broken": "bold red", "starting": "cyan", "leaving": "dim"}
+OTHERWISE = "yellow"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What its keys have made of it."""
+
+    order: Order = Order()
+    top: int = 0
+    """The first pod that is shown."""
+
+    def scrolled(self, by: int, pods: int, rows: int) -> View:
+        return replace(self, top=max(0, min(self.top + by, pods - rows)))
+
+
+def screen(picture: Picture, view: View, size: tuple[int, int], now: float, wrong: str = "") -> Text:
+    """All of it, in `size` columns and lines. `wrong` says why nothing new comes."""
+    width, height = size
+    pods, rows = view.order.of(picture.rows()), max(1, height - HEAD - 1)
+    shown = pods[view.top : view.top + rows]
+    lines = [*head(picture, width, now, wrong), *table(shown, view.order, width)]
+    lines += [Text("")] * (height - 1 - len(lines))
+    return Text("\n", no_wrap=True).join([*lines[: height - 1], _foot(view, len(pods), len(shown), width)])
+
+
+def head(picture: Picture, width: int, now: float, wrong: str = "") -> list[Text]:
+    return [_cut(line, width) for line in (_who(picture, wrong), *_totals(picture, now))]
+
+
+def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = False) -> list[Text]:
+    """Its title line first. Scripts find the same columns whatever the pods are."""
+    longest = max((len(pod.name) for pod in pods), default=0)
+    has_roles = for_scripts or any(pod.role for pod in pods)
+    columns = fitting(width - min(max(longest, NARROWEST_NAME), WIDEST_NAME), has_roles)
+    name = max(NARROWEST_NAME, min(width - _beside(columns), longest))
+    if longest > name:
+        pods = _without_what_is_common(pods)
+    return [_titles(columns, name, COLUMNS[order.at]), *(_row(pod, columns, name) for pod in pods)]
+
+
+def _without_what_is_common(pods: Sequence[Pod]) -> list[Pod]:
+    """The ends of names, from a dot or a colon on: a domain, a port."""
+    first, *others = (pod.name for pod in pods)
+    ends = (first[at:] for at, sign in enumerate(first) if at and sign in ".:")
+    common = next((end for end in ends if others and all(name.endswith(end) for name in others)), "")
+    return [replace(pod, name=pod.name.removesuffix(common)) for pod in pods]
+
+
+def fitting(width: int, has_roles: bool) -> list[Column]:
+    """Into a width beside the name. A fleet without roles has no column for them."""
+    columns = [column for column in COLUMNS if has_roles or column.title != "ROLE"]
+    for title in OPTIONAL:
+        if _beside(columns) <= width:
+            break
+        columns = [column for column in columns if column.title != title]
+    return columns
+
+
+def _beside(columns: Sequence[Column]) -> int:
+    """What the name, which is the first of them, leaves free."""
+    return sum(1 + column.width for column in columns[1:])
+
+
+def _titles(columns: Sequence[Column], name: int, sorted_by: Column) -> Text:
+    titles = [_cell(column.title, column, name) for column in columns]
+    line = Text(" ".join(titles), style="bold reverse")
+    if sorted_by in columns:
+        at = columns.index(sorted_by)
+        begins = sum(len(title) + 1 for title in titles[:at])
+        line.stylize("underline", begins, begins + len(titles[at]))
+    return line
+
+
+def _row(pod: Pod, columns: Sequence[Column], name: int) -> Text:
+    cells = [_cell(column.show(pod), column, name) for column in columns]
+    line = Text(" ".join(cells))
+    titles = [column.title for column in columns]
+    at = sum(len(cell) + 1 for cell in cells[: titles.index("STATE")])
+    line.stylize(STYLES.get(pod.condition, OTHERWISE), at, at + len(pod.condition))
+    if pod.failures and "ERR/S" in titles:
+        line.stylize("bold red", len(line) - len(cells[-1]))
+    return line
+
+
+def _cell(text: str, column: Column, name: int) -> str:
+    width = column.width or name
+    if len(text) > width:
+        text = f"{text[: width - 9]}…{text[-8:]}" if width > 12 else text[:width]
+    return text.ljust(width) if column.title in ("POD", "ROLE", "STATE") else text.rjust(width)
+
+
+def _who(picture: Picture, wrong: str) -> Text:
+    if wrong:
+        return Text(wrong, style="bold white on red")
+    about, states = picture.about, Counter(pod.condition for pod in picture.pods.values())
+    config = about.get("config") or {}
+    parts = [f"kvlane {about.get('version', '')}".strip(), f"{len(picture.pods)} pods"]
+    parts += [f"{count} {state}" for state, count in states.most_common()]
+    parts += [f"configuration {config['version']}"] if "version" in config else []
+    parts += ["PANIC: all are asked"] if about.get("panics") else []
+    parts += ["STOPPING"] if about.get("stopping") else []
+    return Text(" · ".join(parts), style="bold")
+
+
+def _totals(picture: Picture, now: float) -> list[Text]:
+    point, pods = picture.totals(now), picture.pods.values()
+    flying = sum(pod.requests for pod in pods)
+    usage = sum(pod.kv for pod in pods) / len(pods) if pods else None
+    here = [f"in flight {number(flying)}", f"held {number(picture.waits)}"]
+    there = [
+        f"waiting {number(sum(pod.waiting for pod in pods))}",
+        f"running {number(sum(pod.running for pod in pods))}",
+    ]
+    ttft = f"TTFT p50 {_at(point, 'ttft', 0)} p90 {_at(point, 'ttft', 1)}"
+    rates = [f"{number(point.get('good'))} req/s", f"{number(_failing(point))} failing", ttft]
+    hits = f"hit {share(point.get('hits'))} ({share(point.get('predicted'))} expected)"
+    hits += f" from {point['hitsFrom']}" if point.get("hits") is not None else ""
+    return [
+        Text(" · ".join([*here, *there, f"KV {share(usage)}"])),
+        Text(" · ".join(rates)),
+        Text(" · ".join([*_tokens(point), hits])),
+    ]
+
+
+def _tokens(point: Json) -> list[str]:
+    """Responses without usage count 0 tokens, so a 0 from responses means that the tokens are not known."""
+    source = point.get("tokensFrom")
+    out, into = (point.get(key) if source == "pods" else point.get(key) or None for key in ("out", "in"))
+    return [f"{number(out)} tok/s out", f"{number(into)} in" + (f" from {source}" if source else "")]
+
+
+def _failing(point: Json) -> float | None:
+    return point["failed"] + point["refused"] if "failed" in point else None
+
+
+def _at(point: Json, name: str, position: int) -> str:
+    found = point.get(name)
+    return seconds(found[position] if found and len(found) > position else None)
+
+
+def _foot(view: View, pods: int, shown: int, width: int) -> Text:
+    by = COLUMNS[view.order.at].title + (" reversed" if view.order.is_reversed else "")
+    where = f"{view.top + 1}-{view.top + shown} of {pods}" if shown < pods else f"{pods} pods"
+    return _cut(Text(f"{where} by {by}   q quit  s/S sort  r reverse  ↑↓ PgUp PgDn scroll", style="dim"), width)
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(width)
+    return line
+
+
+SEQUENCES = {
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "k": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "j": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    " ": "page down",
+    "\x1b[H": "home",
+    "\x1b[1~": "home",
+    "g": "home",
+    "\x1b[F": "end",
+    "\x1b[4~": "end",
+    "G": "end",
+    "s": "next",
+    "\x1b[C": "next",
+    "\x1bOC": "next",
+    "S": "previous",
+    "\x1b[D": "previous",
+    "\x1bOD": "previous",
+    "r": "reverse",
+    "q": "quit",
+    "Q": "quit",
+}
+
+
+def keys_in(typed: str) -> Iterator[str]:
+    """A burst, as it comes over a slow line, can hold several; what is unknown is left out."""
+    while typed:
+        length = next((n for n in range(4, 0, -1) if typed[:n] in SEQUENCES), 0)
+        if length:
+            yield SEQUENCES[typed[:length]]
+        typed = typed[length or 1 :]
+
+
+def pressed(key: str, view: View, pods: int, rows: int) -> View:
+    """What is seen then, of `pods` in so many `rows`."""
+    if key in ("next", "previous"):
+        return replace(view, order=view.order.next(1 if key == "next" else -1), top=0)
+    if key == "reverse":
+        return replace(view, order=view.order.turned(), top=0)
+    steps = {"up": -1, "down": 1, "page up": -rows, "page down": rows, "home": -pods, "end": pods}
+    return view.scrolled(steps.get(key, 0), pods, rows)
+
+
+@contextmanager
+def typed(call: Callable[[str], None]) -> Iterator[None]:
+    """Calls with each key while it lasts; the terminal is as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    number, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(number)
+
+    def read() -> None:
+        for key in keys_in(os.read(number, 1024).decode("utf-8", "replace")):
+            call(key)
+
+    try:
+        tty.setcbreak(number)
+        loop.add_reader(number, read)
+        yield
+    finally:
+        loop.remove_reader(number)
+        termios.tcsetattr(number, termios.TCSADRAIN, before)

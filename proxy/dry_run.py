@@ -1,0 +1,270 @@
+"""Decide on a request that no client has sent, on the live fleet, without side effects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from proxy.core.cycle_state import CycleState
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import BadRequest, ConfigError, RequestError
+from proxy.core.identity import Identity
+from proxy.core.params import suggestion
+from proxy.core.plugin import DataProducer, PreRequest
+from proxy.core.record import DecisionRecord
+from proxy.core.request import InferenceRequest, changed
+from proxy.core.state import Draft
+from proxy.fleet.drain_affinity import steer
+from proxy.openai.parse import Parsed, parse
+from proxy.parsing import request_of
+from proxy.pool import Pool
+from proxy.production import Production
+from proxy.scheduling.build import Scheduling
+from proxy.scheduling.dependencies import declares
+from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileEntry, read
+from proxy.scheduling.explained_decision import Entry, imagined, short
+from proxy.scheduling.explained_log import Explaining, parts
+from proxy.scheduling.scheduler import Scheduler
+from proxy.serving import Process, narrowing
+
+PATHS: Mapping[str, str] = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses",
+}
+"""Where a body with this field goes, unless a path is given."""
+
+_FIELDS = ("request", "path", "headers", "pool", "profile", "scheduling", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Imagined:
+    """`body` is what the client would send. `profile` is to decide alone; `scheduling` is a section of that name in the
+    place of the one in effect, `weights` are those of scorers, by name, in all profiles that have them."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pool: str = ""
+    profile: str = ""
+    scheduling: Any = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: Any, query: Mapping[str, str]) -> Imagined:
+        """Of `{"request": …}` and what else there may be beside it; or of the request itself. Raises BadRequest."""
+        if not isinstance(asked, Mapping):
+            raise BadRequest("The body must be an object: a request, or what has one in `request`.")
+        given = dict(asked) if "request" in asked else {"request": asked}
+        for name in given:
+            if name not in _FIELDS:
+                raise BadRequest(f"There is no '{name}' beside the request{suggestion(name, _FIELDS)}.", param=name)
+        given.update({name: query[name] for name in ("pool", "profile") if name in query})
+        return cls(
+            _path(given),
+            _body(given["request"]),
+            _headers(given.get("headers") or {}),
+            _text(given, "pool"),
+            _text(given, "profile"),
+            given.get("scheduling"),
+            _weights(given.get("weights") or {}),
+        )
+
+
+def _body(request: Any) -> bytes:
+    try:
+        return orjson.dumps(request)
+    except TypeError:  # values of JSON that it cannot write are nested too deeply
+        raise BadRequest("The request is nested too deeply.", param="request") from None
+
+
+def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]) -> Document:
+    """The document that `made` was made of, with other weights of some scorers. Raises BadRequest."""
+    scorers = sorted({name for of_profile in parts(made).values() for name in of_profile})
+    for name in weights:
+        if name not in scorers:
+            raise BadRequest(f"No profile has the scorer '{name}'{suggestion(name, scorers)}.", param=f"weights.{name}")
+    written = {entry.label for entry in document.plugins}
+    injected = [PluginEntry(one.type, one.name) for one in made.effective.plugins if one.name not in written]
+    profiles = []
+    for profile in made.effective.profiles:
+        refs = tuple(PluginRef(use.ref, weights.get(use.ref, use.weight)) for use in profile.uses)
+        profiles.append(ProfileEntry(profile.name, refs, profile.shadow, f"schedulingProfiles.{profile.name}"))
+    return replace(document, plugins=(*document.plugins, *injected), profiles=tuple(profiles))
+
+
+def _path(given: Mapping[str, Any]) -> str:
+    """Raises BadRequest."""
+    if given.get("path"):
+        return _text(given, "path")
+    request = given["request"]
+    for name, path in PATHS.items():
+        if isinstance(request, Mapping) and name in request:
+            return path
+    raise BadRequest("The request has none of messages, prompt and input; name its `path`.", param="path")
+
+
+def _headers(given: Any) -> Mapping[str, str]:
+    """Raises BadRequest."""
+    if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
+        raise BadRequest("headers must be an object of texts.", param="headers")
+    return {"content-type": "application/json", **{name.lower(): value for name, value in given.items()}}
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    """Raises BadRequest."""
+    value = given.get(name) or ""
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be text.", param=name)
+    return value
+
+
+def _weights(given: Any) -> Mapping[str, float]:
+    """Raises BadRequest."""
+    if not isinstance(given, Mapping):
+        raise BadRequest("weights must be an object with a number for each scorer.", param="weights")
+    for name, weight in given.items():
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or weight < 0:
+            raise BadRequest(f"weights.{name} must be a number of 0 or more.", param=f"weights.{name}")
+    return {name: float(weight) for name, weight in given.items()}
+
+
+ID = "dry-run"
+
+
+@dataclass(frozen=True, slots=True)
+class NoCall:
+    """What a client would have sent. Implements `core.ports.Call`."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    received_at: float
+    id: str = ID
+    method: str = "POST"
+    query: str = ""
+    identity: Identity | None = None
+    upload: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Decides with the graph that is in use at the moment."""
+
+    process: Process
+
+    async def of(self, asked: Imagined) -> dict[str, Any]:
+        """Nobody is told of it, nothing is reserved, and no hook runs. Raises RequestError where the request would have
+        been refused before anybody looked for a pod."""
+        request = self._request(asked)
+        pool = self._pool(asked, request)
+        live = pool.scheduling
+        draft = self.process.state.draft()
+        try:
+            tried = self._tried(asked, pool, draft)
+            told = imagined(await self._decided(request, pool, tried, asked.profile))
+            if tried is not live:
+                now = short(await self._decided(request, pool, live))
+                told["live"] = {key: now[key] for key in ("pod", "prefill", "margin", "runnerUp", "predicted")}
+                told["fresh"] = _fresh(tried, live)
+            return told
+        finally:
+            await draft.discard()
+
+    def _request(self, asked: Imagined) -> InferenceRequest:
+        call = NoCall(asked.path, asked.headers, asked.body, self.process.clock.now())
+        parsed: Parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
+        if parsed.previous_response_id:
+            raise BadRequest("What follows a stored response goes to the pod that has it; nothing is decided.")
+        model = self.process.fleet.only_model() if parsed.model is None else parsed.model
+        request, names = request_of(call, parsed, model, math.inf), self.process.serving.resolver
+        return request if names is None else names.unheard().resolve(request, None)
+
+    def _pool(self, asked: Imagined, request: InferenceRequest) -> Pool:
+        pools = self.process.serving.gateway.pools
+        if not asked.pool:
+            return pools.first_for(request)
+        if asked.pool not in pools.names:
+            raise BadRequest(f"There is no pool '{asked.pool}'{suggestion(asked.pool, pools.names)}.", param="pool")
+        return pools.named(asked.pool)
+
+    def _tried(self, asked: Imagined, pool: Pool, draft: Draft) -> Scheduling:
+        """The scheduling that is in use, or the one that is asked for."""
+        if asked.scheduling is None and not asked.weights:
+            return pool.scheduling
+        document = self.process.serving.settings.all_pools[pool.name].scheduling
+        if asked.scheduling is not None:
+            document = read(asked.scheduling, "scheduling")
+        try:
+            tried = self.process.decisions.imagined(pool.name, document, draft)
+            if asked.weights:
+                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, asked.weights), draft)
+        except ConfigError as error:
+            raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
+        return tried
+
+    async def _decided(self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = "") -> Entry:
+        request = changed(request, state=CycleState())
+        production = Production(scheduling.producers, scheduling.raised, scheduling.name_of)
+        await production.run(request, pool.pods.serving(request.model))
+        candidates = pool.pods.serving(request.model)
+        if candidates:
+            candidates = narrowing(self.process.serving.flow_controls)(request, candidates)
+        record = DecisionRecord()
+        try:
+            outcome: Decision | RequestError = self._scheduled(
+                request, candidates, scheduling.scheduler, record, profile
+            )
+        except BadRequest:
+            raise
+        except RequestError as error:
+            outcome = error.with_traceback(None)
+        notes = self.process.explaining.notes(scheduling, pool.name, len(self.process.fleet.pools) <= 1)
+        return notes.entry(ID, request, candidates, record.runs, outcome)
+
+    def _scheduled(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        scheduler: Scheduler,
+        record: DecisionRecord,
+        profile: str,
+    ) -> Decision:
+        if profile:
+            return scheduler.alone(profile, request, candidates, record)
+        decision = scheduler.schedule(request, candidates, 0, record)
+        return steer(request, decision, self.process.fleet.draining) if self.process.fleet.draining else decision
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDecisions:
+    """Of this process, for its admin port."""
+
+    explaining: Explaining
+    dry_run: DryRun
+
+    async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises BadRequest."""
+        return self.explaining.listed(query)
+
+    async def shown(self, name: str) -> Mapping[str, Any]:
+        """Raises NotFound."""
+        return self.explaining.shown(name)
+
+    async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """Raises RequestError."""
+        return await self.dry_run.of(Imagined.of(asked, query))
+
+
+def _fresh(tried: Scheduling, live: Scheduling) -> list[str]:
+    """Plugins that would know nothing yet, because those of these names have other parameters."""
+    return [
+        name
+        for name, made in tried.instances.items()
+        if made is not live.instances.get(name) and any(declares(made, point) for point in (DataProducer, PreRequest))
+    ]

@@ -1,0 +1,107 @@
+"""Discovery, metrics, models and health checks of the pods: what is asked of them without any request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Clock, Random
+from proxy.core.state import Draft
+from proxy.core.tasks import Tasks
+from proxy.fleet.models import ModelRounds
+from proxy.fleet.runner import STATIC, FleetRunner, named
+from proxy.fleet.store import Fleet, FleetSettings
+from proxy.http.tls import Trust
+from proxy.http.upstream.fetch import PooledFetcher
+from proxy.reliability.health import HealthChecks
+from proxy.reliability.settings import HealthSettings
+from proxy.settings import PoolSettings, Settings
+
+FIRST_CONTACT = 5.0
+"""Seconds in which the pods should have been tried once."""
+
+SCRAPES_PER_CHECK = 4
+"""Scrapes of a pod between two health checks, at least: large fleets are asked less often."""
+
+
+def fleet_settings(settings: Settings, is_polling: bool) -> FleetSettings:
+    """`is_polling`: this process adds and removes the pods of the configuration itself."""
+    static = {}
+    for name, pool in settings.all_pools.items() if is_polling else ():
+        static[named(STATIC, name), name] = frozenset(pod.name for pod in pool.pods.static)
+    breaker = settings.reliability.breaker
+    return FleetSettings(
+        tuple(settings.all_pools), static, breaker.panic_percent, breaker.slow_start, settings.models.wake.enabled
+    )
+
+
+class Polling:
+    """Polls the pods of a process. `runners`, by pool, are those of the configuration in use."""
+
+    def __init__(
+        self, fleet: Fleet, trust: Trust, clock: Clock, rng: Random, check_failed: Callable[[Endpoint, str], None]
+    ) -> None:
+        """`check_failed`: see HealthChecks."""
+        self._fleet = fleet
+        self._trust = trust
+        self._clock = clock
+        self._random = rng
+        self._check_failed = check_failed
+        self.tasks = Tasks()
+        """Runs rounds of model reads."""
+        self.runners: Mapping[str, FleetRunner] = {}
+        self._rounds = ModelRounds(self._read_models, clock, self.tasks)
+
+    def build(self, settings: Settings, draft: Draft) -> None:
+        """Name what polls the pods of a configuration; it runs once the state has settled."""
+        runners = {name: self._runner(name, pool, draft) for name, pool in settings.all_pools.items()}
+        self._build_checks(settings.reliability.health, draft)
+        draft.assign(self, runners=runners)
+
+    async def first_contact(self) -> None:
+        """Return when as much is known of the pods as requests need."""
+        await asyncio.gather(*(runner.first_contact(FIRST_CONTACT) for runner in self.runners.values()))
+
+    def next_round(self) -> asyncio.Future[None]:
+        """See ModelReads, here and below."""
+        return self._rounds.next()
+
+    def read_soon(self, endpoint: Endpoint) -> None:
+        self._read_models_of(endpoint)
+
+    def _runner(self, name: str, pool: PoolSettings, draft: Draft) -> FleetRunner:
+        timeout, clock = pool.pods.refresh.timeout, self._clock
+        scraper = draft.get(("scraper", name), lambda: PooledFetcher(timeout, clock, self._trust))
+        draft.assign(scraper, timeout=timeout)
+        runner = draft.get(
+            ("runner", name),
+            lambda: FleetRunner(self._fleet, pool.pods, scraper, clock, self._random, pool.engines, name),
+        )
+        draft.assign(runner, settings=(pool.pods, pool.engines))
+        return runner
+
+    def _build_checks(self, settings: HealthSettings, draft: Draft) -> None:
+        timeouts = [settings.timeout] if settings.inference is None else [settings.timeout, settings.inference.timeout]
+        fleet, timeout = self._fleet, max(timeouts)
+        checker = draft.get("health-connections", lambda: PooledFetcher(timeout, self._clock, self._trust))
+        draft.assign(checker, timeout=timeout)
+        draft.get(
+            "health-checks",
+            lambda: HealthChecks(
+                settings, fleet.watch, fleet, checker, self._random, self._check_failed, self._shortest
+            ),
+            settings,
+        )
+
+    def _read_models(self) -> list[asyncio.Future[None]]:
+        reads = map(self._read_models_of, self._fleet.ready)
+        return [read for read in reads if read is not None]
+
+    def _read_models_of(self, endpoint: Endpoint) -> asyncio.Future[None] | None:
+        runner = self.runners.get(endpoint.pool)
+        return runner.read_models(endpoint) if runner else None
+
+    def _shortest(self, endpoint: Endpoint) -> float:
+        runner = self.runners.get(endpoint.pool)
+        return SCRAPES_PER_CHECK * runner.interval_of(endpoint) if runner else 0.0

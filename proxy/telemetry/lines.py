@@ -1,0 +1,226 @@
+"""Writers of lines: to a pipe that may block, to standard error, to a file that rotates."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 16 * 1024 * 1024
+"""Bytes that wait for a slow reader; what comes on top is to be dropped and counted."""
+
+STOP_TIMEOUT = 2.0
+"""Seconds that a stopping process gives the reader to take what is left."""
+
+
+class LineWriter:
+    """`write` takes whole lines, may block, and raises OSError or ValueError if it could not write them: the first
+    such failure in a row is logged, and their lines are counted as lost. Use as `async with`."""
+
+    # Not a buffered stream: if its reader stood still when the process ends, the interpreter would abort over its lock.
+    def __init__(self, name: str, write: Callable[[bytes], None], lost: Callable[[int], None]) -> None:
+        """`name` is what the log calls it: "the access log". `lost` is called with the number of lines that were
+        dropped or could not be written."""
+        self._name = name
+        self._write = write
+        self._lost = lost
+        self._batches: SimpleQueue[bytes | None] = SimpleQueue()
+        self._handed = 0
+        self._taken = 0
+        self._dropped = 0
+        self._lock = threading.RLock()  # reentrant: a finaliser that runs under it may write to standard error
+        self._thread = threading.Thread(target=self._write_batches, name=name, daemon=True)
+
+    @property
+    def is_behind(self) -> bool:
+        """Too far to be handed more."""
+        return self._handed - self._taken > BACKLOG
+
+    def hand(self, batch: bytes) -> None:
+        size = len(batch)
+        with self._lock:
+            self._handed += size
+            self._batches.put(batch)
+
+    def drop(self, lines: int) -> None:
+        """Count lines that are not handed over because the writer is too far behind."""
+        with self._lock:
+            self._dropped += lines
+            self._lost(lines)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Write what was handed over, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
+        self._batches.put(None)
+        self._thread.join(STOP_TIMEOUT)
+        return not self._thread.is_alive()
+
+    async def __aenter__(self) -> LineWriter:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Everything is written, unless nobody reads."""
+        import asyncio  # here: the processes for large bodies use `stop` alone, and are 7 MB smaller without it
+
+        await asyncio.to_thread(self.stop)
+
+    def _write_batches(self) -> None:
+        """In the thread: `_taken` is written here only."""
+        broken = False
+        while (batch := self._batches.get()) is not None:
+            try:
+                self._write(batch)
+                broken = False
+            except (OSError, ValueError) as error:  # the reader is gone, or the stream is closed
+                with self._lock:
+                    self._lost(batch.count(b"\n"))
+                if not broken:
+                    log.warning("%s cannot be written, its lines are lost: %s", self._name, error)
+                broken = True
+            self._taken += len(batch)
+            if self._dropped and self._handed - self._taken <= BACKLOG // 2:
+                self._report()
+
+    def _report(self) -> None:
+        """Log how many lines were dropped, once half of the backlog is written."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        log.warning("%s was not read fast enough: dropped %d lines", self._name, dropped)
+
+
+class StandardError(io.TextIOBase):
+    """A text stream whose writes are queued for a thread, and dropped and counted while the queue is full."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.lost_lines = 0
+        self._descriptor = descriptor
+        self._writer = LineWriter("standard error", self._write_all, self._count)
+        self._writer.start()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "backslashreplace"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str) -> int:
+        batch = text.encode(self.encoding, self.errors)
+        if self._writer.is_behind:
+            self._writer.drop(text.count("\n"))
+        elif batch:
+            self._writer.hand(batch)
+        return len(text)
+
+    def stop(self) -> bool:
+        """Write what is queued, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
+        return self._writer.stop()
+
+    def _write_all(self, batch: bytes) -> None:
+        while batch:
+            batch = batch[os.write(self._descriptor, batch) :]
+
+    def _count(self, lines: int) -> None:
+        self.lost_lines += lines
+
+
+def guard_standard_error() -> None:
+    """Replace `sys.stderr` until the process ends: log messages, warnings and tracebacks all go through it."""
+    original, stream = sys.stderr, StandardError(sys.stderr.fileno())
+    original.flush()
+    sys.stderr = stream
+
+    def stop() -> None:
+        if stream.stop() and sys.stderr is stream:
+            sys.stderr = original  # its reader reads, and the thread has ended
+
+    atexit.register(stop)
+
+
+def lost_lines() -> int:
+    """Return how many lines this process has dropped or could not write."""
+    return sys.stderr.lost_lines if isinstance(sys.stderr, StandardError) else 0
+
+
+MODE = 0o600
+
+
+class RotatingFile:
+    """Used by one thread of each process; `lock` is a file that all of them may open. `head` gives the lines that a new
+    file begins with. A full one becomes `PATH.1`, that one `PATH.2`, up to `keep`; the oldest goes."""
+
+    def __init__(self, path: Path, lock: Path, max_size: int, keep: int, head: Callable[[], bytes]) -> None:
+        self._path = path
+        self._lock = lock
+        self._max_size = max_size
+        self._keep = keep
+        self._head = head
+
+    def write(self, lines: bytes) -> None:
+        """All of them or none: raises OSError, and whoever reads the file finds whole lines.
+
+        The file is opened every time, because it may have been moved or removed since."""
+        with _opened(self._lock, os.O_RDWR) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _size_of(self._path) + len(lines) > self._max_size:
+                self._make_room()
+            with _opened(self._path, os.O_RDWR | os.O_APPEND) as descriptor:
+                _append(descriptor, lines, self._head)
+
+    def _make_room(self) -> None:
+        numbered = (self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._keep + 1))
+        names = [self._path, *numbered]
+        names[-1].unlink(missing_ok=True)
+        for at in range(len(names) - 1, 0, -1):
+            if names[at - 1].exists():
+                names[at - 1].rename(names[at])
+
+
+def _append(descriptor: int, lines: bytes, head: Callable[[], bytes]) -> None:
+    size = os.fstat(descriptor).st_size
+    is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    left = (b"\n" * is_cut if size else head()) + lines
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, MODE)
+    try:
+        os.fchmod(descriptor, MODE)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,200 @@
+"""Telemetry of a process: metrics, access log, traces and the record of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from proxy import __version__
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import ConfigError, Problem
+from proxy.core.ports import Clock
+from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
+from proxy.fleet.store import Fleet
+from proxy.plugins.producers.session_id import SESSION_ID
+from proxy.plugins.session_affinity import ID_HEADER
+from proxy.prefix.index import PrefixIndex
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.endpoints import EndpointSeries, IndexView, Predictor
+from proxy.telemetry.lines import lost_lines
+from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.observer import Observer
+from proxy.telemetry.recorder import Recorder
+from proxy.telemetry.settings import RecordSettings, Telemetry, TracingSettings
+
+if TYPE_CHECKING:
+    from proxy.telemetry.traces import SpanQueue, Tracing
+
+TRACES_PATH = "/v1/traces"
+
+TRACES_TIMEOUT = 5.0
+"""Seconds for the collector to accept one batch of spans; then the batch is dropped and counted."""
+
+
+class Observation:
+    """`readers` bring gauges up to date before they are shown."""
+
+    def __init__(
+        self,
+        settings: Telemetry,
+        catalogue: Catalogue,
+        fleet: Fleet,
+        clock: Clock,
+        breaker: Callable[[Endpoint], str],
+    ) -> None:
+        """`breaker`: the state of a pod's. Raises ConfigError."""
+        self._settings = settings
+        self._fleet = fleet
+        self._clock = clock
+        self.catalogue = catalogue
+        self.endpoints = EndpointSeries(catalogue, fleet, (), clock, doubts=fleet.ejection_reasons, breaker=breaker)
+        self.readers: list[Callable[[], None]] = []
+        self.traces = traces_of(settings.tracing, clock, catalogue.spans_lost.cell)
+        self.observer = Observer(catalogue, self.endpoints, clock)
+        self._recorder = None if settings.record is None else self._make_recorder(settings.record)
+        tracing = None if self.traces is None else self.traces.tracing
+        self.listeners = [each for each in (self.observer, tracing, self._recorder) if each is not None]
+        """Metrics, and what else is told of all requests."""
+        self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
+
+    def show(self, indexes: Sequence[PrefixIndex], exact: Sequence[IndexView], predictors: Sequence[Predictor]) -> None:
+        """Have the series tell what these know."""
+        self.endpoints.indexes = [*indexes, *exact]
+        self.endpoints.predictors = predictors
+        self.endpoints.estimates = indexes
+
+    async def begin(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> None:
+        """`write` makes what writes the access log, where one is wanted."""
+        if self.traces is not None:
+            await self.traces.begin(stack)
+        if self._settings.access_log:
+            access_log = AccessLog(write(), self._clock, self.catalogue.log_lines_lost.cell())
+            self.observer.access_log = await stack.enter_async_context(access_log)
+        stack.callback(self.observer.flush)
+        tasks.keep(self.observer.run, "metrics-and-access-log")
+        if self._recorder is not None:
+            await stack.enter_async_context(self._recorder)
+
+    def _make_recorder(self, settings: RecordSettings) -> Recorder:
+        return Recorder(settings, self._clock, self.catalogue.record_lines_lost.cell(), self._adapters, _session)
+
+    def _adapters(self) -> frozenset[str]:
+        return frozenset(card["id"] for card in self._fleet.models() if card.get("parent"))
+
+
+def _session(request: InferenceRequest) -> str:
+    """Return the session that the producer found or the client's header names; "" without one."""
+    return request.state.read(SESSION_ID) or request.headers.get(ID_HEADER, "").strip()
+
+
+def traces_of(settings: TracingSettings | None, clock: Clock, lost: Callable[[], Counter]) -> Traces | None:
+    """None where nothing is traced. Raises ConfigError if the extra is missing."""
+    if settings is None:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        from proxy.telemetry.traces import SpanQueue, Tracing
+    except ImportError:
+        raise ConfigError([Problem("telemetry.tracing", "needs the extra: pip install 'kvlane[otel]'")]) from None
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # the queue says once what it says again
+    exporter = OTLPSpanExporter(
+        target(settings.endpoint), headers=dict(settings.collector_headers), timeout=TRACES_TIMEOUT
+    )
+    queue = SpanQueue(exporter, lost())
+    return Traces(Tracing(settings, __version__, clock, queue), queue)
+
+
+def target(endpoint: str) -> str:
+    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The listener that makes spans, and the queue that sends them."""
+
+    tracing: Tracing
+    queue: SpanQueue
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """What has ended is sent from here on, and the last of it when the stack ends."""
+        await stack.enter_async_context(self.queue)
+
+
+_END = b"# EOF\n"
+
+
+class Exposition:
+    """What /metrics answers with; the requests of the `observer`, if there is one, are counted to the last. `readers`
+    bring further gauges up to date."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        endpoints: EndpointSeries,
+        observer: Observer | None = None,
+        readers: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self._readers = readers
+        self._catalogue = catalogue
+        self._endpoints = endpoints
+        self._observer = observer
+        self._one_at_a_time = asyncio.Lock()
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """Body and content type: OpenMetrics for those who accept it, else the text format."""
+        async with self._one_at_a_time:
+            if self._observer is not None:
+                await self._observer.settle()
+            await self._endpoints.read()
+            self._catalogue.stderr_lines_lost.cell().value = lost_lines()
+            for read in self._readers:
+                read()
+            return await expose(self._catalogue, accept)
+
+
+async def expose(catalogue: Catalogue, accept: str) -> tuple[bytes, str]:
+    """As `Exposition.render`, of what was read last."""
+    encode, content_type = _encoder(accept)
+    parts: list[bytes] = []
+    previous = ""
+    for metric in catalogue.slices():
+        text = encode(_Slice(metric)).removesuffix(_END)
+        parts.append(_without_head(text) if metric.name == previous else text)
+        previous = metric.name
+        await asyncio.sleep(0)
+    if content_type.startswith("application/openmetrics-text"):
+        parts.append(_END)
+    return b"".join(parts), content_type
+
+
+class _Slice(Collector):
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # the version in the header is none
+        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+
+
+def _without_head(text: bytes) -> bytes:
+    """A family has one head, also when it comes in several slices."""
+    while text.startswith(b"#"):
+        _, _, text = text.partition(b"\n")
+    return text

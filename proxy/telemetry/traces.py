@@ -1,0 +1,366 @@
+"""OpenTelemetry traces: a span per request and attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.cycle_state import DataKey
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint
+from proxy.core.errors import Reason
+from proxy.core.listener import Listener
+from proxy.core.ports import Call, Clock
+from proxy.core.record import DecisionRecord
+from proxy.core.request import InferenceRequest
+from proxy.core.tasks import Tasks
+from proxy.telemetry.metrics import Counter
+from proxy.telemetry.observer import path_label
+from proxy.telemetry.settings import TracingSettings
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+BATCH = 512
+MOST = 4096
+"""That wait, at about 2 KiB each; what comes on top while the collector is slow is lost, and counted."""
+
+LAST_SECONDS = 5.0
+"""That a stopping process gives the collector to take what is left."""
+
+
+class SpanQueue(SpanProcessor):
+    """`async with`: inside of it spans are sent. Spans end on the event loop only."""
+
+    def __init__(self, exporter: SpanExporter, lost: Counter, most: int = MOST) -> None:
+        self._exporter = exporter
+        self._lost = lost
+        self._most = most
+        self._spans: deque[ReadableSpan] = deque()
+        self._many = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self._is_broken = False
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if len(self._spans) >= self._most:
+            self._lost.add(1)
+            return
+        self._spans.append(span)
+        if len(self._spans) >= BATCH:
+            self._many.set()
+
+    async def __aenter__(self) -> SpanQueue:
+        self._thread = ThreadPoolExecutor(1, "traces")
+        self._tasks = Tasks()
+        self._tasks.keep(self._run, "traces")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._send_all()
+        await self._tasks.stop()
+        self._lost.add(len(self._spans))
+        self._spans.clear()
+        await asyncio.to_thread(self._exporter.shutdown)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can swallow a cancellation
+                async with asyncio.timeout(INTERVAL):
+                    await self._many.wait()
+            self._many.clear()
+            await self._send_all()
+
+    async def _send_all(self) -> None:
+        """And waits for those that somebody else is sending."""
+        async with self._sending:
+            while self._spans:
+                await self._send_batch([self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))])
+
+    async def _send_batch(self, batch: list[ReadableSpan]) -> None:
+        went = False
+        try:
+            went = await asyncio.get_running_loop().run_in_executor(self._thread, self._send, batch)
+        except Exception:
+            log.exception("spans cannot be sent")
+        finally:
+            if not went:
+                self._lost.add(len(batch))
+
+    def _send(self, batch: list[ReadableSpan]) -> bool:
+        """In the thread. The first failure in a row is logged."""
+        went = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        if not went and not self._is_broken:
+            log.warning("the collector takes no spans: they are lost, and counted, until it does again")
+        self._is_broken = not went
+        return went
+
+
+Attributes = dict[str, str | int | float | bool]
+
+OPERATIONS: Mapping[str, str] = {
+    "chat": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+"""`gen_ai.operation.name` by the label of the path; what has none there is called by its label."""
+
+FIRST_ERROR = 400
+LOST = frozenset((Ending.UPSTREAM_FAILED, Ending.TIMED_OUT, Ending.EVICTED))
+
+
+def operation(path: str) -> str:
+    label = path_label(path)
+    return OPERATIONS.get(label, label)
+
+
+def name_of(path: str, model: str) -> str:
+    return f"{operation(path)} {model}".rstrip()
+
+
+def of_request(request: InferenceRequest) -> Attributes:
+    found: Attributes = {
+        "gen_ai.operation.name": operation(request.path),
+        "gen_ai.request.model": request.model,
+        "gen_ai.request.stream": request.stream,
+    }
+    if request.max_tokens:
+        found["gen_ai.request.max_tokens"] = request.max_tokens
+    if request.tenant:
+        found["kvlane.tenant"] = request.tenant
+    return found
+
+
+def of_end(call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None) -> Attributes:
+    """Of the span of a whole request."""
+    found: Attributes = {
+        "http.request.method": call.method,
+        "url.path": call.path,
+        "http.response.status_code": status,
+        "kvlane.request_id": call.id,
+        "kvlane.outcome": outcome.value,
+    }
+    if attempt is not None:
+        found["kvlane.endpoint"] = attempt.endpoint.name
+        found["kvlane.attempts"] = attempt.number + 1
+        found |= of_usage(attempt.usage)
+        found |= _of_first_chunk(attempt, call.received_at)
+    return found | _error(outcome, status)
+
+
+def of_decision(request: InferenceRequest, candidates: int, decision: Decision) -> Attributes:
+    found: Attributes = {
+        "kvlane.candidates": candidates,
+        "kvlane.endpoint": decision.target.name,
+        "kvlane.prompt_tokens_estimated": request.prompt.tokens,
+    }
+    if decision.profile:
+        found["kvlane.profile"] = decision.profile
+    if decision.prefill:
+        found["kvlane.prefill_endpoint"] = decision.prefill[0].name
+    if decision.why:
+        found["kvlane.stages"] = decision.why
+    return found
+
+
+def of_leg(attempt: Attempt) -> Attributes:
+    """As it begins."""
+    return {
+        **of_request(attempt.request),
+        **of_pod(attempt.endpoint),
+        "kvlane.stage": attempt.stage.value,
+        "kvlane.attempt": attempt.number,
+    }
+
+
+def of_pod(endpoint: Endpoint) -> Attributes:
+    parts = urlsplit(endpoint.url)
+    found: Attributes = {
+        "gen_ai.provider.name": endpoint.engine,
+        "server.address": parts.hostname or "",
+        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
+        "kvlane.endpoint": endpoint.name,
+    }
+    if endpoint.role:
+        found["kvlane.role"] = endpoint.role
+    return found
+
+
+def of_leg_end(attempt: Attempt) -> Attributes:
+    found = of_usage(attempt.usage)
+    if attempt.status is not None:
+        found["http.response.status_code"] = attempt.status
+    if attempt.predicted_cached_tokens is not None:
+        found["kvlane.predicted_cached_tokens"] = attempt.predicted_cached_tokens
+    found |= _of_first_chunk(attempt, attempt.started_at)
+    return found | _error(attempt.ending or Ending.COMPLETE, attempt.status or 0)
+
+
+def _of_first_chunk(attempt: Attempt, since: float) -> Attributes:
+    """In seconds; of streams alone, as the convention wants it: what comes whole comes when all of it is ready."""
+    if attempt.first_byte_at is None or not attempt.request.stream:
+        return {}
+    return {"gen_ai.response.time_to_first_chunk": attempt.first_byte_at - since}
+
+
+def of_usage(usage: Usage | None) -> Attributes:
+    if usage is None:
+        return {}
+    found: Attributes = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    return found
+
+
+def _error(outcome: Ending | Reason, status: int) -> Attributes:
+    """An answer that is whole may be an error of the pod's."""
+    if outcome is not Ending.COMPLETE:
+        return {"error.type": outcome.value}
+    return {"error.type": str(status)} if status >= FIRST_ERROR else {}
+
+
+PROPAGATOR = TraceContextTextMapPropagator()
+BAD_STATUS = 500
+
+
+IDS = RandomIdGenerator()
+
+
+@dataclass(slots=True)
+class Trace:
+    """Of one request that is sampled, as long as it lives."""
+
+    span: Span
+    inside: Context
+
+
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """Of one that is not: `traceparent` has pods leave it out too."""
+
+    traceparent: str
+
+
+TRACE: DataKey[Trace | Undrawn] = DataKey("Trace")
+SPAN: DataKey[Span] = DataKey("Span")
+"""Of an attempt."""
+
+
+class Tracing(Listener):
+    """Makes the spans of requests that are sampled; those that come with a traceparent follow its flag. `ended` takes
+    spans that have ended."""
+
+    def __init__(self, settings: TracingSettings, version: str, clock: Clock, ended: SpanProcessor) -> None:
+        self._limit = TraceIdRatioBased(settings.sample).bound
+        resource = Resource.create({"service.name": settings.service_name, "service.version": version})
+        provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(ended)
+        self._tracer = provider.get_tracer("kvlane", version)
+        self._clock = clock
+
+    def decided(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        decision: Decision,
+        started: float,
+        record: DecisionRecord | None = None,
+    ) -> None:
+        trace = self._of(request)
+        if isinstance(trace, Undrawn):
+            return
+        span = self._tracer.start_span("schedule", trace.inside, start_time=self._ns(started))
+        if span.is_recording():
+            span.set_attributes(of_decision(request, len(candidates), decision))
+        span.end(self._ns(self._clock.now()))
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """The pod is told that the leg is what its own spans belong to."""
+        request, trace = attempt.request, self._of(attempt.request)
+        if isinstance(trace, Undrawn):
+            attempt.upstream_headers.append(("traceparent", trace.traceparent))
+            return
+        name = name_of(request.path, request.model)
+        started = self._ns(attempt.started_at)
+        span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
+        if span.is_recording():
+            span.set_attributes(of_leg(attempt))
+        attempt.state[SPAN] = span
+        told: dict[str, str] = {}
+        PROPAGATOR.inject(told, set_span_in_context(span))
+        attempt.upstream_headers.extend(told.items())
+
+    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+        trace = self._of(attempt.request)
+        if isinstance(trace, Undrawn) or (span := attempt.state.pop(SPAN, None)) is None:
+            return
+        if span.is_recording():
+            span.set_attributes(of_leg_end(attempt))
+            status = attempt.status
+            if attempt.ending in LOST or (status is not None and status >= BAD_STATUS):
+                span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(self._clock.now()))
+
+    def request_ended(
+        self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
+    ) -> None:
+        """What was refused before anybody was chosen gets its span here."""
+        trace = None if attempt is None else attempt.request.state.read(TRACE)
+        if trace is None:
+            trace = self._begin(call.headers, call.received_at, operation(call.path))
+        if isinstance(trace, Undrawn):
+            return
+        span = trace.span
+        if span.is_recording():
+            span.set_attributes(of_end(call, status, outcome, attempt))
+            if status >= BAD_STATUS or outcome in LOST:
+                span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(self._clock.now()))
+
+    def _of(self, request: InferenceRequest) -> Trace | Undrawn:
+        trace = request.state.read(TRACE)
+        if trace is None:
+            name = name_of(request.path, request.model)
+            trace = self._begin(request.headers, request.received_at, name)
+            if isinstance(trace, Trace) and trace.span.is_recording():
+                trace.span.set_attributes(of_request(request))
+            request.state.write(TRACE, trace)
+        return trace
+
+    def _begin(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | Undrawn:
+        """An unreadable traceparent begins a new trace, as none does. Who is not drawn does not come as far as the SDK,
+        which takes its time to say so."""
+        parent = PROPAGATOR.extract(headers) if "traceparent" in headers else None
+        if parent is None or not get_current_span(parent).get_span_context().is_valid:
+            drawn = IDS.generate_trace_id()
+            if drawn & TraceIdRatioBased.TRACE_ID_LIMIT >= self._limit:
+                return Undrawn(f"00-{drawn:032x}-{IDS.generate_span_id():016x}-00")
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=self._ns(received_at))
+        return Trace(span, set_span_in_context(span))
+
+    def _ns(self, at: float) -> int:
+        """Since the Unix epoch, of monotonic seconds."""
+        return round((self._clock.wall() - self._clock.now() + at) * 1e9)

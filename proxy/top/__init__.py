@@ -1,1 +1,0 @@
-"""The fleet in a terminal: what the dashboard is told, drawn with text."""

@@ -1,0 +1,102 @@
+"""Which of several proxies scales, by leases in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from proxy.autoscale.autoscaling import Lead
+from proxy.cluster.redis_transport import Lease
+from proxy.core.clock import SystemClock
+from proxy.core.tasks import failures
+from tests.helpers.cluster.store import needs_redis, store
+from tests.helpers.ports import free_port
+from tests.helpers.waiting import until
+from tests.system.cluster.test_deployment import settings
+
+SECONDS = 4.0
+"""More than a machine stands still: the store goes on meanwhile."""
+
+
+@needs_redis
+async def test_one_of_three_leads_another_one_when_it_is_gone_and_nobody_without_the_store(tmp_path: Path) -> None:
+    async with store(tmp_path) as redis:
+        leads = [Lead(SystemClock()) for _ in range(3)]
+        stacks = [AsyncExitStack() for _ in leads]
+        for lead, stack in zip(leads, stacks, strict=True):
+            await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
+        leading: set[int] = set()
+
+        def there_is_one() -> bool:
+            ours = [number for number, lead in enumerate(leads) if lead.is_ours]
+            assert len(ours) <= 1
+            leading.update(ours)
+            return bool(ours)
+
+        try:
+            await until(there_is_one)
+            (first,) = leading
+            await stacks[first].aclose()
+            leading.clear()
+            await until(there_is_one)
+            assert first not in leading
+            redis.kill()
+            await until(lambda: not any(lead.is_ours for lead in leads))
+            await asyncio.sleep(SECONDS / 2)
+            assert not any(lead.is_ours for lead in leads)
+            await redis.start()
+            await until(there_is_one)
+        finally:
+            for stack in stacks:
+                await stack.aclose()
+
+
+@needs_redis
+async def test_who_dies_with_the_lease_is_followed_when_it_has_run_out(tmp_path: Path) -> None:
+    async with store(tmp_path) as redis, AsyncExitStack() as stack:
+        dead = Lease(settings(redis.url), "autoscale", SECONDS)
+        assert await dead.take()
+        await dead.close()
+        lead = Lead(SystemClock())
+        await lead.share(stack, Lease(settings(redis.url), "autoscale", SECONDS), every=SECONDS / 5)
+        assert not lead.is_ours
+        await until(lambda: lead.is_ours)
+
+
+async def test_another_prefix_has_a_lease_of_its_own(tmp_path: Path) -> None:
+    async with store(tmp_path) as redis:
+        one, two = (Lease(settings(redis.url, prefix=prefix), "autoscale", 30.0) for prefix in ("a", "b"))
+        assert await one.take()
+        assert await two.take()
+        await one.close()
+        await two.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
+async def test_a_proxy_that_reaches_no_node_of_the_store_keeps_asking_for_the_lease(scheme: str) -> None:
+    failed_before = failures["lease-of-the-autoscaler"]
+    path = "/main" if scheme == "redis+sentinel" else ""
+    asked = Counting(Lease(settings(f"{scheme}://127.0.0.1:{free_port()}{path}"), "autoscale", SECONDS))
+    async with AsyncExitStack() as stack:
+        lead = Lead(SystemClock())
+        await lead.share(stack, asked, every=0.01)
+        await until(lambda: asked.times > 3)
+        assert not lead.is_ours
+        assert failures["lease-of-the-autoscaler"] == failed_before
+
+
+class Counting:
+    """A lease that counts how often it was asked for."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.times = 0
+        self.seconds = lease.seconds
+        self.release, self.close = lease.release, lease.close
+
+    async def take(self) -> bool:
+        self.times += 1
+        return await self._lease.take()

@@ -1,0 +1,188 @@
+"""The loops of all pools, what is shown of them, and who of several proxies leads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from contextlib import AsyncExitStack
+
+from proxy.autoscale.autoscaling import Autoscaling, Lead
+from proxy.autoscale.measures import Known
+from proxy.autoscale.policy import Cause
+from proxy.autoscale.settings import AutoscaleSettings
+from proxy.cluster.settings import ReplicaSettings
+from proxy.core.clock import ManualClock
+from proxy.telemetry.metrics import Catalogue
+from tests.helpers.autoscale.scaled import Rig, policies
+from tests.helpers.waiting import PATIENCE
+
+
+class Shown:
+    """The autoscaling of a rig's fleet, and its samples."""
+
+    def __init__(self, rig: Rig, settings: AutoscaleSettings) -> None:
+        self.catalogue = Catalogue("test")
+        self.autoscaling = Autoscaling(
+            settings, ReplicaSettings(), rig.fleet, rig.senses, self.catalogue, rig.clock, random.Random(1)
+        )
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        self.autoscaling.read()
+        return {
+            (sample.name.removeprefix("kvlane_autoscale_"), *sample.labels.values()): sample.value
+            for family in self.catalogue.families
+            if family.name.startswith("kvlane_autoscale_")
+            for metric in family.slices(1000)
+            for sample in metric.samples
+        }
+
+    async def decided(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not all(pool.loop.history for pool in self.autoscaling.pools.values()):
+                await asyncio.sleep(0.01)
+
+
+async def test_what_is_recommended_is_shown() -> None:
+    rig = Rig(decode=2)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        samples = shown.samples()
+    assert samples["desired_replicas", "default", "decode"] == 2
+    assert samples["desired_ratio", "default", "prefill"] == 1
+    assert samples["valid", "default"] == 1
+    assert samples["signal_missing", "default", "prefill", "prefill_backlog_seconds"] == 0
+    assert samples["decisions_total", "default", "decode", "none", ""] == 1
+
+
+async def test_what_nobody_knows_is_not_shown_as_nothing() -> None:
+    rig = Rig(prefill=0)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        samples = shown.samples()
+    assert samples["valid", "default"] == 0
+    assert ("desired_replicas", "default", "prefill") not in samples
+    assert samples["desired_replicas", "default", "decode"] == 1
+
+
+async def test_what_was_recommended_last_is_shown_while_nothing_can_be_seen() -> None:
+    rig = Rig(decode=2)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        before = shown.samples()
+        rig.senses.all["prefill"] = Known()
+        rig.clock.advance(100.0)
+        await shown.autoscaling.pools["default"].step()
+        after = shown.samples()
+    assert (before["valid", "default"], after["valid", "default"]) == (1, 0)
+    held = {"desired_replicas", "total_recommended", "share", "reason", "band_satisfied", "panic"}
+    assert {key: after.get(key) for key in before if key[0] in held} == {
+        key: value for key, value in before.items() if key[0] in held
+    }
+    assert after["signal_missing", "default", "decode", "kv_cache_utilization_sum"] == 1
+
+
+async def test_every_reason_is_shown_whether_it_holds_or_not() -> None:
+    rig = Rig(decode=2)
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        reasons = {key[2]: value for key, value in shown.samples().items() if key[0] == "reason"}
+    assert set(reasons) == {cause.value for cause in Cause}
+    assert set(reasons.values()) <= {0, 1}
+
+
+async def test_nothing_is_left_of_a_pool_that_is_gone() -> None:
+    rig = Rig()
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        shown.autoscaling.settings = AutoscaleSettings()
+        assert shown.samples() == {}
+        shown.autoscaling.settings = policies(actuator=None)
+        await shown.decided()
+        assert shown.samples()["desired_replicas", "default", "decode"] == 1
+
+
+async def test_other_settings_keep_the_loop() -> None:
+    rig = Rig()
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        await shown.decided()
+        loop = shown.autoscaling.pools["default"].loop
+        shown.autoscaling.settings = dataclasses.replace(policies(), interval=30.0)  # type: ignore[arg-type]
+        assert shown.autoscaling.pools["default"].loop is loop
+
+
+async def test_a_signal_pauses_all_pools() -> None:
+    rig = Rig()
+    shown = Shown(rig, policies(actuator=None))
+    async with AsyncExitStack() as stack:
+        await shown.autoscaling.begin(stack)
+        shown.autoscaling.pause_all()
+        assert shown.autoscaling.pools["default"].loop.controls.paused
+
+
+class OneLease:
+    """That somebody else may have."""
+
+    seconds = 60.0
+
+    def __init__(self) -> None:
+        self.is_free, self.told = True, list[str]()
+
+    async def take(self) -> bool:
+        return self.is_free
+
+    async def release(self) -> None:
+        self.told.append("release")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+
+async def until_it_is(lead: Lead, ours: bool) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while lead.is_ours is not ours:
+            await asyncio.sleep(0.001)
+
+
+async def test_who_has_the_lease_leads() -> None:
+    lead, lease = Lead(ManualClock()), OneLease()
+    assert lead.is_ours, "nobody else could"
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=0.001)
+        for is_free in (True, False, True):
+            lease.is_free = is_free
+            await until_it_is(lead, is_free)
+    assert lease.told == ["release", "close"]
+
+
+async def test_who_does_not_have_the_lease_yet_does_not_lead() -> None:
+    lead, lease = Lead(ManualClock()), OneLease()
+    lease.is_free = False
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=60.0)
+        assert not lead.is_ours
+    assert lease.told == ["close"]
+
+
+async def test_who_slept_through_his_lease_does_not_lead_before_he_has_it_again() -> None:
+    clock, lease = ManualClock(), OneLease()
+    lead = Lead(clock)
+    async with AsyncExitStack() as stack:
+        await lead.share(stack, lease, every=3600.0)
+        await until_it_is(lead, True)
+        for seconds, ours in ((59.0, True), (2.0, False)):
+            clock.advance(seconds)
+            assert lead.is_ours is ours
+    assert lease.told == ["close"], "another one may have it"

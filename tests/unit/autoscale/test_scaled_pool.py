@@ -1,0 +1,232 @@
+"""The autoscaler of one pool, with a fleet under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.autoscale.measures import Known
+from proxy.core.endpoint import EndpointState
+from proxy.core.errors import BadRequest
+from tests.helpers.autoscale.scaled import EXEC, Rig, policy
+
+
+async def test_each_role_is_sized_by_what_it_has_to_do() -> None:
+    rig = Rig(prefill=1, decode=2)
+    rig.senses.all["prefill"] = Known(backlog=4.4)
+    decision = await rig.step()
+    assert dict(decision.desired) == {"prefill": 3, "decode": 2}
+    assert rig.hand.said == [("prefill", 3)]
+
+
+async def test_what_was_ordered_counts_until_it_can_be_seen() -> None:
+    """Else it would be ordered again, or taken back."""
+    rig = Rig()
+    rig.senses.all["prefill"] = Known(backlog=3.0)
+    await rig.step()
+    decision = await rig.step()
+    assert decision.situations["prefill"].current == 2
+    assert decision.situations["prefill"].ready == 1
+    assert rig.hand.said == [("prefill", 2)]
+    rig.add("prefill", 1)
+    decision = await rig.step()
+    assert (decision.situations["prefill"].current, decision.situations["prefill"].ready) == (2, 2)
+
+
+async def test_replicas_that_never_come_are_asked_for_again() -> None:
+    rig = Rig()
+    rig.senses.all["prefill"] = Known(backlog=3.0)
+    for _ in range(42):
+        rig.report_all("decode")
+        await rig.step()
+    assert rig.hand.said == [("prefill", 2), ("prefill", 2)]
+
+
+async def test_a_pod_drains_before_it_goes() -> None:
+    rig = Rig(decode=3)
+    busy = rig.fleet.get("decode-1")
+    assert busy is not None
+    for name in ("decode-0", "decode-1", "decode-2"):
+        if (pod := rig.fleet.get(name)) is not None:
+            pod.charge(2 if pod is not busy else 1, 0)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step()
+    assert busy.state is EndpointState.DRAINING
+    assert rig.hand.said == []
+    rig.report_all("decode", kv_usage=0.75)
+    decision = await rig.step()
+    assert decision.situations["decode"].draining == 1
+    (drain,) = rig.pool.described(decision)["roles"]["decode"]["drain"]
+    assert (drain["name"], drain["state"], drain["inflight"]) == ("decode-1", "draining", 1)
+    busy.charge(-1, 0)
+    await rig.step()
+    assert rig.hand.said == [("decode", 2)]
+    assert rig.hand.orders[0].victims == ("decode-1",)
+    assert busy.state is EndpointState.DRAINING, "its end is under way"
+    rig.fleet.remove("decode-1")
+    rig.report_all("decode", kv_usage=0.8)
+    decision = await rig.step()
+    assert decision.situations["decode"].current == 2
+
+
+async def test_the_last_pod_of_a_role_in_its_group_drains_after_pods_that_have_a_twin() -> None:
+    rig = Rig(decode=0, drain={"groupLabel": "group"})
+    for number, group in enumerate(("a", "b", "b")):
+        rig.add("decode", number, group=group)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step()
+    assert [pod.name for pod in rig.fleet.draining] == ["decode-1"]
+
+
+async def test_demand_that_returns_ends_a_drain() -> None:
+    rig = Rig(decode=3)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step(0.5)
+    assert [pod.name for pod in rig.fleet.draining] == ["decode-0"]
+    rig.report_all("decode", kv_usage=1.0)
+    await rig.step(0.5)
+    assert list(rig.fleet.draining) == []
+    assert rig.hand.said == []
+
+
+async def test_before_any_pod_of_a_role_is_found_nothing_is_known_of_it() -> None:
+    """A fleet of ten is not scaled to its minimum because the proxy has just been started."""
+    rig = Rig(prefill=0)
+    decision = await rig.step(60.0)
+    assert not decision.valid
+    assert "prefill" not in decision.desired
+    rig.report_all("decode")
+    decision = await rig.step()
+    assert decision.valid
+    assert decision.desired["prefill"] == 1
+
+
+async def test_what_a_pod_said_long_ago_it_has_not_said() -> None:
+    rig = Rig()
+    rig.clock.advance(46.0)
+    rig.senses.all["prefill"] = Known()
+    decision = await rig.step()
+    assert not decision.valid
+    assert "kv_cache_utilization_sum" in decision.missing["decode"]
+    assert dict(decision.desired) == {"prefill": 1, "decode": 1}
+
+
+async def test_another_policy_keeps_what_was_seen() -> None:
+    rig = Rig(decode=4)
+    await rig.step()
+    rig.pool.settings = policy(behavior={"scaleDown": {"stabilization": "60s", "select": "none"}})
+    rig.take_hand()
+    rig.report_all("decode", kv_usage=0.1)
+    decision = await rig.step()
+    assert (decision.id, decision.desired["decode"]) == (2, 1)
+    assert len(rig.pool.loop.history) == 2
+
+
+async def test_nothing_is_left_of_a_role_that_is_gone() -> None:
+    rig = Rig()
+    await rig.step()
+    assert {role for role, _, _ in rig.pool.decisions} == {"prefill", "decode"}
+    decode = {
+        "name": "decode",
+        "min": 1,
+        "max": 2,
+        "metrics": [{"name": "requests_in_flight", "kind": "avg", "target": 1}],
+    }
+    rig.pool.settings = policy(roles=[decode])
+    decision = await rig.step()
+    assert {role for role, _, _ in rig.pool.decisions} == {"decode"}
+    assert set(decision.desired) == {"decode"}
+
+
+async def test_a_proxy_that_does_not_lead_decides_and_does_nothing() -> None:
+    rig = Rig(decode=3)
+    rig.leads = False
+    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.report_all("decode", kv_usage=0.1)
+    decision = await rig.step()
+    assert decision.desired == {"prefill": 2, "decode": 1}
+    assert rig.hand.said == []
+    assert list(rig.fleet.draining) == []
+    assert rig.pool.described(decision)["leads"] is False
+
+
+@pytest.mark.parametrize("how", ["paused", "dry_run", "no actuator", "no policy"])
+async def test_pods_that_nobody_will_take_away_serve_again(how: str) -> None:
+    rig = Rig(decode=3)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step(0.5)
+    assert len(rig.fleet.draining) == 1
+    if how == "paused":
+        rig.pool.loop.controls.pause()
+    elif how == "no policy":
+        rig.pool.end()
+    else:
+        rig.pool.settings = policy(mode="dry_run") if how == "dry_run" else policy(actuator=None)
+    rig.take_hand()
+    if how != "no policy":
+        await rig.step(0.5)
+    assert list(rig.fleet.draining) == []
+
+
+async def test_who_loses_the_lead_lets_go_of_drains() -> None:
+    rig = Rig(decode=3)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step(0.5)
+    assert len(rig.fleet.draining) == 1
+    rig.leads = False
+    await rig.step(0.5)
+    assert len(rig.fleet.draining) == 0
+
+
+async def test_what_a_proxy_before_had_marked_is_cleared_once() -> None:
+    rig = Rig(decode=3)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step()
+    await rig.step()
+    assert rig.hand.marks == [(["decode-0"], True), (["prefill-0"], False), (["decode-1", "decode-2"], False)]
+
+
+async def test_an_acknowledgement_counts_as_ordered() -> None:
+    rig = Rig(actuator=None)
+    rig.senses.all["prefill"] = Known(backlog=3.0)
+    decision = await rig.step()
+    rig.pool.acknowledge(decision.id, {"prefill": 2})
+    decision = await rig.step()
+    assert decision.situations["prefill"].current == 2
+    with pytest.raises(BadRequest):
+        rig.pool.acknowledge(99, {"prefill": 2})
+
+
+async def test_only_the_roles_of_the_actuator_are_scaled() -> None:
+    rig = Rig(decode=1, actuator={**EXEC, "roles": ["prefill"]})
+    rig.senses.all["prefill"] = Known(backlog=3.0)
+    rig.report_all("decode", kv_usage=1.0)
+    await rig.step()
+    assert rig.hand.said == [("prefill", 2)]
+    assert rig.pool.actuations == {("prefill", "exec", "ok"): 1, ("decode", "exec", "dry_run"): 1}
+
+
+def sized(name: str, metric: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "min": 1, "max": 20, "metrics": [metric], **more}
+
+
+async def test_a_role_is_sized_by_a_query_and_stays_as_it_is_without_an_answer() -> None:
+    queried = {"name": "queued", "kind": "total", "target": 4, "source": "promql: sum(queued)"}
+    rig = Rig(decode=2, roles=[sized("decode", queried)], actuator=None)
+    assert not (await rig.step()).valid
+    rig.queries["sum(queued)"] = 12.0
+    assert (await rig.step()).desired == {"decode": 3}
+    rig.queries.clear()
+    assert (await rig.step(60.0)).valid, "it is not yet old"
+    assert not (await rig.step()).valid
+
+
+async def test_prefill_is_sized_by_what_its_pods_take_up() -> None:
+    metric = {"name": "prefill_load", "kind": "total", "target": 0.5}
+    rig = Rig(roles=[sized("prefill", metric, prefillRate=1000)], actuator=None)
+    pod = rig.fleet.endpoints[0]
+    rig.report(pod, prefix_queries=50_000.0, prefix_hits=20_000.0)
+    assert not (await rig.step()).valid, "one look is no rate"
+    rig.report(pod, prefix_queries=95_000.0, prefix_hits=35_000.0)
+    assert (await rig.step()).desired == {"prefill": 4}

@@ -1,0 +1,64 @@
+"""What is asked about a request that nobody sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.errors import BadRequest
+from proxy.dry_run import Imagined, reweighed
+from proxy.scheduling.build import build
+from proxy.scheduling.document import read
+from tests.helpers.scheduling.deciding import SCORED
+from tests.helpers.scheduling.situations import REGISTRY, ports, scheduling
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"messages": []}, "/v1/chat/completions"),
+        ({"prompt": "x"}, "/v1/completions"),
+        ({"input": "x"}, "/v1/responses"),
+    ],
+)
+def test_a_bare_request_is_known_by_its_fields(body: dict[str, Any], path: str) -> None:
+    asked = Imagined.of(body, {"profile": "p"})
+    assert (asked.path, orjson.loads(asked.body), asked.profile) == (path, body, "p")
+    assert Imagined.of({"request": body, "path": "/v1/messages"}, {}).path == "/v1/messages"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [],
+        {"model": "m"},
+        {"request": {"prompt": "x"}, "wieghts": {}},
+        {"request": {"prompt": "x"}, "weights": {"a": "1"}},
+        {"request": {"prompt": "x"}, "weights": {"a": -1}},
+        {"request": {"prompt": "x"}, "weights": [1]},
+        {"request": {"prompt": orjson.loads(b"[" * 500 + b"]" * 500)}},
+        {"request": {"prompt": "x"}, "headers": {"a": 1}},
+        {"request": {"prompt": "x"}, "pool": 1},
+    ],
+)
+def test_what_is_no_question_is_refused(asked: Any) -> None:
+    with pytest.raises(BadRequest):
+        Imagined.of(asked, {})
+
+
+@pytest.mark.parametrize("document", [SCORED, None])
+def test_other_weights_are_all_that_is_other(document: Any) -> None:
+    made = scheduling(document)
+    name = "queue-scorer" if document else "latency-scorer"
+    changed = reweighed(read(document), made, {name: 7.0})
+    again = build(changed, REGISTRY, ports())
+    weights = {use.ref: use.weight for profile in again.effective.profiles for use in profile.uses}
+    before = {use.ref: use.weight for profile in made.effective.profiles for use in profile.uses}
+    assert weights == {**before, name: 7.0}
+
+
+def test_a_scorer_that_there_is_not_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(BadRequest, match="did you mean 'queue-scorer'"):
+        reweighed(read(SCORED), scheduling(SCORED), {"queue-scorr": 1.0})

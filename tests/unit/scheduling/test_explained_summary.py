@@ -1,0 +1,75 @@
+"""The line of a response header."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from proxy.scheduling.explained_decision import HEADER, summary
+from tests.helpers.scheduling.deciding import World, fleet
+from tests.helpers.scheduling.situations import pod
+
+MEMBER = re.compile(r'([a-z-]+)=("(?:[ !#-\[\]-~]|\\["\\])*"|-?\d+(?:\.\d{1,3})?|\([^()]*\))(?:, |$)')
+
+
+def members(line: str) -> dict[str, str]:
+    """Of a dictionary of structured fields; all of the line is one."""
+    found = list(MEMBER.finditer(line))
+    assert "".join(one[0] for one in found) == line
+    return {one[1]: one[2] for one in found}
+
+
+def line(world: World) -> str:
+    request = world.request(x_kvlane_explain="1")
+    attempt = world.answer(request, world.decide(request))
+    ((name, value),) = attempt.response_headers
+    assert name == HEADER
+    return value
+
+
+def test_it_says_who_was_chosen_and_why() -> None:
+    said = members(line(World(fleet())))
+    assert said["pod"] == '"pod-0"'
+    assert said["runner-up"] == '"pod-1"'
+    assert said["margin"] == "0.400"
+    assert said["candidates"] == "3"
+    assert said["scores"] == (
+        '("queue-scorer";raw=1.000;part=0.750 "kv-cache-utilization-scorer";raw=1.000;part=0.250)'
+    )
+
+
+def test_names_of_any_kind_and_number_make_no_header_of_a_kilobyte() -> None:
+    names = [f'queue scorer "{number}" of the königlich-bayerische fleet' for number in range(50)]
+    document: dict[str, Any] = {"plugins": [{"type": "queue-scorer", "name": name} for name in names]}
+    pods = [pod("pod\r\nx-injected: 1\\" + "é" * 500), pod("b", waiting=1)]
+    said = line(World(pods, document=document))
+    assert len(said) < 1024
+    assert said.isascii()
+    assert said.isprintable()
+    found = members(said)
+    assert found["pod"].startswith('"pod??x-injected: 1\\\\???')
+    assert 1 <= found["scores"].count(";raw=") < 50
+
+
+def test_another_pod_after_a_failure_is_named_too() -> None:
+    world = World(fleet())
+    request = world.request(x_kvlane_explain="true")
+    attempt = world.answer(request, world.decide(request), number=1)
+    assert members(attempt.response_headers[0][1])["sent-to"] == '"pod-1"'
+
+
+@pytest.mark.parametrize("value", ["0", "", "no"])
+def test_only_who_says_so_asks(value: str) -> None:
+    world = World(fleet())
+    request = world.request(x_kvlane_explain=value)
+    assert world.answer(request, world.decide(request)).response_headers == []
+
+
+def test_of_nobody_there_is_nothing_to_say() -> None:
+    world = World(fleet())
+    entry = world.served("r")
+    assert entry is not None
+    entry.decision = None
+    assert summary(entry, world.pods[0]) == ""
