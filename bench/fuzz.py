@@ -11,6 +11,7 @@
     discovery  files of pods and of API keys
     cluster    objects of a Kubernetes API server
     jwt        tokens, and documents with an issuer's keys
+    gateway    messages of a gateway at the port for ext_proc
     messages   what other workers and other proxies say on the bus and over the store
 
 Inputs are the files of `tests/corpus/<target>` and mutations of them; the seed that is printed repeats a run. An input
@@ -41,7 +42,7 @@ from zlib import crc32
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.fuzzing import bus, files, forms, ports, tokens
+from bench.fuzzing import bus, files, forms, gateway, ports, tokens
 from bench.fuzzing.inputs import CORPUS, Check, Mutator, seeded
 
 STUCK = 60
@@ -70,6 +71,7 @@ TARGETS = {
     "discovery": Target(files.discovery, errors_are_faults=False),
     "cluster": Target(files.cluster, errors_are_faults=False),
     "jwt": Target(tokens.tokens, errors_are_faults=False),
+    "gateway": Target(gateway.gateway),
     "messages": Target(bus.messages, errors_are_faults=False),
 }
 

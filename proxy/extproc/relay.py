@@ -139,17 +139,17 @@ class EnvoyRelay(Relay):
         if details.startswith(("upstream_", "no_healthy_upstream")):
             raise _failure(details)
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
-        if not address or address in self._addresses.known(attempt.endpoint):
+        if not isinstance(address, str) or address in self._addresses.known(attempt.endpoint):
             return
         same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
-        answers = self._addresses.at(str(address), same_rank)
+        answers = self._addresses.at(address, same_rank)
         if answers is not None:
             raise PassedOver("the gateway went on to another pod", answers)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
         call, stream = self._call, self._stream
         fields = fields_of(head.response_headers.headers)
-        attempt.status = call.answered = int(fields.get(":status", 200))
+        attempt.status = call.answered = _status(fields.get(":status", "200"))
         coded = fields.get("content-encoding", "identity") != "identity"
         passage = Passage(attempt, fields.get("content-type", ""), coded)
         try:
@@ -206,6 +206,13 @@ class EnvoyRelay(Relay):
                 self._call.break_off()
             return Ending.EVICTED
         return Ending.CLIENT_GONE
+
+
+def _status(text: str) -> int:
+    """Raise BadGateway for what is no status of a response."""
+    if text.isascii() and text.isdigit() and len(text) == len("200"):
+        return int(text)
+    raise BadGateway("The gateway passed a response on that has no valid status.")
 
 
 def _failure(details: str) -> PassedOver | BadGateway | GatewayTimeout:

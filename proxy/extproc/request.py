@@ -115,17 +115,23 @@ class Stream:
         """Nothing is left to be done but to say so."""
         self.trailers = False
         """Whether the request had some."""
+        self.is_idle = asyncio.Event()
+        """Whether no write is under way."""
+        self.is_idle.set()
         self.kind = "request_headers"
         """Of the request's message that has not been replied to."""
         self._messages: asyncio.Queue[Any] = asyncio.Queue(QUEUED)
 
     async def write(self, reply: Any) -> None:
         """Where the gateway has gone, whoever reads hears of it too, and ends what would go on here."""
+        self.is_idle.clear()
         try:
             await self._write(reply)
         except self._gone:
             if not self.is_answered:
                 await asyncio.sleep(math.inf)
+        finally:
+            self.is_idle.set()
 
     async def told(self, message: Any) -> None:
         """By the gateway."""
@@ -207,7 +213,7 @@ class StreamedBodies:
         if "upgrade" in call.headers:
             raise BadRequest("Connections are not upgraded here: ask kvlane itself, not the gateway.")
         pieces: list[bytes] = []
-        await self._reserve(call, int(call.headers.get("content-length") or 0))
+        await self._reserve(call, _declared(call))
         body, size = aiter(call.stream.body()), 0
         try:
             while True:
@@ -234,6 +240,18 @@ class StreamedBodies:
             more = size - call.retained
             await self._budget.take(more, call.retained)
             call.retained += more
+
+
+MOST_DIGITS = 18
+"""Of a declared length."""
+
+
+def _declared(call: EnvoyCall) -> int:
+    """Return the length that the head declares, 0 if none. Raise BadRequest if it is none."""
+    length = call.headers.get("content-length") or "0"
+    if not (length.isascii() and length.isdigit() and len(length) <= MOST_DIGITS):
+        raise BadRequest("The content-length of the request is no length.")
+    return int(length)
 
 
 KEPT = 30.0

@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import grpc
@@ -137,11 +138,15 @@ class Picker:
             while (message := await context.read()) is not grpc.aio.EOF:
                 if not serving.done():
                     await stream.told(message)
+            with suppress(TimeoutError):  # if its first write is cancelled, gRPC cannot end the stream
+                async with asyncio.timeout(LAST_WORDS):
+                    await stream.is_idle.wait()
         finally:
             stream.end()
             if not serving.done():
                 # Without an await: this task may be cancelled too, at any of them.
                 asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_answered else 0.0, serving.cancel)
+        await asyncio.wait((serving,))
 
     async def _serve(self, call: EnvoyCall, context: Any) -> None:
         relay = EnvoyRelay(call, self._context(), self._addresses, self._settings.fallbacks)

@@ -127,6 +127,43 @@ async def test_trailers_are_replied_to_behind_the_body() -> None:
         assert kinds == ["response_headers", "response_body", "response_trailers"]
 
 
+@pytest.mark.parametrize("length", ["5, 5", "-9", "x", "9" * 5000])
+async def test_a_length_that_is_none_is_refused(length: str) -> None:
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.head(more={"content-length": length})
+        answer = (await one.hear()).immediate_response
+        assert (answer.status.code, b"is no length" in answer.body) == (400, True)
+
+
+async def test_a_response_without_a_status_ends_with_an_error() -> None:
+    async with gateway() as (s, channel):
+        one = talk(channel)
+        await one.head()
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        await one.hear()
+        await one.hear()
+        await one.say(response_headers={"headers": headers({":status": "ok"})})
+        answer = (await one.hear()).immediate_response
+        assert (answer.status.code, b"no valid status" in answer.body) == (502, True)
+        await until(lambda: s.app.ledger.in_flight == 0)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stream_ends_for_a_gateway_that_says_nothing_more(turns: int) -> None:
+    """Whatever is being written to it at that moment."""
+    async with gateway() as (_, channel):
+        one = talk(channel)
+        await one.say(
+            request_headers={"headers": headers({":method": "GET", ":path": "/v1/models"}), "end_of_stream": True}
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await one.end()
+        while await one.hear() is not grpc.aio.EOF:
+            pass
+
+
 async def test_a_buffered_body_is_asked_for_and_then_replied_to() -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
