@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import (
     NO_POD,
     Forbidden,
@@ -165,7 +165,9 @@ class Gateway:
         passes = next(recorder.passes)
         record = None if passes and recorder.wants is None else recorder.record(request, passes)
         if produces:
-            await production.run(request, endpoints, record)
+            production.derive(request, endpoints, record)
+            if production.has_coroutines:
+                await production.produce(request, endpoints, record)
             if production.waits:
                 endpoints = pool.pods.serving(request.model)
         decision = self._decide(pool, request, parsed, endpoints, record)
@@ -244,27 +246,49 @@ class Running:
             if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
                 attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
         attempt.listeners = listeners = self.pool.listeners
-        told = listeners.attempt_started
-        if attempt.endpoint.is_watched:
+        endpoint, told = attempt.endpoint, listeners.attempt_started
+        if endpoint.is_watched:
             told += listeners.probe_started
         for listener in told:
             try:
                 listener(attempt)
             except Exception:  # noqa: BLE001  # the request goes on
                 listeners.failed(listener, attempt.request.id)
+        is_recorded = attempt.record is not None
+        for hook in listeners.pre_request:
+            try:
+                if is_recorded:
+                    listeners.call_recorded(hook, attempt)
+                else:
+                    hook(attempt, endpoint)
+            except Exception as error:  # noqa: BLE001  # the request goes on
+                listeners.hook_failed(hook, attempt, error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         attempt = self.attempt
-        listeners = attempt.listeners
+        listeners, endpoint = attempt.listeners, attempt.endpoint
         told = listeners.attempt_ended
         if attempt.ending is None:
             attempt.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
-        if attempt.status != 200 or attempt.ending is not COMPLETE or attempt.endpoint.is_watched:
+        if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
             told = listeners.attempt_failed + told
+        if attempt.response_id:
+            told = listeners.response_stored + told
         for listener in told:
             try:
                 listener(attempt, error)
             except Exception:  # noqa: BLE001  # the other listeners are still called
                 listeners.failed(listener, attempt.request.id)
+        is_recorded = attempt.record is not None
+        for hook in listeners.post_response:
+            try:
+                if is_recorded:
+                    listeners.call_recorded(hook, attempt)
+                else:
+                    hook(attempt, endpoint)
+            except Exception as raised:  # noqa: BLE001  # the other hooks are still called
+                listeners.hook_failed(hook, attempt, raised)
+        if endpoint.state is GONE and listeners.hooks is not None:
+            listeners.hooks.forget(endpoint)  # the hooks of the attempt have stored state of it again

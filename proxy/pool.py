@@ -44,7 +44,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         scheduling = self.scheduling
-        self.listeners = self.common.plus(*self.gates, scheduling)
+        self.listeners = self.common.plus(*self.gates, hooks=scheduling)
         self.production = Production(scheduling.producers, scheduling.raised, scheduling.name_of)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import DataProducer
@@ -23,6 +24,12 @@ NameOf = Callable[[DataProducer], str]
 """The name of a producer in the configuration."""
 
 
+def _derives(producer: DataProducer) -> bool:
+    """Return whether it is no coroutine: it has a `derive` of its own, and no `produce`."""
+    cls = type(producer)
+    return cls.derive is not DataProducer.derive and cls.produce is DataProducer.produce
+
+
 class Production:
     """The data producers of a pool, in an order in which nothing that may wait stands before what does not, unless it
     is needed."""
@@ -31,7 +38,11 @@ class Production:
         self._raised = raised
         self._name = name
         waits_from = next((at for at, producer in enumerate(producers) if producer.waits), len(producers))
-        self._prompt, self._waiting = tuple(producers[:waits_from]), tuple(producers[waits_from:])
+        prompt, self._waiting = tuple(producers[:waits_from]), tuple(producers[waits_from:])
+        self._deriving = tuple(takewhile(_derives, prompt))
+        self._prompt = prompt[len(self._deriving) :]
+        self.has_coroutines = bool(self._prompt or self._waiting)
+        """Whether `derive` is not all of it."""
         self.waits = bool(self._waiting)
         """Whether the world may change in a `run`."""
         self._deadline = PRODUCE_DEADLINE + sum(producer.takes for producer in producers)
@@ -39,7 +50,30 @@ class Production:
     async def run(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
     ) -> None:
-        """Never fails: what is missing afterwards, scorers do without."""
+        """Run all producers. Never fails: scorers do without a datum that is missing afterwards."""
+        self.derive(request, endpoints, record)
+        if self.has_coroutines:
+            await self.produce(request, endpoints, record)
+
+    def derive(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
+    ) -> None:
+        """Run the producers that are no coroutines."""
+        endpoints = tuple(endpoints)
+        for producer in self._deriving:
+            try:
+                if record is None:
+                    producer.derive(request, endpoints)
+                else:
+                    name = self._name(producer)
+                    record.call("DataProducer", producer, name, producer.derive, request, endpoints)
+            except Exception as error:  # noqa: BLE001  # the request goes on without the datum
+                self._failed(producer, request, error)
+
+    async def produce(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], record: DecisionRecord | None = None
+    ) -> None:
+        """Run the producers that are coroutines, after the others."""
         endpoints = tuple(endpoints)
         for producer in self._prompt:
             try:

@@ -151,6 +151,8 @@ class Endpoint:
     """All ranks of the pod, in their order."""
     in_flight_at_scrape: int = field(init=False, repr=False)
     """Requests that were on the pod, as far as is known here, when the last scrape was sent."""
+    ledger: dict[str, Any] = field(init=False, repr=False)
+    """The dictionary of `load`, which `charge` and `fleet.ledger` write to."""
     _scraped: tuple[int, int, float] = field(init=False, repr=False)
     _views: dict[int, LoadView] = field(init=False, repr=False)
     """By requests in flight, since this scrape: so a view that comes again is the same object, and costs a look-up."""
@@ -163,7 +165,7 @@ class Endpoint:
         """A pod that is made with metrics and load counts as scraped under this load."""
         role = self.role or self.labels.get(ROLE_LABEL, "")
         labels = {ROLE_LABEL: role, **self.labels} if role else self.labels
-        update(self, role=role, labels=labels, lead=self, ranks=(self,))
+        update(self, role=role, labels=labels, lead=self, ranks=(self,), ledger=vars(self.load))
         self.publish(self.metrics, self.load.requests)
 
     @property
@@ -184,7 +186,7 @@ class Endpoint:
     def charge(self, requests: int, tokens: int) -> None:
         """So many more, or less, are in flight; since the scrape they count as running while nothing waits, else as
         waiting."""
-        load = vars(self.load)
+        load = self.ledger
         load["requests"] = in_flight = load["requests"] + requests
         load["crowding"] = in_flight / self.weight if in_flight else 0.0
         load["tokens"] += tokens

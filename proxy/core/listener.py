@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from proxy.core.attempt import Attempt, Ending
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from proxy.core.request import InferenceRequest
 
 log = logging.getLogger(__name__)
+
+Hook = Callable[["Attempt", "Endpoint"], object]
+"""A bound PreRequest.pre_request or PostResponse.post_response."""
 
 
 class Listener:
@@ -62,6 +65,9 @@ class Listener:
         """An attempt ended without a whole response of status 200, or on a pod on which others have failed
         (`Endpoint.is_watched`). Called before `attempt_ended`."""
 
+    def response_stored(self, attempt: Attempt, error: BaseException | None) -> None:
+        """An attempt ended whose response the pod keeps under `attempt.response_id`. Called before `attempt_ended`."""
+
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt is over; its fields are final, `ending` is set. Called once for each attempt that started.
 
@@ -76,6 +82,27 @@ class Listener:
         `attempt`: the last one, if there was any. `sent`: bytes of a response of kvlane's own."""
 
 
+class Hooks(Protocol):
+    """The hooks of a pool's plugins, which are called after all listeners."""
+
+    @property
+    def on_attempt_started(self) -> Sequence[Hook]:
+        """PreRequest."""
+
+    @property
+    def on_attempt_ended(self) -> Sequence[Hook]:
+        """PostResponse."""
+
+    def hook_failed(self, hook: Hook, attempt: Attempt, error: Exception) -> None:
+        """Count and log the error of a hook. The request and the other hooks go on."""
+
+    def call_recorded(self, hook: Hook, attempt: Attempt) -> None:
+        """Call a hook for an attempt that has a record, and note how long it took."""
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Drop the state of a pod that is gone."""
+
+
 class Listeners:
     """For each event the methods that implement it, in the order of the listeners."""
 
@@ -87,12 +114,16 @@ class Listeners:
         "attempt_started",
         "decided",
         "first_byte",
+        "hooks",
+        "post_response",
+        "pre_request",
         "probe_started",
         "refused",
         "request_ended",
+        "response_stored",
     )
 
-    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, listeners: Sequence[Listener] = (), hooks: Hooks | None = None) -> None:
         self._failed: set[str] = set()
         self.all = tuple(listeners)
         self.decided = tuple(each.decided for each in _overriding(self.all, "decided"))
@@ -103,12 +134,26 @@ class Listeners:
             each.first_byte for each in _overriding(self.all, "first_byte")
         )
         self.attempt_failed = tuple(each.attempt_failed for each in _overriding(self.all, "attempt_failed"))
+        self.response_stored = tuple(each.response_stored for each in _overriding(self.all, "response_stored"))
         self.attempt_ended = tuple(each.attempt_ended for each in _overriding(self.all, "attempt_ended"))
         self.request_ended = tuple(each.request_ended for each in _overriding(self.all, "request_ended"))
+        self.hooks = hooks
+        self.pre_request: Sequence[Hook] = () if hooks is None else hooks.on_attempt_started
+        self.post_response: Sequence[Hook] = () if hooks is None else hooks.on_attempt_ended
 
-    def plus(self, *more: Listener) -> Listeners:
-        """Return these with others behind them."""
-        return Listeners((*self.all, *more))
+    def plus(self, *more: Listener, hooks: Hooks | None = None) -> Listeners:
+        """Return these with others behind them, and the hooks of a pool's plugins."""
+        return Listeners((*self.all, *more), hooks)
+
+    def call_recorded(self, hook: Hook, attempt: Attempt) -> None:
+        """Call a hook for an attempt that has a record, and note how long it took."""
+        if self.hooks is not None:
+            self.hooks.call_recorded(hook, attempt)
+
+    def hook_failed(self, hook: Hook, attempt: Attempt, error: Exception) -> None:
+        """Count and log the error of a hook. The request and the other hooks go on."""
+        if self.hooks is not None:
+            self.hooks.hook_failed(hook, attempt, error)
 
     def at_first_byte(self, call: Callable[[Attempt], object]) -> Listeners:
         """Return these, for one attempt, with a function that is called at its first byte too."""

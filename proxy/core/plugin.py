@@ -62,11 +62,17 @@ class DataProducer(Plugin, Protocol):
 
     __slots__ = ()
     waits: ClassVar[bool] = True
-    """False promises that `produce` never suspends, which spares the deadline's timer."""
+    """False promises that `produce` never suspends, which spares the deadline's timer. Such a producer may override
+    `derive` in place of `produce`."""
     takes: ClassVar[float] = 0.0
     """Seconds that `produce` means to take, beyond those that all producers have together."""
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None: ...
+    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        self.derive(request, endpoints)
+
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+        """As `produce`, without waiting."""
+        return
 
 
 class Filter(Plugin, Protocol):

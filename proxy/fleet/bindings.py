@@ -32,7 +32,7 @@ class Bindings(Listener):
         while len(self._bound) > self._limit or self._oldest() <= now:
             self._bound.popitem(last=False)
 
-    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
+    def response_stored(self, attempt: Attempt, error: BaseException | None) -> None:
         """Bind the response that the pod stores."""
         if attempt.response_id and attempt.endpoint.state is not GONE:
             self.bind(attempt.response_id, attempt.endpoint)

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 from proxy.core import wiring
 from proxy.core.attempt import Attempt
-from proxy.core.endpoint import GONE, Endpoint
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.listener import Listener
+from proxy.core.listener import Hook
 from proxy.core.params import Invalid, join
 from proxy.core.plugin import (
     DataProducer,
@@ -67,8 +68,8 @@ def make_anew(name: str, make: Callable[[], Plugin], of: object) -> Plugin:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduling(Listener):
-    """What decides about the requests of a pool, and the listener that calls its PreRequest and PostResponse hooks.
+class Scheduling:
+    """What decides about the requests of a pool, and the PreRequest and PostResponse hooks of its plugins.
 
     `producers` stand in the order in which they run; `instances` are all plugins by name."""
 
@@ -81,29 +82,23 @@ class Scheduling(Listener):
     effective: Effective
     faults: PluginFaults
 
-    def attempt_started(self, attempt: Attempt) -> None:
-        record, endpoint = attempt.record, attempt.endpoint
-        for hook in self.pre_request:
-            try:
-                if record is None:
-                    hook.pre_request(attempt, endpoint)
-                else:
-                    record.call("PreRequest", hook, self.name_of(hook), hook.pre_request, attempt, endpoint)
-            except Exception as error:  # noqa: BLE001  # the request goes on
-                self.raised(hook, f"failed before request {attempt.request.id} was sent", error)
+    @property
+    def on_attempt_started(self) -> Sequence[Hook]:
+        return tuple(plugin.pre_request for plugin in self.pre_request)
 
-    def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
-        record, endpoint = attempt.record, attempt.endpoint
-        for hook in self.post_response:
-            try:
-                if record is None:
-                    hook.post_response(attempt, endpoint)
-                else:
-                    record.call("PostResponse", hook, self.name_of(hook), hook.post_response, attempt, endpoint)
-            except Exception as raised:  # noqa: BLE001  # the other hooks still run
-                self.raised(hook, f"failed after request {attempt.request.id} ended", raised)
-        if endpoint.state is GONE:
-            self.forget(endpoint)  # the hooks of the attempt have stored state of it again
+    @property
+    def on_attempt_ended(self) -> Sequence[Hook]:
+        return tuple(plugin.post_response for plugin in self.post_response)
+
+    def call_recorded(self, hook: Hook, attempt: Attempt) -> None:
+        """Call a hook for an attempt that has a record, and note how long it took."""
+        plugin, record = _plugin_of(hook), attempt.record
+        if record is not None:
+            record.call(_point(hook), plugin, self.name_of(plugin), hook, attempt, attempt.endpoint)
+
+    def hook_failed(self, hook: Hook, attempt: Attempt, error: Exception) -> None:
+        when = "before request {} was sent" if _point(hook) == "PreRequest" else "after request {} ended"
+        self.raised(_plugin_of(hook), f"failed {when.format(attempt.request.id)}", error)
 
     def forget(self, endpoint: Endpoint) -> None:
         """Have every plugin forget a pod that is gone, or that lost its memory."""
@@ -134,6 +129,15 @@ class Scheduling(Listener):
                     made.adopt(old)
                 except Exception:
                     log.exception("%s cannot take over what the one before it knew", name)
+
+
+def _plugin_of(hook: Hook) -> Plugin:
+    return cast(Plugin, cast(MethodType, hook).__self__)
+
+
+def _point(hook: Hook) -> str:
+    """The extension point of a bound method of a plugin."""
+    return "PreRequest" if cast(MethodType, hook).__name__ == "pre_request" else "PostResponse"
 
 
 def build(

@@ -39,7 +39,7 @@ class AgentIdentity(DataProducer):
     def provides(self) -> tuple[DataKey[str], ...]:
         return (AGENT_IDENTITY.of(self.name),)
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         session = next((value for name in self.headers if (value := request.headers.get(name, "").strip())), "")
         if session:
             request.state.write(self.provides[0], session)

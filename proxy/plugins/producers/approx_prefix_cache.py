@@ -112,7 +112,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
             self.index.max_bytes = self.max_bytes
             self._windows, self._reservations = predecessor._windows, predecessor._reservations
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state, model, index, block_size = request.state, request.model, self.index, self._block_size
         prompt = state.read(TOKENIZED_PROMPT) or request.prompt
         hashed, parts = chains(prompt, model, block_size, self._max_blocks), prompt.parts

@@ -49,7 +49,7 @@ class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (self._exact, self._approx)
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
         exact, approx = state.read(self._exact), state.read(self._approx)
         match = exact or approx

@@ -41,7 +41,7 @@ class InflightLoadProducer(DataProducer):
         name = self.prefix_match_info_producer_name
         return (PREFIX_MATCH.of(name),) if name else ()
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         if self.add_estimated_output_tokens:
             request.state.write(self.provides[0], self.estimate(request.prompt.tokens, request.max_tokens))
 

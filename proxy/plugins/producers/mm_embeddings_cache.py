@@ -75,7 +75,7 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
     def adopt(self, predecessor: MmEmbeddingsCacheProducer) -> None:
         self._seen = predecessor._seen
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         media = media_in(request.body)
         if media:
             request.state.write(self._key, MediaMatch(media, self._seen))

@@ -136,7 +136,7 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (TOKEN_IDS,)
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
         prompt = state.read(TOKEN_IDS)
         if prompt is not None:

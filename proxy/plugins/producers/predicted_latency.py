@@ -87,7 +87,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         for pod in self._pods.values():
             pod.set_prices(self._prices)
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
         prompt = state.read(TOKENIZED_PROMPT) or request.prompt
         state.write(self._key, _forecast((self, prompt.tokens, state.read(self._match))))

@@ -35,7 +35,7 @@ class SessionIdProducer(DataProducer):
     def provides(self) -> tuple[DataKey[str], ...]:
         return (SESSION_ID.of(self.name),)
 
-    async def produce(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
+    def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         session = self._session(request)
         if session:
             request.state.write(self.provides[0], session)

@@ -420,8 +420,8 @@ class TestAssembly:
         endpoint = pod("a")
         attempt = Attempt(request(), Decision(endpoint), endpoint, 0, 0.0)
         attempt.record = DecisionRecord(lambda point, kind, name, seconds: took.append((point, kind, name)))
-        built.attempt_started(attempt)
-        built.attempt_ended(attempt, None)
+        for hook in (*built.on_attempt_started, *built.on_attempt_ended):
+            built.call_recorded(hook, attempt)
         name = "approx-prefix-cache-producer"
         assert took == [("PreRequest", name, name), ("PostResponse", name, name)]
 
