@@ -106,7 +106,10 @@ class Gateway:
         if self.failover.poison.suspects:
             self.failover.poison.check(request)  # as it is sent: what has no prompt is known by its body
         try:
-            await self._send(request, parsed, relay)
+            if request.naming is None:
+                await self.pools.send(request, parsed, relay)
+            else:
+                await self._send(request, parsed, relay)
             return
         except (UnknownModel, NoEndpoints) as error:
             stored = parsed.previous_response_id
@@ -180,9 +183,15 @@ class Gateway:
             try:
                 if by is not None:
                     await by.run(attempt)
-                else:
-                    with Running(self, pool, attempt):
-                        await relay.relay(attempt)
+                    return
+                # `with Running(…)` takes 0.7 % more instructions of a request.
+                started(self, pool, attempt)
+                try:
+                    await relay.relay(attempt)
+                except BaseException as error:
+                    ended(attempt, error)
+                    raise
+                ended(attempt, None)
                 return
             except UpstreamFailed as error:
                 failure = error.with_traceback(None)  # it would keep this frame, with the body, which keeps it
@@ -240,55 +249,64 @@ class Running:
     attempt: Attempt
 
     def __enter__(self) -> None:
-        attempt = self.attempt
-        if self.gateway.expose_endpoint:
-            attempt.response_headers.append(("x-kvlane-endpoint", attempt.endpoint.name))
-            if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
-                attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
-        attempt.listeners = listeners = self.pool.listeners
-        endpoint, told = attempt.endpoint, listeners.attempt_started
-        if endpoint.is_watched:
-            told += listeners.probe_started
-        for listener in told:
-            try:
-                listener(attempt)
-            except Exception:  # noqa: BLE001  # the request goes on
-                listeners.failed(listener, attempt.request.id)
-        is_recorded = attempt.record is not None
-        for hook in listeners.pre_request:
-            try:
-                if is_recorded:
-                    listeners.call_recorded(hook, attempt)
-                else:
-                    hook(attempt, endpoint)
-            except Exception as error:  # noqa: BLE001  # the request goes on
-                listeners.hook_failed(hook, attempt, error)
+        started(self.gateway, self.pool, self.attempt)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        attempt = self.attempt
-        listeners, endpoint = attempt.listeners, attempt.endpoint
-        told = listeners.attempt_ended
-        if attempt.ending is None:
-            attempt.ending = Ending.CLIENT_GONE if kind is asyncio.CancelledError else Ending.UPSTREAM_FAILED
-        if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
-            told = listeners.attempt_failed + told
-        if attempt.response_id:
-            told = listeners.response_stored + told
-        for listener in told:
-            try:
-                listener(attempt, error)
-            except Exception:  # noqa: BLE001  # the other listeners are still called
-                listeners.failed(listener, attempt.request.id)
-        is_recorded = attempt.record is not None
-        for hook in listeners.post_response:
-            try:
-                if is_recorded:
-                    listeners.call_recorded(hook, attempt)
-                else:
-                    hook(attempt, endpoint)
-            except Exception as raised:  # noqa: BLE001  # the other hooks are still called
-                listeners.hook_failed(hook, attempt, raised)
-        if endpoint.state is GONE and listeners.hooks is not None:
-            listeners.hooks.forget(endpoint)  # the hooks of the attempt have stored state of it again
+        ended(self.attempt, error)
+
+
+def started(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
+    """Call the listeners of an attempt that starts. `ended` must follow."""
+    endpoint = attempt.endpoint
+    if gateway.expose_endpoint:
+        attempt.response_headers.append(("x-kvlane-endpoint", endpoint.name))
+        if (naming := attempt.request.naming) is not None and naming.asked != attempt.request.model:
+            attempt.response_headers.append(("x-kvlane-model", attempt.request.model))
+    attempt.listeners = listeners = pool.listeners
+    told = listeners.attempt_started
+    if endpoint.is_watched:
+        told += listeners.probe_started
+    for listener in told:
+        try:
+            listener(attempt)
+        except Exception:  # noqa: BLE001  # the request goes on
+            listeners.failed(listener, attempt.request.id)
+    is_recorded = attempt.record is not None
+    for hook in listeners.pre_request:
+        try:
+            if is_recorded:
+                listeners.call_recorded(hook, attempt)
+            else:
+                hook(attempt, endpoint)
+        except Exception as error:  # noqa: BLE001  # the request goes on
+            listeners.hook_failed(hook, attempt, error)
+
+
+def ended(attempt: Attempt, error: BaseException | None) -> None:
+    """Call the listeners of an attempt that has ended with this error, if any."""
+    listeners, endpoint = attempt.listeners, attempt.endpoint
+    told = listeners.attempt_ended
+    if attempt.ending is None:
+        attempt.ending = Ending.CLIENT_GONE if isinstance(error, asyncio.CancelledError) else Ending.UPSTREAM_FAILED
+    if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
+        told = listeners.attempt_failed + told
+    if attempt.response_id:
+        told = listeners.response_stored + told
+    for listener in told:
+        try:
+            listener(attempt, error)
+        except Exception:  # noqa: BLE001  # the other listeners are still called
+            listeners.failed(listener, attempt.request.id)
+    is_recorded = attempt.record is not None
+    for hook in listeners.post_response:
+        try:
+            if is_recorded:
+                listeners.call_recorded(hook, attempt)
+            else:
+                hook(attempt, endpoint)
+        except Exception as raised:  # noqa: BLE001  # the other hooks are still called
+            listeners.hook_failed(hook, attempt, raised)
+    if endpoint.state is GONE and listeners.hooks is not None:
+        listeners.hooks.forget(endpoint)  # the hooks of the attempt have stored state of it again

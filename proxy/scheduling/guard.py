@@ -95,16 +95,16 @@ class GuardedPicker(Picker):
     def __init__(self, inner: Picker, name: str, faults: PluginFaults) -> None:
         self.plugin_type = inner.plugin_type  # type: ignore[misc]  # it answers for the picker it guards
         self.name = name
-        self._inner = inner
-        self._is_trusted = is_built_in(inner)
+        self.unguarded = inner
+        self.is_trusted = is_built_in(inner)
         self._faults = faults
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> Sequence[ScoredEndpoint]:
         try:
-            picked = tuple(self._inner.pick(run, request, scored))
-            if self._is_trusted or (picked and _are_distinct(tuple(map(_endpoint, picked)), map(_endpoint, scored))):
+            picked = tuple(self.unguarded.pick(run, request, scored))
+            if self.is_trusted or (picked and _are_distinct(tuple(map(_endpoint, picked)), map(_endpoint, scored))):
                 return picked
         except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
             self._failed(error)
@@ -116,8 +116,8 @@ class GuardedPicker(Picker):
         self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint], scores: Sequence[float]
     ) -> Sequence[Endpoint]:
         try:
-            ordered = self._inner.order(run, request, endpoints, scores)
-            if self._is_trusted:
+            ordered = self.unguarded.order(run, request, endpoints, scores)
+            if self.is_trusted:
                 return ordered
             ordered = tuple(ordered)
             if ordered and _are_distinct(ordered, endpoints):

@@ -45,10 +45,15 @@ class Profile:
     _first_attempt: ProfileRun = field(init=False)
     _totals: Totals = field(init=False)
     _order: Order = field(init=False)
+    _unguarded: tuple[Totals, Order] | None = field(init=False, default=None)
+    """Score and order of the plugins of a profile that has one scorer and a built-in picker."""
 
     def __post_init__(self) -> None:
         self._first_attempt = ProfileRun(self.name, 0, self.shadow)
         self._totals, self._order = self.scoring.unguarded(), self.picker.order
+        scorer = self.scoring.sole
+        if scorer is not None and self.picker.is_trusted:
+            self._unguarded = (scorer.unguarded.score, self.picker.unguarded.order)
 
     def run(
         self,
@@ -80,6 +85,19 @@ class Profile:
         candidates = tuple(endpoints)
         if not 0 < len(candidates) <= self.spared:
             candidates = self._filter(run, request, candidates)
+        if self._unguarded is not None:
+            # Without the guards of the scorer and of the picker: 0.9 % of the instructions of a request.
+            score, order = self._unguarded
+            try:
+                scores = score(run, request, candidates)
+                for one in scores:
+                    if not 0.0 <= one <= 1.0:
+                        break
+                else:
+                    if len(scores) == len(candidates):
+                        return order(run, request, candidates, scores)
+            except Exception:  # noqa: BLE001, S110  # the guards find out what it was, and report it
+                pass
         return self._order(run, request, candidates, self._totals(run, request, candidates))
 
     def _filter(

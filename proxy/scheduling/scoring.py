@@ -34,7 +34,12 @@ class Scoring:
 
     def unguarded(self) -> Totals:
         """Return what makes the totals with the fewest calls. The scores of a sole scorer are the totals."""
-        return self.scorers[0].score if self._shares == (1.0,) else self.totals
+        return self.totals if self.sole is None else self.sole.score
+
+    @property
+    def sole(self) -> GuardedScorer | None:
+        """The scorer whose scores are the totals, if there is one."""
+        return self.scorers[0] if self._shares == (1.0,) else None
 
     def totals(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         """Ask the plugins without their guards, check once what all have said, and ask the guards where anything is
