@@ -60,7 +60,7 @@ class Ledger(Listener):
         if charge := attempt.charge:
             prefill, output = charge
             attempt.charge = (0, output)
-            vars(attempt.endpoint.load)["tokens"] -= prefill
+            attempt.endpoint.ledger["tokens"] -= prefill
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
         if charge := attempt.charge:
@@ -89,7 +89,7 @@ class Ledger(Listener):
     def _remember(self, endpoint: Endpoint, work: int) -> None:
         """Instead of shrinking all past work, later work counts for more, by a factor that grows with the time. The sum
         is made of logarithms, which do not overflow; the past never is e^700 times the work of one request."""
-        load = vars(endpoint.load)
+        load = endpoint.ledger
         added = log(work / endpoint.weight) + self._clock.now() / RECENT_SECONDS
         load["recent"] = added + log1p(exp(load["recent"] - added))
 
