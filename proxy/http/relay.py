@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -217,8 +216,6 @@ class ClientRelay:
     ) -> bytes:
         """`read` is the client's head, if it came with one of HTTP/1.1."""
         call, key, rank = self._call, attempt.endpoint.api_key, attempt.endpoint.rank
-        target = call.path + call.query if read is None else read.target
-        first = first_lines(call.method, target, address.base, address.host_header)
         if body and call.upload is None:
             ours = b"%bcontent-length: %d\r\n" % (call.id_line, len(body))
         else:
@@ -232,8 +229,12 @@ class ClientRelay:
             ours = _identified(ours, call.id_line, added)
             headers = _untraced(headers, added)
         # What is remembered is of all fields; `call.raw_headers` are without the client's key where we have taken it.
-        kept = read.passing if read is not None and headers is read.raw_headers else partial(passing, headers)
-        return first + kept(key is not None) + ours + b"\r\n"
+        if read is not None and headers is read.raw_headers:
+            first = read.beginning(address.base, address.host_header, key is not None)
+        else:
+            first = first_lines(call.method, call.path + call.query, address.base, address.host_header)
+            first += passing(headers, key is not None)
+        return b"%b%b\r\n" % (first, ours)
 
     def _framing(self, longer: int) -> bytes:
         """Of a body that is streamed, by so many bytes longer than the client's, or of none."""

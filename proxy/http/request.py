@@ -16,7 +16,7 @@ from yarl import URL
 
 from proxy.core.identity import Identity
 from proxy.http.guards import reset
-from proxy.http.head import REMEMBERED, Pairs, local_answer, passing
+from proxy.http.head import REMEMBERED, Pairs, first_lines, local_answer, passing
 from proxy.http.paths import split_target
 
 if TYPE_CHECKING:
@@ -138,11 +138,15 @@ _SOUGHT = b"ength: "
 _SOUGHT_AT = len(b"\r\nContent-L")
 
 
+MOST_BEGINNINGS = 64
+"""Beginnings of heads towards pods that are kept for each head of a client."""
+
+
 class RequestHead:
     """All that is the same in requests of the same head; nobody changes it."""
 
     __slots__ = (
-        "_passing",
+        "_beginnings",
         "chunked",
         "closing",
         "headers",
@@ -173,14 +177,17 @@ class RequestHead:
         """Whether this is the connection's last answer."""
         self.chunked = head.chunked
         self.wants_websocket = head.upgrade and self.headers.get("upgrade", "").lower() == "websocket"
-        self._passing: dict[bool, bytes] = {}
+        self._beginnings: dict[tuple[bytes, bytes, bool], bytes] = {}
 
-    def passing(self, authorized: bool) -> bytes:
-        """See `proxy.http.head`."""
-        lines = self._passing.get(authorized)
-        if lines is None:
-            lines = self._passing[authorized] = passing(self.raw_headers, authorized)
-        return lines
+    def beginning(self, base: bytes, host: bytes, authorized: bool) -> bytes:
+        """Return the head towards the pod at this base path and host, without the fields of each request."""
+        found = self._beginnings.get((base, host, authorized))
+        if found is None:
+            if len(self._beginnings) >= MOST_BEGINNINGS:
+                self._beginnings.clear()
+            found = first_lines(self.method, self.target, base, host) + passing(self.raw_headers, authorized)
+            self._beginnings[base, host, authorized] = found
+        return found
 
 
 class Heads:
@@ -253,7 +260,7 @@ class HttpCall:
         self.connection = connection
         self.transport = connection.socket
         self.id = head.id or next(ids)
-        self.id_line = b"x-request-id: %b\r\n" % self.id.encode("utf-8", "surrogateescape")
+        self.id_line = f"x-request-id: {self.id}\r\n".encode("utf-8", "surrogateescape")
         self.received_at = received_at
         self.closing = head.closing
         self.chunked = head.chunked

@@ -535,16 +535,21 @@ def costs(
     multiplying with an integer takes twice as long."""
     # One loop, not four: 12,000 instructions for four pods instead of 25,000.
     twice, found = 2.0 * prompt, []
+    add = found.append
     for pod in pods:
         endpoint, head, known = pod.endpoint, pod.head, pod.view
         view = endpoint.view
-        answered = head is not None and head.first_byte_at is not None
-        if answered or now > pod.look_at or (known is not view and known != view):
+        if (
+            (known is not view and known != view)
+            or (head is not None and head.first_byte_at is not None)
+            or now > pod.look_at
+        ):
             pod.catch_up(now)
         fixed, per_token, per_pair = pod.cost
-        left = pod.due - now
-        if left < 0.0:
-            left *= pod.patience
         tokens = cold - size * held[endpoint] if endpoint in held else cold
-        found.append(pod.rest + left + fixed + tokens * (per_token + per_pair * (twice - tokens)))
+        cost = pod.rest + fixed + tokens * (per_token + per_pair * (twice - tokens))
+        if due := pod.due:  # 0: nothing is in the queue, or the published values have it
+            left = due - now
+            cost += left if left > 0.0 else left * pod.patience
+        add(cost)
     return found

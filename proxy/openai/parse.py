@@ -195,6 +195,11 @@ def _text(value: Any, name: str) -> str:
 
 
 def _chat(fields: Body) -> tuple[bytes, ...]:
+    messages = fields.get("messages")
+    if type(messages) is list and not fields.get("tools"):
+        plain = prompts.plain(messages)
+        if plain is not None:
+            return (plain,)
     return (prompts.chat(fields.get("tools"), _messages(fields)),)
 
 

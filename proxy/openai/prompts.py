@@ -49,8 +49,8 @@ ROLE_AND_CONTENT = 2
 
 def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
     """Raises BadRequest for messages that are no list of objects."""
-    plain = None if tools or system else _plain(messages)
-    return _encode(_conversation(tools, messages, system)) if plain is None else plain
+    given = None if tools or system else plain(messages)
+    return _encode(_conversation(tools, messages, system)) if given is None else given
 
 
 def has_media(body: bytes) -> bool:
@@ -64,7 +64,7 @@ def media_digest(part: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(_encode(_json(source)))
 
 
-def _plain(messages: Any) -> bytes | None:
+def plain(messages: Any) -> bytes | None:
     """The usual conversation, where every message is a role and a text: what `_conversation` would give, for half the
     price. None for any other."""
     pieces: list[Any] = []
