@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.http.head import REMEMBERED
-from proxy.http.request import HEAD_END, Heads, ParserError, head_parser
+from proxy.http.head import REMEMBERED, first_lines, passing
+from proxy.http.request import HEAD_END, MOST_BEGINNINGS, Heads, ParserError, head_parser
 from tests.helpers.examples import examples
 
 FIRST = b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: a"
@@ -88,7 +88,20 @@ def test_heads_that_differ_in_the_length_of_the_body_are_one(heads: Heads) -> No
     assert other is not None
     assert some[0] is other[0]
     assert (some[1], other[1]) == (5, 1234)
-    assert some[0].passing(False) == b"\r\nAccept: */*\r\n"
+    assert some[0].beginning(b"/base", b"pod:80", False) == (
+        b"POST /base/v1/completions?a=1 HTTP/1.1\r\nhost: pod:80\r\nAccept: */*\r\n"
+    )
+
+
+def test_a_head_keeps_a_bounded_number_of_beginnings_and_makes_each_the_same_again(heads: Heads) -> None:
+    found = heads.read(FIRST + b"\r\nAccept: */*")
+    assert found is not None
+    pods = [b"pod-%d:80" % number for number in range(3 * MOST_BEGINNINGS)] * 2
+    for pod in pods:
+        assert found[0].beginning(b"", pod, True) == first_lines("POST", found[0].target, b"", pod) + passing(
+            found[0].raw_headers, True
+        )
+        assert len(found[0]._beginnings) <= MOST_BEGINNINGS
 
 
 def test_two_lengths_are_none(heads: Heads) -> None:
