@@ -91,6 +91,12 @@ def _roles(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--lockstep", is_flag=True, help="Let all ranks of a pod step together, as a mixture-of-experts model.")
 @click.option("--ignore-rank", is_flag=True, help="Ignore X-data-parallel-rank, as vLLM before 0.10 does.")
+@click.option(
+    "--kv-events-port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT.kv_events_port,
+    help="Port on which the first pod publishes KV events; further ranks and pods follow.  [default: none]",
+)
 @click.option("--old-metric-names", is_flag=True, help="The metric names of vLLM before 0.10.")
 def sim(
     host: str,
@@ -110,6 +116,7 @@ def sim(
     data_parallel_size: int,
     lockstep: bool,
     ignore_rank: bool,
+    kv_events_port: int,
     old_metric_names: bool,
 ) -> None:
     """Run simulated vLLM pods: the wire formats, the batching and the prefix cache of the engine, and no model.
@@ -139,6 +146,10 @@ def sim(
     kinds = [HARDWARE[name].equip(config) for name in gpu] or [config]
     each: list[Role] = roles or ["both"] * pods
     configs = [replace(kinds[at % len(kinds)], noise_seed=at, role=role) for at, role in enumerate(each)]
+    if kv_events_port:
+        configs = [
+            replace(one, kv_events_port=kv_events_port + at * data_parallel_size) for at, one in enumerate(configs)
+        ]
     if gpu_blocks is not None:
         configs = [replace(one, num_gpu_blocks=gpu_blocks) for one in configs]
     configs[0] = replace(configs[0], slowdown=slow_pod)

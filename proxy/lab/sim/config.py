@@ -92,6 +92,8 @@ class SimConfig:
     """All ranks step together, as those of a mixture-of-experts model; without it each rank steps on its own."""
     ignore_rank: bool = False
     """Ignore the rank that a request names, as vLLM before 0.10 does."""
+    kv_events_port: int = 0
+    """The port on which the first rank publishes KV events; the others follow. 0 publishes none."""
     old_metric_names: bool = False
     prompt_tokens_details: bool = True
     default_max_tokens: int = 16

@@ -49,8 +49,9 @@ class EngineDriver:
     mixture-of-experts model are spread over all ranks. Otherwise each rank steps on its own.
     """
 
-    def __init__(self, engines: Items[Engine], now: Callable[[], float]) -> None:
+    def __init__(self, engines: Items[Engine], now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.engines = engines
+        self._wall = wall
         self.now = now
         self._balancer = InternalBalancer(
             lambda: [(engine.waiting_requests, len(engine.running)) for engine in engines],
@@ -143,6 +144,7 @@ class EngineDriver:
             await self._thaw()
             for engine, step in steps:
                 _notify(engine.finish_step(step, self.now()))
+                engine.publish_events(self._wall())
 
     async def _thaw(self) -> None:
         while True:

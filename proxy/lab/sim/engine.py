@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from proxy.lab.sim.config import SimConfig
+from proxy.lab.sim.kv_events import KvEvents
 from proxy.lab.sim.sequence import Finish, Output, Phase, Sequence
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -91,6 +92,8 @@ class BlockPool:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.evictions = 0
+        self.evicted: list[int] = []
+        """Blocks that were forgotten since this list was last emptied."""
         self._open = 0
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -135,15 +138,15 @@ class BlockPool:
         """Take `count` blocks to be filled; the caller has made sure that so many are free."""
         self._open += count
         while self.used + len(self._idle) > self.capacity:
-            self._idle.popitem(last=False)
+            self.evicted.append(self._idle.popitem(last=False)[0])
             self.evictions += 1
 
-    def fill(self, block: int) -> None:
-        """An open block is full and from here on known by its hash."""
+    def fill(self, block: int) -> bool:
+        """Make an open block, which is full, known by its hash. Return whether no block of this hash was here."""
         self._open -= 1
-        if block in self._idle:
-            del self._idle[block]
+        is_new = block not in self._holders and self._idle.pop(block, self) is self
         self._holders[block] = self._holders.get(block, 0) + 1
+        return is_new
 
     def release(self, hashes: list[int], open_blocks: int) -> None:
         """Give all blocks of one sequence back. The end of a chain is forgotten before its beginning."""
@@ -189,6 +192,7 @@ class Engine:
         """Hashes of the media whose embeddings are here."""
         self._to_encode: set[int] = set()
         self.pace = Pace(config, rank)
+        self.events: KvEvents | None = None
         self.sleep_level = 0
         """0 awake, 1 asleep, 2 asleep without its weights."""
 
@@ -294,6 +298,15 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         self.pool.forget()
+        if self.events is not None:
+            self.events.cleared()
+
+    def publish_events(self, wall: float) -> None:
+        """Publish what has changed in the cache since the last call."""
+        if self.events is not None:
+            self.events.removed(self.pool.evicted)
+            self.events.publish(wall)
+        self.pool.evicted.clear()
 
     def _schedule_running(self, chunks: list[tuple[Sequence, int]]) -> int:
         """Returns the tokens of the step's budget that are left."""
@@ -391,8 +404,11 @@ class Engine:
     def _fill_blocks(self, sequence: Sequence, end: int) -> None:
         sequence.extend_hashes(self.config.block_size)
         full = min(end // self.config.block_size, len(sequence.hashes))
-        for block in sequence.hashes[sequence.hashed_blocks : full]:
-            self.pool.fill(block)
+        for at in range(sequence.hashed_blocks, full):
+            if self.pool.fill(sequence.hashes[at]) and self.events is not None:
+                parent = sequence.hashes[at - 1] if at else None
+                tokens = sequence.block_tokens(at, self.config.block_size)
+                self.events.stored([sequence.hashes[at]], parent, tokens)
         filled = full - sequence.hashed_blocks
         sequence.hashed_blocks += filled
         sequence.open_blocks -= filled

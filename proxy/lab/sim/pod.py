@@ -20,6 +20,7 @@ from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.engine import Engine
 from proxy.lab.sim.faults import Condition, Fault, Faults, Kind
 from proxy.lab.sim.http import REMEMBERED, RequestLog, Service, reset
+from proxy.lab.sim.kv_events import KvEvents
 from proxy.lab.sim.messages import Messages
 from proxy.lab.sim.responses import Responses
 from proxy.lab.sim.routes import Dispatcher
@@ -143,6 +144,16 @@ class SimPod:
     def _make_engines(self) -> list[Engine]:
         return [Engine(self.config, self.fabric.embeddings, rank) for rank in range(self.config.data_parallel_size)]
 
+    def _open_events(self, host: str) -> None:
+        for rank, engine in enumerate(self.engines if self.config.kv_events_port else ()):
+            engine.events = KvEvents(self.config, rank, host)
+
+    def _close_events(self) -> None:
+        for engine in self.engines:
+            if engine.events is not None:
+                engine.events.close()
+                engine.events = None
+
     def _where(self) -> tuple[str, int]:
         return self.host, self.port
 
@@ -155,7 +166,7 @@ class SimPod:
         loop = asyncio.get_running_loop()
         self.condition.restarted()
         self.engines = self._make_engines()
-        driver = EngineDriver(self.engines, loop.time)
+        driver = EngineDriver(self.engines, loop.time, self._wall)
         connector = CONNECTORS[self.config.connector](self.config, driver, self.fabric, self._where)
         embeddings = Embeddings(self.config, self.fabric, self._where)
         service = Service(
@@ -175,8 +186,10 @@ class SimPod:
         )
         await runner.setup()
         try:
+            self._open_events(host)
             self.port = await self._port.listen(runner, host, port)
         except OSError:
+            self._close_events()
             await runner.cleanup()
             raise
         self.host = host
@@ -279,6 +292,7 @@ class SimPod:
         if self._driving is not None:
             self._driving.cancel()
             await asyncio.wait([self._driving])
+        self._close_events()
 
     async def __aenter__(self) -> SimPod:
         if self._runner is None:

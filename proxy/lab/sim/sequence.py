@@ -268,6 +268,11 @@ class Sequence:
             previous = xxh3_64_intdigest(bytes(self._text[index * size : (index + 1) * size]), seed=previous)
             self.hashes.append(previous)
 
+    def block_tokens(self, index: int, block_size: int) -> list[int]:
+        """Return the ids of the tokens in one whole block."""
+        size = block_size * BYTES_PER_TOKEN
+        return token_ids(bytes(self._text[index * size : (index + 1) * size]))
+
     def grow(self) -> Output:
         """Write the next token."""
         sampling = self.sampling
