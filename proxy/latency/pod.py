@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness, LoadView, Metrics
+from proxy.latency.lockstep import Lockstep
 from proxy.latency.rates import TURN_SECONDS, FleetModel, Rates
 from proxy.latency.sharing import Forms, Sharing
 
@@ -87,6 +88,8 @@ class Work:
     running: float = 0.0
     prefilled: float = 0.0
     """The pod's integral of running requests, and its seconds of prefill, at that time."""
+    elsewhere: float = 0.0
+    """Seconds of prefill on all ranks of the pod at that time."""
 
 
 @dataclass(slots=True)
@@ -108,6 +111,8 @@ class PodModel:
     _prices: Prices
     _since: float
     """When the pod began with the first in the queue; at first the time of construction."""
+    lockstep: Lockstep | None = None
+    """Shared with the models of the pod's other data-parallel ranks; None for a pod without ranks."""
     rates: Rates = field(init=False)
     sharing: Sharing = field(init=False)
     queue: deque[Work] = field(default_factory=deque)
@@ -214,7 +219,8 @@ class PodModel:
                 self._next_work = self._after_lesson(now)
                 self._followed += 1
                 self._count_running(now)
-                work.expected, work.running, work.prefilled = 0.0, self._running_sum, self._prefilled
+                work.expected = 0.0
+                self._mark(work)
         else:
             work = self.dispatch(attempt, uncached, prompt, now)
             work.shows = True
@@ -249,7 +255,8 @@ class PodModel:
         there = max(queued + running, self.endpoint.load.requests)
         computed = sum(work.stage is not Stage.DECODE and not work.is_queued for work in self._open_stages())
         responses = max(0, there - len(self.queue) - computed)
-        return self.work(uncached, prompt) * (responses + BEHIND * len(self.queue))
+        elsewhere = 0.0 if self.lockstep is None else self._elsewhere()
+        return self.work(uncached, prompt) * (responses + elsewhere + BEHIND * len(self.queue))
 
     def work(self, uncached: float, prompt: float) -> float:
         """Return the seconds for which the pod does nothing but this prompt."""
@@ -288,6 +295,8 @@ class PodModel:
     def _publish_pace(self, running: int, now: float) -> None:
         """Publish what depends on the running requests and on the coefficients."""
         self._count_running(now)
+        if self.lockstep is not None:
+            self.lockstep.running += running - self._running
         self._running, self._is_paced = running, True
         rates = self.rates
         self.step = step = rates.step + rates.per_running * running
@@ -299,12 +308,17 @@ class PodModel:
         self._publish_cost(1.0)
 
     def _publish_cost(self, in_turn: float) -> None:
-        """Where prompts are computed in turn, responses stand still meanwhile."""
+        """Where prompts are computed in turn, responses stand still meanwhile, on all ranks that step together."""
         (work, decode), (fixed, per_token, per_pair), running = self._prices, self.own, self._running
-        delayed = 1.0 + work + in_turn * decode * running
+        delayed = 1.0 + work + in_turn * decode * (running if self.lockstep is None else running + self._elsewhere())
         response = decode * self._fleet.output
         base = delayed * fixed + response * (self.step + self.rates.per_running * (1 + running))
         self.cost = (base, delayed * per_token, delayed * per_pair)
+
+    def _elsewhere(self) -> float:
+        """Return the running requests of other ranks, as far as a prompt here delays them."""
+        assert self.lockstep is not None
+        return self.lockstep.share * max(0, self.lockstep.running - self._running)
 
     def _publish_first(self, first: Work) -> None:
         """Take the first in the queue out of `rest`: `due` has it."""
@@ -437,7 +451,8 @@ class PodModel:
                 self.sharing.observe(work.forms, at - sent)
                 self._invalidate()
             self._count_running(at)
-            work.answered_at, work.running, work.prefilled = at, self._running_sum, self._prefilled
+            work.answered_at = at
+            self._mark(work)
 
     def _begin_group(self, sent: float, at: float) -> None:
         """Learn from the group before, which is complete now."""
@@ -449,7 +464,10 @@ class PodModel:
         if sent > since and self._running:
             steps += RESIDUE * steps
         seconds = at - max(since, sent)
-        self._prefilled += self._in_turn * max(0.0, seconds - steps)
+        prefilled = self._in_turn * max(0.0, seconds - steps)
+        self._prefilled += prefilled
+        if self.lockstep is not None:
+            self.lockstep.prefilled += prefilled
         if at >= self._next_group and self._is_exact:
             self._next_group = self._after_lesson(at)
             self._group = _Group(seconds, steps)
@@ -481,10 +499,38 @@ class PodModel:
         if response <= 0.0 or whole <= 0.0:
             return
         self._count_running(now)
+        running = (self._running_sum - work.running) / whole
         held_up = (self._prefilled - work.prefilled) * min(1.0, response / whole)
+        if self.lockstep is not None:
+            held_up += self._held_up_elsewhere(work, response, whole, response - held_up, (tokens - 1, running))
         pace = max(0.0, response - held_up) / (tokens - 1)
-        self.rates.observe_decode((self._running_sum - work.running) / whole, pace)
+        self.rates.observe_decode(running, pace)
         self._invalidate()
+
+    def _held_up_elsewhere(
+        self, work: Work, response: float, whole: float, own: float, size: tuple[int, float]
+    ) -> float:
+        """Return the seconds for which prompts on other ranks held the response up, and learn whether they do. `own`
+        are its seconds without prompts of its own rank, `size` its tokens and the requests that ran beside it."""
+        assert self.lockstep is not None
+        elsewhere = (self.lockstep.prefilled - work.elsewhere) - (self._prefilled - work.prefilled)
+        elsewhere *= min(1.0, response / whole)
+        (tokens, running), rates = size, self.rates
+        expected = tokens * (rates.step + rates.per_running * running)
+        share = self.lockstep.share
+        self.lockstep.observe(elsewhere / response, (own - expected) / response)
+        return share * elsewhere
+
+    def _mark(self, work: Work) -> None:
+        """Note what the pod has done until now."""
+        work.running, work.prefilled = self._running_sum, self._prefilled
+        if self.lockstep is not None:
+            work.elsewhere = self.lockstep.prefilled
+
+    def leave(self) -> None:
+        """The rank is gone; the others do not count its requests any more."""
+        if self.lockstep is not None:
+            self.lockstep.running -= self._running
 
     def _after_lesson(self, now: float) -> float:
         """Return when the next lesson is wanted."""

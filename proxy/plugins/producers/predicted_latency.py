@@ -17,6 +17,7 @@ from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
 from proxy.latency.forecast import LATENCY
+from proxy.latency.lockstep import Lockstep
 from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, costs, seconds
 from proxy.latency.rates import FleetModel
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
@@ -116,7 +117,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             pod.end(work, self.clock.now())
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
-        self._pods.pop(endpoint, None)
+        if (pod := self._pods.pop(endpoint, None)) is not None:
+            pod.leave()
         self._asked, self._found = None, []
 
     @property
@@ -156,8 +158,15 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         return found
 
     def _meet(self, endpoint: Endpoint, now: float) -> PodModel:
-        pod = self._pods[endpoint] = PodModel(endpoint, self.fleet, self._prices, now)
+        pod = self._pods[endpoint] = PodModel(endpoint, self.fleet, self._prices, now, self._lockstep_of(endpoint))
         return pod
+
+    def _lockstep_of(self, endpoint: Endpoint) -> Lockstep | None:
+        """Return what the ranks of a pod share; None for a pod without ranks."""
+        if endpoint.rank is None:
+            return None
+        known = (pod.lockstep for rank in endpoint.ranks if (pod := self._pods.get(rank)) is not None)
+        return next(known, None) or Lockstep()
 
     def _hear(self) -> None:
         """Update the pods of which nothing is known with what the fleet has learnt."""
