@@ -51,6 +51,11 @@ def parse(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Metrics:
     return _metrics_of(_reader(dialect).read(text), dialect, scraped_at)
 
 
+def parse_ranks(text: bytes, dialect: Dialect) -> Scrape:
+    """Do the same as `parse`, for data-parallel ranks too."""
+    return _scrape_of(_reader(dialect).read(text), dialect, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Scrape:
     """A scrape of a pod: the metrics of the whole pod, and those of its data-parallel ranks, where it has several."""
@@ -69,8 +74,11 @@ class Scrape:
 
 
 async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0) -> Scrape:
-    """Do the same as `parse`, for data-parallel ranks too, and let the event loop run after every STEP bytes."""
-    samples = await _reader(dialect).read_in_steps(text)
+    """Do the same as `parse_ranks`, and let the event loop run after every STEP bytes."""
+    return _scrape_of(await _reader(dialect).read_in_steps(text), dialect, scraped_at)
+
+
+def _scrape_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Scrape:
     total = _metrics_of(samples, dialect, scraped_at)
     ranks = _ranks(samples, dialect)
     return Scrape(total, [_read(_of_rank(samples, dialect.rank_label, rank), dialect, scraped_at) for rank in ranks])

@@ -155,6 +155,20 @@ def _blocks(seen: Seen) -> Said:
         yield Level.OK, f"{size} tokens a block, {blocks} blocks: {size * blocks} tokens of KV cache", ""
 
 
+def _ranks(seen: Seen) -> Said:
+    number = len(seen.exposition.ranks) if seen.exposition else 0
+    if number < 2:
+        return
+    tried, what = seen.ranks, f"{number} data-parallel ranks"
+    if tried is None or not (tried.named or tried.others):
+        yield Level.NOTE, f"{what}: whether requests can choose one was not seen", ""
+    elif tried.named >= tried.others:
+        yield Level.OK, f"{what}, each an endpoint: requests go to the rank that they name", ""
+    else:
+        fix = "upgrade the engine; until then the pod is one endpoint: write dataParallel: {size: 1}"
+        yield Level.WARNING, f"{what}, and it ignores which of them a request names", fix
+
+
 def _events(seen: Seen) -> Said:
     if (found := seen.events) is None or seen.engine not in ("vllm", "sglang"):
         return
@@ -236,6 +250,7 @@ _CHECKS: dict[str, Callable[[Seen], Said]] = {
     "metrics": _metrics,
     "prefix-caching": _caching,
     "block-size": _blocks,
+    "data-parallel": _ranks,
     "kv-events": _events,
     "connector": _connector,
     "abort": _abort,
@@ -264,6 +279,8 @@ class Exposition:
     """Of the series that describes the cache."""
     connector: str = ""
     """That its series are of, as kvlane calls it; empty if they are of none."""
+    ranks: tuple[Metrics, ...] = ()
+    """Of data-parallel ranks, where the pod has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +294,14 @@ class Caching:
     counted: float = 0.0
     """Tokens by which the pod's own counter of hits grew."""
     prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Requests named one data-parallel rank, and the counters of that rank and of all others grew by so much."""
+
+    named: float
+    others: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +340,7 @@ class Seen:
     max_model_len: int | None = None
     exposition: Exposition | None = None
     caching: Caching | None = None
+    ranks: Ranks | None = None
     says_caching: bool | None = None
     events: Events | None = None
     transfer: Transfer = field(default_factory=Transfer)

@@ -17,13 +17,15 @@ import aiohttp
 import orjson
 
 from proxy import outbound
+from proxy.core.endpoint import Endpoint
 from proxy.core.errors import cause
 from proxy.core.ports import Clock, Random
 from proxy.fleet.dialects import DIALECTS, Dialect, Specs
-from proxy.fleet.scrape import parse, parse_models
+from proxy.fleet.scrape import parse_models, parse_ranks
+from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.telemetry.exposition import SampleReader, Samples, ScrapeError
-from proxy.tools.findings import CACHE, Caching, Events, Exposition, Seen, Transfer
+from proxy.tools.findings import CACHE, Caching, Events, Exposition, Ranks, Seen, Transfer
 
 T = TypeVar("T")
 
@@ -83,6 +85,8 @@ async def _ask(pod: Asking, health: Answer, manner: Manner, random: Random) -> S
 
 async def _try(pod: Asking, seen: Seen, settle: float, random: Random) -> Seen:
     seen = replace(seen, caching=await _unless_it_fails(try_caching(pod, seen, settle, random)))
+    if seen.exposition is not None and len(seen.exposition.ranks) > 1:
+        seen = replace(seen, ranks=await _unless_it_fails(try_ranks(pod, seen, settle)))
     if found := await _unless_it_fails(read_transfer(pod, seen)):
         seen = replace(seen, transfer=found)
     return replace(seen, abort=await _unless_it_fails(try_abort(pod, seen, settle)))
@@ -169,19 +173,21 @@ class Asking:
     async def get(self, path: str) -> Answer:
         return await self._ask("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
-        return await self._ask("POST", path, body)
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+        return await self._ask("POST", path, body, headers)
 
     async def begin(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
         """An answer that is not read yet; the caller closes it."""
         return await self._session.post(self.url + path, json=body, headers=self._headers)
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         begun = self.clock.now()
-        status, read, headers = await outbound.send(
-            self._session, method, self.url + path, json=body, headers=self._headers
+        status, read, received = await outbound.send(
+            self._session, method, self.url + path, json=body, headers={**self._headers, **(headers or {})}
         )
-        return Answer(status, read, headers, self.clock.now() - begun)
+        return Answer(status, read, received, self.clock.now() - begun)
 
 
 COMPLETIONS = "/v1/completions"
@@ -202,19 +208,23 @@ _ROLE = re.compile(rb"kv_role\W{1,6}(kv_\w+)")
 
 
 async def try_caching(pod: Asking, seen: Seen, settle: float, random: Random) -> Caching:
-    """Whether the second of two equal prompts is cheaper."""
+    """Whether the second of two equal prompts is cheaper; with data-parallel ranks, a further one for each of them: two
+    come to the same rank then, whoever chooses it."""
     block = seen.exposition.metrics.block_size if seen.exposition else 0
     nonce = f"{random.random():.15f}"
     body = _body(seen, f"{nonce} " + "the sea " * 2 * max(block, 16), max_tokens=1)
-    for times in (1, 2):
+    found = Caching()
+    for times in range(1 + max(1, len(seen.exposition.ranks) if seen.exposition else 1)):
         answer = await pod.post(COMPLETIONS, body)
         if not answer.ok:
             return Caching(refused=f"{COMPLETIONS} answers {answer.status}")
-        if times == 1:
+        usage = answer.json.get("usage") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        found = Caching(told=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
+        if times == 0:
             before = await _hits(pod)
-    usage = answer.json.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    found = Caching(told=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
+        elif found.told:
+            break
     if found.told is not None:
         return found
     if seen.exposition is None:
@@ -224,6 +234,26 @@ async def try_caching(pod: Asking, seen: Seen, settle: float, random: Random) ->
         counted = await _hits(pod) - before
         await asyncio.sleep(0.1)
     return replace(found, counted=counted)
+
+
+async def try_ranks(pod: Asking, seen: Seen, settle: float) -> Ranks:
+    """Send as many requests as there are data-parallel ranks to the last one, and see which counters grow."""
+    before = await _prompt_tokens(pod)
+    last = len(before) - 1
+    endpoint = Endpoint("", engine=seen.engine, rank=last)
+    body = orjson.loads(body_for(endpoint, orjson.dumps(_body(seen, "the sea", max_tokens=1))))
+    for _ in before:
+        await pod.post(COMPLETIONS, body, {RANK_HEADER: str(last)})
+    begun, grown = pod.clock.now(), [0.0 for _ in before]
+    while not any(grown) and pod.clock.now() < begun + settle:
+        grown = [after - one for after, one in zip(await _prompt_tokens(pod), before, strict=True)]
+        await asyncio.sleep(0.1)
+    return Ranks(grown[last], sum(grown[:last]))
+
+
+async def _prompt_tokens(pod: Asking) -> list[float]:
+    found = read_exposition((await pod.get("/metrics")).body)
+    return [rank.prompt_tokens for rank in found.ranks] if found else []
 
 
 async def try_tokenize(pod: Asking, seen: Seen) -> float | None:
@@ -360,19 +390,20 @@ def read_exposition(text: bytes, seconds: float = 0.0) -> Exposition | None:
         samples = _READER.read(text)
         names = samples.keys()
         engine, dialect = max(DIALECTS.items(), key=lambda item: len(item[1].names & names))
-        metrics = parse(text, dialect)
+        scrape = parse_ranks(text, dialect)
     except ScrapeError:
         return None
     parts = _parts(dialect)
     return Exposition(
         engine=engine,
-        metrics=metrics,
+        metrics=scrape.total,
         size=len(text),
         seconds=seconds,
         missing=tuple(part for part, specs in parts.items() if not _found(specs, names)),
         old=tuple(name for specs in parts.values() if (name := _found(specs, names)) and name != specs[0].name),
         labels=_cache_labels(dialect.cache_info, samples),
         connector=_series_connector(names),
+        ranks=tuple(scrape.ranks),
     )
 
 

@@ -54,6 +54,20 @@ async def test_simulated_pods_have_nothing_to_mend() -> None:
     assert found.keep_alive == math.inf
 
 
+async def test_ranks_are_found_and_tried() -> None:
+    async with SimPod(SimConfig(data_parallel_size=3)) as pod:
+        found = await seen(pod.url)
+    assert bad(found) == set()
+    assert of(found, "data-parallel").text.startswith("3 data-parallel ranks, each an endpoint")
+
+
+async def test_a_pod_that_ignores_ranks_is_told_apart() -> None:
+    async with SimPod(SimConfig(data_parallel_size=3, ignore_rank=True)) as pod:
+        found = await seen(pod.url)
+    assert {check for check, _ in bad(found)} == {"data-parallel"}
+    assert "ignores which of them" in of(found, "data-parallel").text
+
+
 async def test_what_is_only_asked_makes_no_engine_work() -> None:
     async with serving(FakePod()) as pod:
         found = await seen(pod.url, replace(MANNER, sends=False))
