@@ -433,10 +433,10 @@ class SharedDrains:
 
     def turned(self, endpoint: Endpoint, drains: bool) -> None:
         """It is so here from now on."""
-        changes, known = self._known.get(endpoint.name, (0, False))
+        changes, known = self._known.get(endpoint.pod_name, (0, False))
         if known is not drains:
-            self._known[endpoint.name] = changes + 1, drains
-            self._tell(orjson.dumps([(endpoint.name, changes + 1, drains)]))
+            self._known[endpoint.pod_name] = changes + 1, drains
+            self._tell(orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
 
     def take(self, body: bytes) -> None:
         """Raises Garbled, and has taken nothing then."""
@@ -450,14 +450,14 @@ class SharedDrains:
         return orjson.dumps([(name, *known) for name, known in self._known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
-        if self._known.get(endpoint.name, (0, False))[1]:
-            self._apply(endpoint.name, True)
+        if self._known.get(endpoint.pod_name, (0, False))[1]:
+            self._apply(endpoint.pod_name, True)
 
     def removed(self, endpoint: Endpoint) -> None:
         """Everybody sees it go: the next one of its name is another pod."""
-        changes, drains = self._known.get(endpoint.name, (0, False))
-        if drains:
-            self._known[endpoint.name] = changes + 1, False
+        changes, drains = self._known.get(endpoint.pod_name, (0, False))
+        if drains and endpoint is endpoint.lead:
+            self._known[endpoint.pod_name] = changes + 1, False
 
     def _apply(self, name: str, drains: bool) -> None:
         try:

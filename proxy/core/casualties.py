@@ -24,9 +24,10 @@ class Casualties:
 
     def suspect(self, attempt: Attempt) -> None:
         """Note that its pod closed the connection, or had the request together with one that did."""
-        one = (attempt.endpoint, attempt.started_at, attempt.number)
-        if one not in self._noted and attempt.endpoint not in self.suspected:
-            self.suspected.append(attempt.endpoint)
+        pod = attempt.endpoint.lead
+        one = (pod, attempt.started_at, attempt.number)
+        if one not in self._noted and pod not in self.suspected:
+            self.suspected.append(pod)
         self._noted.add(one)
 
     def confirm(self, endpoint: Endpoint) -> bool:

@@ -224,15 +224,17 @@ class Failover:
         return left[0]
 
     def _left(self, attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """In rank order, those that are ready and not among `tried`. Where a stored response decided, nobody else is
-        asked."""
+        """In rank order, those that are ready and not among `tried`; other ranks of a pod that was tried only where
+        there is nothing else. Where a stored response decided, nobody else is asked."""
         decision = attempt.decision
         left = [
             endpoint
             for endpoint in decision.candidates()
             if endpoint.state is EndpointState.READY and endpoint not in tried
         ]
-        return left or (self._others(attempt, tried) if decision.profile else ())
+        pods = {endpoint.lead for endpoint in tried}
+        elsewhere = [endpoint for endpoint in left if endpoint.lead not in pods]
+        return elsewhere or (self._others(attempt, tried) if decision.profile else ()) or left
 
     def _has_done_enough(self, journey: Journey, attempt: Attempt, error: UpstreamFailed) -> bool:
         """For who can do without."""

@@ -39,13 +39,13 @@ class Poison(Listener):
         now = self._clock.now()
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()
-        self._broken.append((now, attempt.endpoint, casualties_of(attempt.request)))
+        self._broken.append((now, attempt.endpoint.lead, casualties_of(attempt.request)))
 
     def was_alone(self, casualties: Casualties, endpoint: Endpoint) -> bool:
         """Return whether the pod, which has just died, had no request but that of `casualties`."""
         since = self._clock.now() - TOGETHER
         others = (at >= since and pod is endpoint and whose is not casualties for at, pod, whose in self._broken)
-        return not endpoint.load.requests and not any(others)
+        return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
 
     def suspect(self, request: InferenceRequest) -> SuspectedPoison:
         """From now on; returns what its client is told."""

@@ -168,3 +168,28 @@ async def test_a_client_can_choose_the_rank_where_security_permits_it() -> None:
         await r.ask("x")
         with pytest.raises(AssertionError, match="no pod has a data-parallel rank '7'"):
             await r.ask("x", {"X-Data-Parallel-Rank": "7"})
+
+
+async def test_a_retry_goes_to_another_pod_not_to_another_rank() -> None:
+    settings = {
+        **FAST,
+        "reliability": {"breaker": {"failures": 1000}},
+        "scheduling": scored_by({"active-request-scorer": 1}),
+    }
+    async with RankedPod(4) as bad, RankedPod(1) as good:
+        bad.status = 500
+        async with running([bad.url, good.url], settings) as app, aiohttp.ClientSession() as http:
+            await until(lambda: len(app.fleet.ready) == 5)
+            r = Ranks(app, http)
+            for number in range(20):
+                assert (await r.ask(f"{number}"))[0] == "pod-1"
+        assert 0 < len(bad.asked) <= 20
+
+
+async def test_other_ranks_are_asked_where_there_is_no_other_pod() -> None:
+    settings = {"reliability": {"breaker": {"failures": 1000}, "retries": {"attempts": 2, "budgetPercent": 100}}}
+    async with RankedPod(2) as pod, ranks(pod, settings) as r:
+        pod.status = 503
+        with pytest.raises(AssertionError):
+            await r.ask("x")
+        assert set(pod.ranks_asked) == {0, 1}
