@@ -58,7 +58,7 @@ from proxy.core.tasks import Tasks
 from proxy.lab.workload import load_trace, request_body
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
-from proxy.scheduling.flow_control import settings
+from proxy.scheduling.sections import settings
 from proxy.telemetry.exposition import SampleReader
 from tests.helpers.cluster.store import Wall, store
 

@@ -25,10 +25,10 @@ from proxy.parsing import request_of
 from proxy.pool import Pool
 from proxy.production import Production
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.dependencies import declares
 from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileEntry, read
 from proxy.scheduling.explained_decision import Entry, imagined, short
 from proxy.scheduling.explained_log import Explaining, parts
+from proxy.scheduling.layout import declares
 from proxy.scheduling.scheduler import Scheduler
 from proxy.serving import Process, narrowing
 

@@ -28,7 +28,7 @@ from proxy.fleet.store import Fleet
 from proxy.flowcontrol.capacity import Lent, Siblings
 from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.plugins.session_affinity import SessionAffinity
+from proxy.plugins.sessions import SessionAffinity
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import OPEN, Company
 from proxy.settings import Settings

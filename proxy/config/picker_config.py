@@ -7,8 +7,8 @@ from typing import Any
 
 from proxy.core.errors import Problem
 from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Engines, Specs, specs
-from proxy.scheduling.data_layer import CoreMetrics, DataLayer, DcgmSource, EngineConfig, HttpSource
-from proxy.scheduling.later_types import NOT_YET
+from proxy.scheduling.document import NOT_YET
+from proxy.scheduling.sections import CoreMetrics, DataLayer, DcgmSource, EngineConfig, HttpSource
 
 Faults = list[Problem]
 

@@ -18,9 +18,15 @@ from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.scheduling.build import PORTS
-from proxy.scheduling.data_layer import SETTINGS_TYPES, DataLayerSection, Ref, RequestHandlerSection
 from proxy.scheduling.document import API_VERSIONS, FEATURE_GATES, KIND, PluginRef
-from proxy.scheduling.flow_control import FLOW_TYPES, FlowControlSection
+from proxy.scheduling.sections import (
+    FLOW_TYPES,
+    SETTINGS_TYPES,
+    DataLayerSection,
+    FlowControlSection,
+    Ref,
+    RequestHandlerSection,
+)
 from proxy.settings import DERIVED, Settings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -13,7 +13,7 @@ from proxy.disagg import cautions as disagg
 from proxy.flowcontrol import settings as flowcontrol
 from proxy.http.upstream.pool import is_address
 from proxy.reliability import cautions as reliability
-from proxy.scheduling import cautions as scheduling
+from proxy.scheduling import layout as scheduling
 from proxy.settings import Settings
 
 NO_PODS = "no pods are configured: add some under pods, or through the admin port; until then every request is a 503"
@@ -28,7 +28,7 @@ def cautions(settings: Settings) -> Iterator[str]:
     yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
     registry = Registry.discover()
     for name, pool in pools.items():
-        yield from scheduling.cautions(pool.scheduling, registry)
+        yield from scheduling.warnings(pool.scheduling, registry)
         section = "flowControl" if name == DEFAULT_POOL else f"pools.{name}.flowControl"
         yield from flowcontrol.warnings(pool.flow_control, section, settings.reliability.timeouts.request)
         types = {entry.type for entry in pool.scheduling.plugins}

@@ -31,7 +31,7 @@ from proxy.lab.simulation import Policy, Reading, VirtualPod
 from proxy.lab.workload import Job, request_body
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import BodyParser
-from proxy.plugins.session_affinity import ID_HEADER
+from proxy.plugins.sessions import ID_HEADER
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.budget import RetryBudget

@@ -16,9 +16,8 @@ from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
 from proxy.lab.replay import Fared, Fleet, mean, percentile, replay
 from proxy.lab.workload import Workload
-from proxy.scheduling.build import build
+from proxy.scheduling.build import Effective, EffectivePlugin, build
 from proxy.scheduling.document import read
-from proxy.scheduling.effective import Effective, EffectivePlugin
 from proxy.scheduling.layout import Origin, ProfileLayout
 from proxy.settings import Settings
 

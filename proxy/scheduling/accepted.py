@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from proxy.core.errors import Problem
-from proxy.scheduling.data_layer import SETTINGS_TYPES
-from proxy.scheduling.flow_control import FLOW_TYPES
+from proxy.scheduling.sections import FLOW_TYPES, SETTINGS_TYPES
 
 FLOW_CONTROL = "flowControl"
 BYTES_PER_TOKEN = 4

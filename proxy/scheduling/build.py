@@ -1,4 +1,4 @@
-"""From the `scheduling` section to everything the data path runs."""
+"""Builds what the data path runs from the `scheduling` section."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.listener import Hook
-from proxy.core.params import Invalid, join
+from proxy.core.params import Invalid, join, plain, yaml_key
 from proxy.core.plugin import (
     DataProducer,
     Decider,
@@ -40,15 +40,22 @@ from proxy.core.ports import (
     Unconnected,
 )
 from proxy.core.registry import Registry
-from proxy.core.wiring import Ports
-from proxy.scheduling.dependencies import check_keys, declares, in_order, satisfy
+from proxy.core.wiring import Ports, parameters_of
 from proxy.scheduling.document import Document
-from proxy.scheduling.effective import Effective, effective
-from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
-from proxy.scheduling.layout import Layout, ProfileLayout, Use, lay_out
-from proxy.scheduling.profile import FilterStep, Profile, shares
+from proxy.scheduling.layout import (
+    Entry,
+    Layout,
+    Origin,
+    ProfileLayout,
+    Use,
+    check_keys,
+    declares,
+    in_order,
+    lay_out,
+    satisfy,
+)
+from proxy.scheduling.profile import FilterStep, GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring, shares
 from proxy.scheduling.scheduler import Scheduler
-from proxy.scheduling.scoring import Scoring
 
 log = logging.getLogger(__name__)
 
@@ -258,3 +265,65 @@ class _Assembly:
 
     def _at(self, point: Callable[..., P], names: Sequence[str]) -> tuple[P, ...]:
         return tuple(cast(P, self.instances[name]) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveValue:
+    value: Any
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePlugin:
+    name: str
+    type: str
+    origin: Origin
+    parameters: tuple[tuple[str, EffectiveValue], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Every instance, the injected ones too, and every profile."""
+
+    plugins: tuple[EffectivePlugin, ...]
+    profiles: tuple[ProfileLayout, ...]
+    handler: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """In the shape of the `scheduling` section; every value is `{"value": …, "origin": …}`, every plugin and
+        profile has an `origin`."""
+        return {
+            "plugins": [_plugin_dict(plugin) for plugin in self.plugins],
+            "profileHandler": self.handler,
+            "schedulingProfiles": [_profile_dict(profile) for profile in self.profiles],
+        }
+
+
+def effective(layout: Layout, instances: dict[str, Plugin], ports: Ports) -> Effective:
+    plugins = tuple(_effective_plugin(entry, instances[name], ports) for name, entry in layout.entries.items())
+    return Effective(plugins, tuple(layout.profiles), layout.handler)
+
+
+def _effective_plugin(entry: Entry, made: Plugin, ports: Ports) -> EffectivePlugin:
+    parameters = []
+    for field in parameters_of(entry.cls, ports):
+        spellings = (yaml_key(field), *field.metadata.get("aliases", ()))
+        origin = Origin.FILE if any(key in entry.parameters for key in spellings) else Origin.DEFAULT
+        parameters.append((yaml_key(field), EffectiveValue(plain(getattr(made, field.name)), origin)))
+    return EffectivePlugin(entry.name, entry.cls.plugin_type, entry.origin, tuple(parameters))
+
+
+def _plugin_dict(plugin: EffectivePlugin) -> dict[str, Any]:
+    parameters = {key: {"value": value.value, "origin": value.origin.value} for key, value in plugin.parameters}
+    return {"name": plugin.name, "type": plugin.type, "origin": plugin.origin.value, "parameters": parameters}
+
+
+def _profile_dict(profile: ProfileLayout) -> dict[str, Any]:
+    plugins = [_use_dict(use) for use in profile.uses]
+    shadow = {"shadow": True} if profile.shadow else {}
+    return {"name": profile.name, "origin": profile.origin.value, **shadow, "plugins": plugins}
+
+
+def _use_dict(use: Use) -> dict[str, Any]:
+    weight = {"value": use.weight, "origin": use.weight_origin.value}
+    return {"pluginRef": use.ref, "origin": use.origin.value, "weight": weight}

@@ -10,16 +10,18 @@ from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion
 from proxy.scheduling.accepted import FLOW_CONTROL, accepted
-from proxy.scheduling.data_layer import (
+from proxy.scheduling.sections import (
+    FLOW_TYPES,
     NOTIFIED,
+    PROGRAM_AWARE,
     SETTINGS_TYPES,
     DataLayer,
     DataLayerSection,
+    FlowControlSection,
     Ref,
     RequestHandlerSection,
+    settings,
 )
-from proxy.scheduling.flow_control import FLOW_TYPES, PROGRAM_AWARE, FlowControlSection, settings
-from proxy.scheduling.later_types import LATER_TYPES, NOT_YET, REMOVED_TYPES
 
 __all__ = ["DataLayer", "Document", "PluginEntry", "PluginRef", "ProfileEntry", "read"]
 
@@ -303,3 +305,37 @@ def _text(item: Any, key: str) -> str:
 def _sequence(item: Any, key: str) -> Sequence[Any]:
     value = item.get(key) if isinstance(item, Mapping) else None
     return value if isinstance(value, list | tuple) else ()
+
+
+NOT_YET = "is not yet supported"
+
+LATER_TYPES = frozenset(
+    {
+        "by-label",
+        "cross-replica-publisher",
+        "disaggregatedset-rollout-pod-extractor",
+        "disaggregatedset-rollout-screener",
+        "local-syncer",
+        "multicluster-approx-prefix-cache-producer",
+        "multicluster-file-discovery",
+        "multicluster-kv-cache-utilization-scorer",
+        "multicluster-metrics-data-source",
+        "multicluster-metrics-extractor",
+        "multicluster-prefix-cache-scorer",
+        "multicluster-queue-scorer",
+        "multicluster-session-affinity-filter",
+        "p2p-source-producer",
+        "vertexai-parser",
+        "vllmgrpc-parser",
+    }
+)
+
+REMOVED_TYPES = {
+    "decision-tree-filter": "no longer exists; list the filters one after the other in a profile",
+    "least-kv-cache-filter": "no longer exists; use kv-cache-utilization-scorer",
+    "least-queue-filter": "no longer exists; use queue-scorer",
+    "lora-affinity-filter": "no longer exists; use lora-affinity-scorer",
+    "low-queue-filter": "no longer exists; use queue-scorer, or utilization-filter with "
+    "'conditions: [{metric: waiting-queue, maxValue: 128}]'",
+}
+"""Plugin types of earlier releases of the Gateway API inference scheduler, and what replaces each."""

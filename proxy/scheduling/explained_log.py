@@ -21,7 +21,6 @@ from proxy.core.record import DecisionRecord, ProfileRecord
 from proxy.core.request import InferenceRequest
 from proxy.core.units import parse_duration
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.dependencies import declares
 from proxy.scheduling.explained_decision import (
     ENTRY,
     HEADER,
@@ -40,6 +39,7 @@ from proxy.scheduling.explained_decision import (
     tokens_of,
     whole,
 )
+from proxy.scheduling.layout import declares
 from proxy.scheduling.profile import shares
 from proxy.telemetry.settings import DecisionSettings
 

@@ -1,19 +1,22 @@
-"""One profile: filter, score, pick."""
+"""A scheduling profile: filter, score, pick. Plugins run behind guards."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from itertools import chain, repeat
+from operator import add, attrgetter, mul
 
 from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
-from proxy.core.plugin import Filter
+from proxy.core.plugin import Filter, Picker, Scorer
+from proxy.core.plugin_faults import NOT_A_NUMBER, OUT_OF_RANGE, RAISED, UNUSABLE, WRONG_LENGTH, PluginFaults
 from proxy.core.record import DecisionRecord
+from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.guard import GuardedPicker
-from proxy.scheduling.scoring import Scoring, Totals
 
 NO_PODS = "No pod is ready; try again shortly."
 
@@ -149,3 +152,186 @@ def shares(weights: Sequence[float]) -> list[float]:
     scaled = [weight / largest for weight in weights]
     total = sum(scaled)
     return [weight / total for weight in scaled]
+
+
+Totals = Callable[[ProfileRun, InferenceRequest, Sequence[Endpoint]], Sequence[float]]
+
+_added_up = partial(reduce, partial(map, add))
+"""One column of several."""
+
+
+class Scoring:
+    """Guarded scorers, which give one score in [0, 1] per endpoint whatever happens, and the share of each."""
+
+    def __init__(self, scorers: Sequence[GuardedScorer], shares: Sequence[float]) -> None:
+        self.scorers = tuple(scorers)
+        self._shares = tuple(shares)
+        self._weighted = partial(map, map, repeat(mul), tuple(map(repeat, shares)))
+        """Every column of scores times its share, without a Python loop over the endpoints."""
+        self._plugins = tuple(scorer.unguarded for scorer in scorers)
+
+    def added_up(self, columns: Sequence[Sequence[float]], endpoints: int) -> list[float]:
+        """Return the totals of the scores that the scorers gave."""
+        return list(_added_up(self._weighted(columns))) if columns else [0.0] * endpoints
+
+    def unguarded(self) -> Totals:
+        """Return what makes the totals with the fewest calls. The scores of a sole scorer are the totals."""
+        return self.totals if self.sole is None else self.sole.score
+
+    @property
+    def sole(self) -> GuardedScorer | None:
+        """The scorer whose scores are the totals, if there is one."""
+        return self.scorers[0] if self._shares == (1.0,) else None
+
+    def totals(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+        """Ask the plugins without their guards, check once what all have said, and ask the guards where anything is
+        wrong: scorers change nothing, so they can be asked again. For four scorers of four pods 6.2 us, not 6.9."""
+        try:
+            scores = [scorer.score(run, request, endpoints) for scorer in self._plugins]
+            totals = self.added_up(scores, len(endpoints))
+            said = list(chain.from_iterable(scores))
+            if (
+                len(said) == len(endpoints) * len(scores)
+                and len(totals) == len(endpoints)
+                and min(said, default=0.0) >= 0.0
+                and max(said, default=0.0) <= 1.0
+                and sum(totals) >= 0.0  # which NaN is not, wherever it stood
+            ):
+                return totals
+        except Exception:  # noqa: BLE001, S110  # the guards find out what it was, and say so
+            pass
+        return self.added_up([scorer.score(run, request, endpoints) for scorer in self.scorers], len(endpoints))
+
+
+_endpoint = attrgetter("endpoint")
+
+
+class GuardedScorer(Scorer):
+    """Clamps what is out of range, makes 0 of NaN, and scores 0 for all where the scorer fails."""
+
+    def __init__(self, scorer: Scorer, name: str, faults: PluginFaults) -> None:
+        self.plugin_type = scorer.plugin_type  # type: ignore[misc]  # it answers for the scorer it guards
+        self.unguarded = scorer
+        self.name = name
+        self._faults = faults
+
+    def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        try:
+            scores = self.unguarded.score(run, request, endpoints)
+            if len(scores) != len(endpoints):
+                self._fault(WRONG_LENGTH, f"gave {len(scores)} scores for {len(endpoints)} pods; each scores 0")
+                return [0.0] * len(endpoints)
+            for score in scores:
+                if not 0.0 <= score <= 1.0:  # as is NaN
+                    return self._repair(scores)
+            return scores
+        except Exception as error:  # noqa: BLE001  # whatever it is, the cycle goes on
+            self._fault(RAISED, "failed; each pod scores 0", error)
+            return [0.0] * len(endpoints)
+
+    def _repair(self, scores: Sequence[float]) -> list[float]:
+        if any(score != score for score in scores):
+            self._fault(NOT_A_NUMBER, "gave NaN, which counts as 0")
+        if any(score < 0.0 or score > 1.0 for score in scores):
+            self._fault(OUT_OF_RANGE, f"gave scores outside [0, 1], which are clamped: {min(scores)} to {max(scores)}")
+        return [min(1.0, max(0.0, score)) if score == score else 0.0 for score in scores]
+
+    def _fault(self, fault: str, complaint: str, error: Exception | None = None) -> None:
+        self._faults.report(self.name, fault, complaint, error)
+
+
+class GuardedFilter(Filter):
+    """Skips a filter that fails, and drops from its result what is not a candidate and what is there twice.
+
+    A RequestError passes: it is how a filter refuses a request. The result of a built-in filter is not checked.
+    """
+
+    def __init__(self, inner: Filter, name: str, faults: PluginFaults) -> None:
+        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # it answers for the filter it guards
+        self.exhausts = inner.exhausts  # type: ignore[misc]
+        self._inner = inner
+        self._is_trusted = is_built_in(inner)
+        self._name = name
+        self._faults = faults
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        try:
+            kept = self._inner.filter(run, request, endpoints)
+            if kept is endpoints:
+                return kept
+            kept = tuple(kept)
+            if self._is_trusted or _are_distinct(kept, endpoints):
+                return kept
+            repaired = tuple(dict.fromkeys(one for one in kept if one in endpoints))
+        except RequestError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
+            self._faults.report(self._name, RAISED, "failed; the filter is skipped", error)
+            return endpoints
+        if not repaired:
+            self._faults.report(self._name, UNUSABLE, "kept only what is not a candidate; the filter is skipped")
+            return endpoints
+        self._faults.report(self._name, UNUSABLE, "kept pods twice or pods that are not candidates; these are dropped")
+        return repaired
+
+
+class GuardedPicker(Picker):
+    """Picks the best score first where the picker fails, picks nothing, or picks what is not a candidate.
+
+    The result of a built-in picker is not checked: the check takes 0.8 % of the instructions of a request of 1 KB
+    (`python bench/instructions.py --still`).
+    """
+
+    def __init__(self, inner: Picker, name: str, faults: PluginFaults) -> None:
+        self.plugin_type = inner.plugin_type  # type: ignore[misc]  # it answers for the picker it guards
+        self.name = name
+        self.unguarded = inner
+        self.is_trusted = is_built_in(inner)
+        self._faults = faults
+
+    def pick(
+        self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
+    ) -> Sequence[ScoredEndpoint]:
+        try:
+            picked = tuple(self.unguarded.pick(run, request, scored))
+            if self.is_trusted or (picked and _are_distinct(tuple(map(_endpoint, picked)), map(_endpoint, scored))):
+                return picked
+        except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
+            self._failed(error)
+        else:
+            self._unusable()
+        return _best_first(scored)
+
+    def order(
+        self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint], scores: Sequence[float]
+    ) -> Sequence[Endpoint]:
+        try:
+            ordered = self.unguarded.order(run, request, endpoints, scores)
+            if self.is_trusted:
+                return ordered
+            ordered = tuple(ordered)
+            if ordered and _are_distinct(ordered, endpoints):
+                return ordered
+        except Exception as error:  # noqa: BLE001  # whatever it is, the request goes on
+            self._failed(error)
+        else:
+            self._unusable()
+        return [one.endpoint for one in _best_first(list(map(ScoredEndpoint, endpoints, scores)))]
+
+    def _failed(self, error: Exception) -> None:
+        self._faults.report(self.name, RAISED, "failed; the pod with the best score is picked", error)
+
+    def _unusable(self) -> None:
+        complaint = "picked nothing, a pod twice or what is not a candidate; the pod with the best score is picked"
+        self._faults.report(self.name, UNUSABLE, complaint)
+
+
+def _are_distinct(chosen: Sequence[Endpoint], candidates: Iterable[Endpoint]) -> bool:
+    """Whether each of `chosen` is a candidate and none is there twice."""
+    distinct = set(chosen)
+    return len(distinct) == len(chosen) and distinct.issubset(candidates)
+
+
+def _best_first(scored: Sequence[ScoredEndpoint]) -> list[ScoredEndpoint]:
+    """As max-score-picker, without its draw among equals: the fewest requests in flight, then the least recent work."""
+    return sorted(scored, key=lambda one: (-one.score, one.endpoint.load.crowding, one.endpoint.load.recent))

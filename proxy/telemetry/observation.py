@@ -22,7 +22,7 @@ from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
 from proxy.plugins.producers.session_id import SESSION_ID
-from proxy.plugins.session_affinity import ID_HEADER
+from proxy.plugins.sessions import ID_HEADER
 from proxy.prefix.index import PrefixIndex
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries, IndexView, Predictor

@@ -13,7 +13,7 @@ from proxy.disagg.connectors import CONNECTORS
 from proxy.fleet.dialects import DEFAULT_ENGINE
 from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.kvevents.sources import EVENTS_PORT
-from proxy.scheduling import presets
+from proxy.tools import presets
 
 SKEW = 2.0
 """Seconds that clocks may differ, of which the Date header's resolution is one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxy.scheduling import presets
+from proxy.tools import presets
 from proxy.tools.imported import Imported, Unreadable, items, mapping, read
 
 PROVIDERS = ("hosted_vllm", "openai", "text-completion-openai")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.scheduling import presets
+from proxy.tools import presets
 from proxy.tools.imported import Imported, items, mapping, read, read_flags
 
 Values = dict[str, Any]

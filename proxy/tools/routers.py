@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from proxy.disagg.connectors import CONNECTORS
 from proxy.kvevents.sources import EVENTS_PORT
-from proxy.scheduling import presets
+from proxy.tools import presets
 from proxy.tools.imported import MANY, Found, Imported, read_flags
 
 POD_KEY = "POD_API_KEY"

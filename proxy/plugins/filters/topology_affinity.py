@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.request import InferenceRequest
-from proxy.plugins.topology import LEVELS, PEER, distances
+from proxy.plugins.endpoint_data import LEVELS, PEER, distances
 
 
 @plugin("topology-affinity-filter")

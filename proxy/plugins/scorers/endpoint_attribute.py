@@ -11,7 +11,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.plugins.attributes import attribute_reader
+from proxy.plugins.endpoint_data import attribute_reader
 
 
 @dataclass(frozen=True, slots=True)

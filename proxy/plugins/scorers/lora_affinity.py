@@ -14,7 +14,7 @@ from proxy.core.plugin import EndpointRemoved, PostResponse, PreRequest, Scorer,
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
-from proxy.plugins.rebalance import Rebalance
+from proxy.plugins.sessions import Rebalance
 
 LOADED, SOON, ROOM, WAITS, FULL = 1.0, 0.9, 0.8, 0.6, 0.0
 """`SOON` is what an adapter that waits is worth where hot ones are spread by load, and `WAITS` where they are not."""

@@ -9,7 +9,7 @@ from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.plugins.session_affinity import SessionAffinity
+from proxy.plugins.sessions import SessionAffinity
 
 
 @plugin("session-affinity-scorer")

@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.plugins.topology import PEER, distances
+from proxy.plugins.endpoint_data import PEER, distances
 
 SCORES = (1.0, 0.2, 0.05, 0.02, 0.0)
 """By what is shared: host, rack, zone, region, nothing; about as fast as a cache gets there."""

@@ -11,8 +11,8 @@ import aiohttp
 
 from proxy.app import App
 from proxy.lab.sim import SimConfig, SimFleet, SimPod
-from proxy.scheduling.presets import scored_by
 from proxy.settings import from_mapping
+from proxy.tools.presets import scored_by
 from tests.helpers.waiting import until
 
 CHAT = "/v1/chat/completions"

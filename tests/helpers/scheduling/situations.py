@@ -18,9 +18,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.wiring import Ports
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
-from proxy.scheduling.profile import FilterStep, Profile
-from proxy.scheduling.scoring import Scoring
+from proxy.scheduling.profile import FilterStep, GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()

@@ -12,7 +12,7 @@ from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import SESSIONS_PER_RECORD, SharedSessions
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.plugins.session_table import SessionTable
+from proxy.plugins.sessions import SessionTable
 
 TTL = 100.0
 

@@ -19,9 +19,9 @@ from proxy.core.plugin import Decider, PairDecider, Plugin
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import InferenceRequest
 from proxy.fleet.ledger import Ledger
+from proxy.plugins.endpoint_data import PEER
 from proxy.plugins.profile_handlers.disagg import DisaggProfileHandler
 from proxy.plugins.profile_handlers.pd import PdProfileHandler
-from proxy.plugins.topology import PEER
 from tests.helpers.plugins.situations import make, pod, request, score
 
 PROFILES = ("prefill", "decode", "encode")

@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.request import InferenceRequest
 from proxy.latency.forecast import LATENCY
 from proxy.plugins.producers.session_id import SESSION_ID
-from proxy.plugins.session_table import SessionTable
+from proxy.plugins.sessions import SessionTable
 from tests.helpers.plugins.situations import RUN, Foretold, attempt, fault, make, pod, request
 
 BY_ID: dict[str, Any] = {"strategy": "session_id"}

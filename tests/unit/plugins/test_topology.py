@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
-from proxy.plugins.topology import LABELS, PEER
+from proxy.plugins.endpoint_data import LABELS, PEER
 from tests.helpers.plugins.situations import fault, kept, make, request, score
 
 

@@ -15,8 +15,7 @@ from proxy.core.plugin import ProfileHandler, Scorer, plugin
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.explain import explain
-from proxy.scheduling.explain_state import StatedMatch, ToldMatch
+from proxy.scheduling.explain import StatedMatch, ToldMatch, explain
 from tests.helpers.scheduling.situations import REGISTRY, pod
 
 State = dict[str, Any]

@@ -18,7 +18,7 @@ from proxy.core.plugin_faults import PluginFaults
 from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
 from proxy.plugins.pickers.max_score import MaxScorePicker
-from proxy.scheduling.guard import GuardedFilter, GuardedPicker, GuardedScorer
+from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer
 from tests.helpers.scheduling.situations import RUN, counted, pod, request
 
 

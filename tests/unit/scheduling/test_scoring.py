@@ -12,8 +12,7 @@ from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
-from proxy.scheduling.guard import GuardedScorer
-from proxy.scheduling.scoring import Scoring, Totals
+from proxy.scheduling.profile import GuardedScorer, Scoring, Totals
 from tests.helpers.scheduling.situations import RUN, counted, pod, request
 
 PODS = [pod("a"), pod("b"), pod("c")]

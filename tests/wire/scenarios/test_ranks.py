@@ -14,7 +14,7 @@ from proxy.app import App
 from proxy.core.endpoint import EndpointState
 from proxy.fleet import rank_check
 from proxy.fleet.records import RANKS_IGNORED
-from proxy.scheduling.presets import scored_by
+from proxy.tools.presets import scored_by
 from tests.helpers.fleet.ranked import BLOCKS, RankedPod
 from tests.helpers.scenarios.stack import running
 from tests.helpers.waiting import until

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.scheduling import presets
 from proxy.settings import from_mapping
+from proxy.tools import presets
 
 SECTIONS = {
     "picked": presets.picked_by("round-robin-picker"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from proxy.core.registry import Registry
-from proxy.scheduling.cautions import cautions
 from proxy.scheduling.document import read
+from proxy.scheduling.layout import warnings
 
 PLUGINS: list[dict[str, Any]] = [{"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer", "name": "kv"}]
 
@@ -19,7 +19,7 @@ def said(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) -> l
         document["schedulingProfiles"] = [
             {"name": f"p{at}", "plugins": [{"pluginRef": ref} for ref in refs]} for at, refs in enumerate(profiles)
         ]
-    return list(cautions(read(document, "scheduling"), Registry.discover()))
+    return list(warnings(read(document, "scheduling"), Registry.discover()))
 
 
 def test_a_scorer_that_no_profile_refers_to_decides_nothing() -> None:

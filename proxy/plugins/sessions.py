@@ -1,10 +1,13 @@
-"""What the session affinity filter and scorer have in common: finding, and keeping, the pod of a session."""
+"""Session affinity: the pod of each session, and when a session leaves it."""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
 from typing import Any, Literal
 
 from proxy.core.attempt import Attempt, Stage
@@ -14,8 +17,7 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
-from proxy.plugins.rebalance import Rebalance
-from proxy.plugins.session_table import SessionTable
+from proxy.latency.forecast import LATENCY
 
 NAMESPACE = "default"
 TOKEN_HEADER = "x-session-token"
@@ -190,3 +192,99 @@ def decode(token: str) -> str:
         return b64decode(token.strip(), validate=True).decode()
     except ValueError:
         return ""
+
+
+MOST_SESSIONS = 100_000
+
+
+def _nobody(key: bytes, endpoint: Endpoint) -> None:
+    pass
+
+
+class SessionTable:
+    """Times are monotonic seconds. Ordered by last use, so that the oldest stand first.
+
+    `on_bind(key, endpoint)` is called for every binding that is made or confirmed here; `take` is what it is for.
+    """
+
+    def __init__(self, ttl: float, sweep_every: float, most: int = MOST_SESSIONS) -> None:
+        self.ttl = ttl
+        self.sweep_every = sweep_every
+        self._most = most
+        self._swept_at = 0.0
+        self._bound: OrderedDict[bytes, tuple[Endpoint, float]] = OrderedDict()
+        self.on_bind: Callable[[bytes, Endpoint], None] = _nobody
+
+    def __len__(self) -> int:
+        return len(self._bound)
+
+    def get(self, session: str, now: float) -> Endpoint | None:
+        endpoint, used_at = self._bound.get(_digest(session), (None, 0.0))
+        return endpoint if now - used_at < self.ttl else None
+
+    def bind(self, session: str, endpoint: Endpoint, now: float) -> None:
+        """Binds, or confirms a binding."""
+        key = _digest(session)
+        self._put(key, endpoint, now)
+        if now - self._swept_at >= self.sweep_every:
+            self._sweep(now)
+        self.on_bind(key, endpoint)
+
+    def take(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
+        """A binding that somebody else made, unless a later one is known."""
+        if used_at >= self._bound.get(key, (None, used_at))[1]:
+            self._put(key, endpoint, used_at)
+
+    def recent(self, most: int) -> Iterator[tuple[bytes, Endpoint, float]]:
+        """Those used last, the very last at the end; of the moment of the call."""
+        first = max(0, len(self._bound) - most)
+        return iter([(key, endpoint, at) for key, (endpoint, at) in islice(self._bound.items(), first, None)])
+
+    def forget(self, endpoint: Endpoint) -> None:
+        for key in [key for key, (bound, _) in self._bound.items() if bound is endpoint]:
+            del self._bound[key]
+
+    def hand_over(self, endpoint: Endpoint, heir: Endpoint) -> None:
+        """What is bound to one pod is bound to the other."""
+        for key, (bound, used_at) in self._bound.items():
+            if bound is endpoint:
+                self._bound[key] = (heir, used_at)
+
+    def _put(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
+        self._bound[key] = (endpoint, used_at)
+        self._bound.move_to_end(key)
+        if len(self._bound) > self._most:
+            self._bound.popitem(last=False)
+
+    def _sweep(self, now: float) -> None:
+        self._swept_at = now
+        for key, (_, used_at) in list(self._bound.items()):
+            if now - used_at < self.ttl:
+                break
+            del self._bound[key]
+
+
+def _digest(session: str) -> bytes:
+    """Ids are what clients write, up to the size of a header: remembered as they are, they could fill the memory."""
+    return blake2b(session.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """In seconds where there is a forecast, which includes what each pod has cached of the prompt; else in requests."""
+
+    seconds: float = param(1.0, "that staying may cost more, where predicted-latency-producer predicts", at_least=0)
+    requests: int = param(16, "that run and wait on the pod, more than elsewhere, where it does not", at_least=0)
+
+    def is_behind(self, request: InferenceRequest, held: Sequence[Endpoint], others: Sequence[Endpoint]) -> bool:
+        """Whether the best of those that hold what the request needs is too far behind the best of the others."""
+        if not others:
+            return False
+        forecast = request.state.read(LATENCY)
+        if forecast is not None:
+            return min(forecast.costs(held)) - min(forecast.costs(others)) > self.seconds
+        return _fewest(held) - _fewest(others) > self.requests
+
+
+def _fewest(endpoints: Sequence[Endpoint]) -> int:
+    return min(endpoint.view.waiting + endpoint.view.running for endpoint in endpoints)

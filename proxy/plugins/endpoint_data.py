@@ -1,12 +1,25 @@
-"""How near a pod is to the one that was chosen before it."""
+"""Values that several plugins read off endpoints: custom attributes and topology."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
+
+
+def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | None]:
+    """A function that gives the attribute of an endpoint, None where it is missing."""
+    qualified = f"{name}/{producer}"
+
+    def read(endpoint: Endpoint) -> float | None:
+        attributes = endpoint.metrics.attributes
+        value = attributes.get(qualified) if producer else None
+        return attributes.get(name) if value is None else value
+
+    return read
+
 
 PEER: DataKey[Endpoint] = DataKey("PeerEndpoint", value_type=Endpoint)
 """The pod that another stage of the request was given, for the profiles that run after that one."""
