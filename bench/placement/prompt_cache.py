@@ -27,7 +27,7 @@ class PromptCache:
 
     def fits(self, sequence: Counted) -> bool:
         whole, matched = _blocks(sequence), self.pool.match(sequence.parts, _blocks(sequence))
-        return whole - matched + self.pool.idle_among(sequence.parts, matched) <= self.pool.free
+        return whole - matched + self.pool.count_idle(sequence.parts, matched) <= self.pool.free
 
     def start(self, sequence: Counted) -> None:
         """It holds its blocks from here on, and knows how many of its tokens were here."""

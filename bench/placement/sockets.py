@@ -67,7 +67,7 @@ def play(
 ) -> Played:
     """Plays the jobs through the router. `warm_up`: the share of them that what the router foresaw leaves out."""
     known = answers(jobs)
-    slow = [replace(config, time_scale=config.time_scale / slower, answers=known) for config in configs]
+    slow = [replace(config, time_scale=config.time_scale / slower, responses=known) for config in configs]
     with (
         tempfile.TemporaryDirectory(prefix="kvlane-bench-") as folder,
         served(slow) as pods,

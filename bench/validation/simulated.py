@@ -34,7 +34,7 @@ class Simulated:
             if not self._engine.busy:
                 now = max(now, self._due[0][0])
             self._submit(sessions, now)
-            step = self._engine.begin_step(now)
+            step = self._engine.start_step(now)
             ends = now + step.duration
             self._submit(sessions, math.nextafter(ends, 0.0))
             self._engine.finish_step(step, ends)
@@ -60,7 +60,7 @@ class Simulated:
             self._live.remove(entry)
             asked, at, number = entry
             answers.append(self._answer(asked, at, number))
-            self._prompts[at] += asked.answer
+            self._prompts[at] += asked.response
             if number + 1 < len(sessions[at].turns):
                 self._say(sessions[at], at, number + 1, asked.progress.ended or 0.0)
         return answers

@@ -34,7 +34,7 @@ KV_BLOCKS = 4096
 DOCUMENTS = 24
 DOCUMENT_BYTES = 24_000
 REQUESTS_PER_SECOND = 16.0
-ANSWER_TOKENS = 24
+RESPONSE_TOKENS = 24
 WORDS = ("the", "pod", "holds", "a", "prefix", "in", "its", "cache", "so", "that", "first", "token", "comes", "soon")
 
 ROUND_ROBIN = {
@@ -198,14 +198,14 @@ async def _ask(url: str, seconds: float, show: Callable[[float, Outcome], None])
     loop = asyncio.get_running_loop()
     start = loop.time()
     at = 0.0
-    asked: list[asyncio.Task[None]] = []
+    sent: list[asyncio.Task[None]] = []
     async with Tasks() as tasks, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         while (at := at + rng.expovariate(REQUESTS_PER_SECOND)) < seconds:
             body = _question(rng.choice(documents), rng.randrange(10**6))
             await asyncio.sleep(start + at - loop.time())
-            asked.append(tasks.start(_question_asked(session, url, body, outcome), "question"))
+            sent.append(tasks.start(_send_question(session, url, body, outcome), "question"))
             show(at, outcome)
-        await asyncio.wait(asked, timeout=30)
+        await asyncio.wait(sent, timeout=30)
         show(seconds, outcome)
     return outcome
 
@@ -215,7 +215,7 @@ def _question(document: str, number: int) -> bytes:
         {
             "model": "sim",
             "messages": [{"role": "system", "content": document}, {"role": "user", "content": f"Question {number}?"}],
-            "max_tokens": ANSWER_TOKENS,
+            "max_tokens": RESPONSE_TOKENS,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -232,15 +232,15 @@ async def _ranks_of(pod: str) -> Counter[str]:
     return Counter(str(record["rank"]) for record in records if record["rank"] is not None)
 
 
-async def _question_asked(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
+async def _send_question(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
     loop = asyncio.get_running_loop()
-    asked = loop.time()
+    sent = loop.time()
     headers = {"content-type": "application/json"}
     try:
         async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
             response.raise_for_status()
             await response.content.readany()
-            outcome.ttft.append(loop.time() - asked)
+            outcome.ttft.append(loop.time() - sent)
             outcome.pods[response.headers["x-kvlane-endpoint"]] += 1
             usage = _usage(await response.read())
     except aiohttp.ClientError:

@@ -155,16 +155,16 @@ def sim(
     configs[0] = replace(configs[0], slowdown=slow_pod)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(serve_pods(configs, host=host, port=port, begun=lambda: click.echo(_said(configs, host, port))))
+            uvloop.run(serve_pods(configs, host=host, port=port, begun=lambda: _print(configs, host, port)))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from None
 
 
-def _said(configs: Sequence[SimConfig], host: str, port: int) -> str:
+def _print(configs: Sequence[SimConfig], host: str, port: int) -> None:
     count = len(configs)
     last = f" to {port + count - 1}" if count > 1 else ""
     roles = f": {', '.join(config.role for config in configs)}" if configs[0].connector else ""
     size = configs[0].data_parallel_size
     ranks = f" with {size} ranks{' each' * (count > 1)}" if size > 1 else ""
     pods = f"{count} simulated pod{'s' * (count > 1)}{ranks}"
-    return f"{pods} of model {configs[0].model!r} on {host}, port {port}{last}{roles}"
+    click.echo(f"{pods} of model {configs[0].model!r} on {host}, port {port}{last}{roles}")

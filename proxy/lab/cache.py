@@ -82,7 +82,7 @@ class ChunkPool:
                 break
         return min(matched, most)
 
-    def idle_among(self, parts: Parts, blocks: int) -> int:
+    def count_idle(self, parts: Parts, blocks: int) -> int:
         """Of the first `blocks` blocks of the prompt, all of them here, those that nobody holds."""
         return sum(max(0, here - self._chunks[name].held) for name, here in first(parts, blocks))
 
@@ -132,7 +132,7 @@ class ChunkPool:
         if blocks > held:
             self.used += blocks - held
             if chunk.pieces:
-                self._take_idle(chunk, blocks)
+                self._reuse_idle(chunk, blocks)
             chunk.resident = max(chunk.resident, blocks)
 
     def _shelve(self, name: int, start: int, end: int) -> int:
@@ -141,7 +141,7 @@ class ChunkPool:
         self.idle += end - start
         return self._next_key
 
-    def _take_idle(self, chunk: _Chunk, blocks: int) -> None:
+    def _reuse_idle(self, chunk: _Chunk, blocks: int) -> None:
         """What is idle of the first `blocks` of the chunk is idle no more."""
         for key in list(chunk.pieces):
             piece = self._order[key]

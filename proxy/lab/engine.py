@@ -37,7 +37,7 @@ class Link:
 MOST_STEPS = 256
 """That are taken together."""
 
-_ANSWERS = 1 << 60
+_RESPONSES = 1 << 60
 """Names of chunks from here on are answers of sequences that were pre-empted."""
 
 
@@ -188,13 +188,13 @@ class CountingEngine:
             self.pool.open(self.opened(1, taken))
         self.read += taken * self.decoding
         self.steps += taken
-        events = self._end_decoding() + self._take_in(now)
+        events = self._end_decoding() + self._receive(now)
         for sequence, tokens in self.prefilling:
             if not sequence.generated:
                 self.prefilled_tokens += tokens
             sequence.computed += tokens
             if sequence.computed == sequence.tokens:
-                events.append(self._take_token(sequence))
+                events.append(self._add_token(sequence))
         return events
 
     def let_go(self, sequence: Counted, now: float) -> None:
@@ -223,13 +223,13 @@ class CountingEngine:
 
     def _plan(self, now: float) -> None:
         """Decide what the engine does next, and until when."""
-        if steps := self.begin_steps(now):
+        if steps := self.start_steps(now):
             self.ends = list(accumulate(self.durations(steps), initial=now))[1:]
             if self._coming and steps > 1:
                 del self.ends[bisect_left(self.ends, self._coming[0][0]) + 1 :]
             self.until = self.ends[-1]
 
-    def begin_steps(self, now: float) -> int:
+    def start_steps(self, now: float) -> int:
         """Schedule the next step, and return how many steps from here on differ in nothing but what is read; 0 if there
         is none."""
         self.prefilling = []
@@ -305,7 +305,7 @@ class CountingEngine:
             cached = matched * config.block_size
             tokens = sequence.tokens - cached if sequence.comes else min(sequence.tokens - cached, budget)
             needed = self._blocks_for(cached + tokens) - matched
-            if needed > pool.free or needed + pool.idle_among(sequence.parts, matched) > pool.free:
+            if needed > pool.free or needed + pool.count_idle(sequence.parts, matched) > pool.free:
                 return
             self.waiting.popleft()
             pool.hold(first(sequence.parts, matched))
@@ -332,7 +332,7 @@ class CountingEngine:
         sequence.computed, sequence.comes = sequence.tokens - 1, False
         heappush(self._coming, (self._link.fetch(tokens, now), sequence.index, sequence))
 
-    def _take_in(self, now: float) -> list[Event]:
+    def _receive(self, now: float) -> list[Event]:
         events = []
         while self._coming and self._coming[0][0] <= now:
             sequence = heappop(self._coming)[2]
@@ -367,7 +367,7 @@ class CountingEngine:
         if victim.grown:
             victim.parts = tuple(first(victim.grown, known))
         elif known > of_prompt:
-            victim.parts = (*first(victim.parts, of_prompt), (_ANSWERS + victim.index, known - of_prompt))
+            victim.parts = (*first(victim.parts, of_prompt), (_RESPONSES + victim.index, known - of_prompt))
         self._name_blocks(victim, victim.computed // size)
         self.pool.release(first(victim.parts, victim.named), 0, self._blocks_for(victim.computed) - victim.named)
         victim.computed = victim.named = 0
@@ -387,7 +387,7 @@ class CountingEngine:
         return steps if fit else 1
 
     def durations(self, steps: int) -> list[float]:
-        """Return the seconds of each of the next steps, which `begin_steps` has scheduled."""
+        """Return the seconds of each of the next steps, which `start_steps` has scheduled."""
         prefill, attended, read = 0, 0.0, self.read + self.decoding
         for sequence, tokens in self.prefilling:
             if tokens > 1 or not sequence.generated:
@@ -413,7 +413,7 @@ class CountingEngine:
                 events.append(Event(sequence, False, True))
         return events
 
-    def _take_token(self, sequence: Counted) -> Event:
+    def _add_token(self, sequence: Counted) -> Event:
         """The one that comes of a prompt's last tokens."""
         sequence.generated += 1
         ended = sequence.generated >= sequence.max_tokens
@@ -495,7 +495,7 @@ class Lockstep:
         return events
 
     def _plan(self, now: float) -> None:
-        steps = [engine.begin_steps(now) for engine in self._engines]
+        steps = [engine.start_steps(now) for engine in self._engines]
         count = min((each for each in steps if each), default=0)
         self._stepping = [engine for engine, each in zip(self._engines, steps, strict=True) if each]
         if not count:

@@ -113,7 +113,7 @@ class _Stay:
 
     job: Job
     seen: Seen
-    begin: float
+    start: float
     first: float
     end: float
 
@@ -140,14 +140,14 @@ def fit(record: Record, budget: int) -> Fit:
 def _first_tokens(stays: Sequence[_Stay], budget: int) -> list[Row]:
     """Of those who met an idle pod, and nobody else before their first token."""
     return [
-        _first_token(stay, budget) for stay, company in _in_company(stays) if not company and stay.first > stay.begin
+        _first_token(stay, budget) for stay, company in _in_company(stays) if not company and stay.first > stay.start
     ]
 
 
 def _paces(stays: Sequence[_Stay]) -> list[Row]:
-    timely = sorted(stays, key=lambda stay: stay.begin)
-    begins = [stay.begin for stay in timely]
-    longest = max(stay.end - stay.begin for stay in timely)
+    timely = sorted(stays, key=lambda stay: stay.start)
+    begins = [stay.start for stay in timely]
+    longest = max(stay.end - stay.start for stay in timely)
     found = []
     for stay in timely:
         if stay.job.output_tokens > 1 and stay.seen.is_whole and stay.end > stay.first:
@@ -203,11 +203,11 @@ def _stays(record: Record) -> Iterator[_Stay]:
 
 def _in_company(stays: Sequence[_Stay]) -> Iterator[tuple[_Stay, int]]:
     """Each with the number of others that were on the pod when it came, or came before its first token."""
-    begins = sorted(stay.begin for stay in stays)
+    begins = sorted(stay.start for stay in stays)
     ends = sorted(stay.end for stay in stays)
     for stay in stays:
-        here = bisect_left(begins, stay.begin) - bisect_right(ends, stay.begin)
-        yield stay, here + bisect_right(begins, stay.first) - bisect_left(begins, stay.begin) - 1
+        here = bisect_left(begins, stay.start) - bisect_right(ends, stay.start)
+        yield stay, here + bisect_right(begins, stay.first) - bisect_left(begins, stay.start) - 1
 
 
 def _uncached(stay: _Stay) -> int:
@@ -222,7 +222,7 @@ def _attended(stay: _Stay) -> float:
 def _first_token(stay: _Stay, budget: int) -> Row:
     uncached = _uncached(stay)
     steps = math.ceil(uncached / budget)
-    return (steps, uncached, steps, _attended(stay), 0.0), stay.first - stay.begin
+    return (steps, uncached, steps, _attended(stay), 0.0), stay.first - stay.start
 
 
 def _pace(stay: _Stay, others: Sequence[_Stay]) -> Row:

@@ -149,7 +149,7 @@ class Kvlane(Policy):
             failover,
             parser=_ParsedHere(),
         )
-        self._legs: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
+        self._attempts: dict[int, tuple[Coroutine[Any, Any, None], Attempt, Job]] = {}
 
     def _add_pods(self, pods: Sequence[VirtualPod], like: Sequence[PodSettings]) -> list[Endpoint]:
         """Return the endpoint of each virtual pod, or of each of its ranks."""
@@ -166,20 +166,20 @@ class Kvlane(Policy):
         return self._ledger.in_flight
 
     def place(self, index: int, job: Job, now: float) -> int | None:
-        content, headers = request_body(job, job.asked.model or MODEL), _headers(job)
+        content, headers = request_body(job, job.params.model or MODEL), _headers(job)
         call = VirtualCall(f"r{index}", content, now, headers=headers)
         serving = self._gateway.serve(call, VirtualRelay())
         return self._proceed(index, job, serving, None)
 
     def first_byte(self, index: int, now: float) -> None:
-        _, attempt, job = self._legs[index]
-        if job.asked.stream:
-            self._answer_begins(attempt, now)
+        _, attempt, job = self._attempts[index]
+        if job.params.stream:
+            self._start_response(attempt, now)
 
     def ended(self, index: int, now: float, cached_tokens: int) -> None:
-        serving, attempt, job = self._legs.pop(index)
-        if not job.asked.stream:
-            self._answer_begins(attempt, now)
+        serving, attempt, job = self._attempts.pop(index)
+        if not job.params.stream:
+            self._start_response(attempt, now)
         attempt.last_byte_at = now
         attempt.chunks = job.output_tokens
         attempt.response_bytes = job.output_tokens * BYTES_PER_EVENT
@@ -188,12 +188,12 @@ class Kvlane(Policy):
         self._proceed(index, job, serving, None)
 
     def stage(self, index: int) -> Stage:
-        return self._legs[index][1].stage
+        return self._attempts[index][1].stage
 
     def prefilled(self, index: int, now: float, cached_tokens: int) -> int | None:
         """Its answer of one token is for nobody, and comes whole."""
-        serving, attempt, job = self._legs.pop(index)
-        self._answer_begins(attempt, now)
+        serving, attempt, job = self._attempts.pop(index)
+        self._start_response(attempt, now)
         attempt.last_byte_at = now
         attempt.chunks, attempt.response_bytes = 1, BYTES_PER_EVENT
         attempt.usage = Usage(job.prompt_tokens, 1, cached_tokens if self._says_cached else None)
@@ -201,13 +201,13 @@ class Kvlane(Policy):
         return self._proceed(index, job, serving, None)
 
     def failed(self, index: int, now: float) -> int | None:
-        serving, attempt, job = self._legs.pop(index)
+        serving, attempt, job = self._attempts.pop(index)
         attempt.ending = Ending.UPSTREAM_FAILED
         broken = UpstreamFailed("the pod is gone") if attempt.first_byte_at is None else None
         return self._proceed(index, job, serving, broken)
 
     def predicted(self, index: int) -> int | None:
-        return self._legs[index][1].predicted_cached_tokens
+        return self._attempts[index][1].predicted_cached_tokens
 
     def scrape_sent(self, pod: int) -> int:
         return self._endpoints[pod].load.requests
@@ -233,7 +233,7 @@ class Kvlane(Policy):
                 self._fleet.restarted(endpoint)
                 self._fleet.reached(endpoint)
 
-    def _answer_begins(self, attempt: Attempt, now: float) -> None:
+    def _start_response(self, attempt: Attempt, now: float) -> None:
         attempt.status = 200
         attempt.begin_response(now)
 
@@ -245,7 +245,7 @@ class Kvlane(Policy):
             attempt = serving.throw(error) if error else serving.send(None)
         except (StopIteration, RequestError):
             return None
-        self._legs[index] = (serving, attempt, job)
+        self._attempts[index] = (serving, attempt, job)
         return self._pod_of[attempt.endpoint.name]
 
     def _ready(self, endpoint: Endpoint) -> None:
@@ -258,7 +258,7 @@ class Kvlane(Policy):
 
 def _headers(job: Job) -> dict[str, str]:
     session = {ID_HEADER: job.session} if job.session else {}
-    return {"content-type": "application/json", **session, **job.asked.headers}
+    return {"content-type": "application/json", **session, **job.params.headers}
 
 
 def _pod(index: int, size: int, like: Sequence[PodSettings]) -> PodSettings:

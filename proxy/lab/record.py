@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.lab.workload import Asked, BadTrace, CutShort, Job, Workload, load_trace, number_in, rows
+from proxy.lab.workload import BadTrace, CutShort, Job, RequestParams, Workload, load_trace, number_in, rows
 from proxy.prefix.depth import DEPTHS
 from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, NAME_LENGTH, VERSION
 
@@ -86,7 +86,7 @@ class _Line:
     prompt: int | None
     output: int
     names: tuple[str, ...]
-    asked: Asked
+    params: RequestParams
     session: str
     seen: Seen
 
@@ -165,7 +165,7 @@ def _line(path: Path, number: int, row: Mapping[str, Any]) -> _Line:
         return number_in(path, number, row, name) if name in row else None
 
     streamed = row.get("stream") is True
-    asked = Asked(
+    params = RequestParams(
         model=str(row.get("model", "")),
         stream=streamed,
         max_tokens=whole("max_tokens") or 0,
@@ -187,7 +187,7 @@ def _line(path: Path, number: int, row: Mapping[str, Any]) -> _Line:
         prompt=whole("prompt_tokens") or None,
         output=max(1, whole("output_tokens") or 0),
         names=tuple(_names(path, number, row["chain"])),
-        asked=asked,
+        params=params,
         session=str(row.get("session", "")),
         seen=seen,
     )
@@ -203,11 +203,11 @@ def _names(path: Path, number: int, chains: Any) -> Iterator[str]:
 
 
 def _headers(ttft: float | None, tpot: float | None) -> dict[str, str]:
-    said = {
+    headers = {
         "x-llm-d-slo-ttft-ms": None if ttft is None else f"{ttft * 1000:g}",
         "x-llm-d-slo-tpot-ms": None if tpot is None else f"{tpot * 1000:g}",
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in headers.items() if value}
 
 
 def _job(line: _Line, scale: float, ids: dict[str, int], unnamed: Iterator[int]) -> Job:
@@ -229,5 +229,5 @@ def _job(line: _Line, scale: float, ids: dict[str, int], unnamed: Iterator[int])
         ends=ends,
         text_tokens=line.estimated,
         scale=scale,
-        asked=line.asked,
+        params=line.params,
     )

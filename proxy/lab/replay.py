@@ -115,10 +115,10 @@ def _fared(one: Outcome, objectives: Objectives) -> Fared:
     if one.first_token is None or one.ended is None:
         return Fared(math.inf, math.nan, math.inf, False, job.prompt_tokens, 0)
     tokens = job.output_tokens - 1
-    streamed = job.asked.stream
+    streamed = job.params.stream
     ttft = (one.first_token if streamed else one.ended) - job.arrival
     tpot = (one.ended - one.first_token) / tokens if tokens and streamed else math.nan
-    good = judged(ttft, tpot, (job.asked.ttft, job.asked.tpot), objectives)
+    good = judged(ttft, tpot, (job.params.ttft, job.params.tpot), objectives)
     return Fared(ttft, tpot, one.ended - job.arrival, good, job.prompt_tokens, one.cached_tokens)
 
 
@@ -202,7 +202,7 @@ def _seen(job: Job, seen: Seen, objectives: Objectives) -> Fared:
     assert seen.ttft is not None
     tokens = job.output_tokens - 1
     tpot = (seen.duration - seen.ttft) / tokens if tokens else math.nan
-    good = judged(seen.ttft, tpot, (job.asked.ttft, job.asked.tpot), objectives)
+    good = judged(seen.ttft, tpot, (job.params.ttft, job.params.tpot), objectives)
     return Fared(seen.ttft, tpot, seen.duration, good, job.prompt_tokens, seen.cached_tokens or 0)
 
 

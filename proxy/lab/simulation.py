@@ -16,7 +16,7 @@ from proxy.lab.cache import ChunkPool
 from proxy.lab.engine import Counted, CountingEngine, Event, Lockstep
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.engine import SEEDS_APART
-from proxy.lab.workload import Job, blocks_with_answer, prompt_blocks
+from proxy.lab.workload import Job, blocks_with_response, prompt_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Kept:
         if stage is Stage.PREFILL:
             kept = self._sequences[index] = Counted(index, job.prompt_tokens, 1, named, stays=True)
             return kept
-        grown, comes = blocks_with_answer(job, block_size), stage is Stage.DECODE
+        grown, comes = blocks_with_response(job, block_size), stage is Stage.DECODE
         return Counted(index, job.prompt_tokens, job.output_tokens, named, grown, comes=comes)
 
     def taken(self, index: int) -> Counted | None:
@@ -325,7 +325,7 @@ class Simulation:
             self._at(0.0, self._scrape, ranks)
         for restart in restarts:
             self._at(restart.at, self._go_down, restart)
-        self._at(GAUGE_SECONDS, self._look, None)
+        self._at(GAUGE_SECONDS, self._sample_gauges, None)
 
     def run(self) -> list[Outcome]:
         events, advance = self._events, self._clock.advance
@@ -385,11 +385,11 @@ class Simulation:
         if stepper.until != self.now or pod.stepper is not stepper:
             return
         for event in stepper.finish():
-            self._take(event)
+            self._handle(event)
         if stepper.until < math.inf:
             self._at(stepper.until, self._end_steps, ended)
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         sequence = event.sequence
         if event.came:
             self._let_go(sequence.index)
@@ -462,8 +462,8 @@ class Simulation:
         for rank in ranks:
             rank.come_up(self.now)
 
-    def _look(self, _: None) -> None:
+    def _sample_gauges(self, _: None) -> None:
         pods = self.pods
         self.gauges.add([pod.engine.kv_usage(self.now) for pod in pods], [pod.in_flight for pod in pods])
         self.gauges.add_prefilled(self.now, [pod.engine.prefilled_tokens for pod in pods])
-        self._at(self.now + GAUGE_SECONDS, self._look, None)
+        self._at(self.now + GAUGE_SECONDS, self._sample_gauges, None)

@@ -220,7 +220,7 @@ FEWEST = 200
 SPREAD = 1.2
 """Standard deviation of the logarithm of what a knob is multiplied by."""
 
-UNTOUCHED, OFF, ANEW = 0.3, 0.1, 0.2
+UNTOUCHED, OFF, REDRAWN = 0.3, 0.1, 0.2
 """Chances that a knob of a random candidate stays as it is, that it is set to its least, and that it is drawn from all
 that may be tried."""
 
@@ -330,7 +330,7 @@ class _Search:
             return knob.value
         if chance < UNTOUCHED + OFF:
             return knob.least
-        if chance < UNTOUCHED + OFF + ANEW:
+        if chance < UNTOUCHED + OFF + REDRAWN:
             return knob.within(knob.most / 10.0 ** self._rng.uniform(0.0, DECADES))
         return knob.within((knob.value or SMALLEST) * self._rng.lognormvariate(0.0, SPREAD))
 

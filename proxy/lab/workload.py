@@ -35,7 +35,7 @@ class CutShort(BadTrace):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestParams:
     """What a client says besides its prompt. `max_tokens` 0: no limit; None: as many as the answer has."""
 
     model: str = ""
@@ -47,7 +47,7 @@ class Asked:
     tpot: float | None = None
 
 
-ANYTHING = Asked()
+DEFAULT_PARAMS = RequestParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Job:
     ends: tuple[int, ...] = ()
     text_tokens: int = 0
     scale: float = 1.0
-    asked: Asked = ANYTHING
+    params: RequestParams = DEFAULT_PARAMS
 
     @property
     def text_length(self) -> int:
@@ -133,8 +133,8 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str, least: f
     """Raises BadTrace where there is none, or a smaller one."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        said = "is missing" if value is None else f"is {value!r}"
-        raise BadTrace(f"{path}, line {line}: {name} {said}, and must be a number of at least {least:g}")
+        found = "is missing" if value is None else f"is {value!r}"
+        raise BadTrace(f"{path}, line {line}: {name} {found}, and must be a number of at least {least:g}")
     return value
 
 
@@ -160,12 +160,12 @@ def reusable_share(jobs: Sequence[Job]) -> float:
     seen: set[int] = set()
     reused = 0.0
     for job in jobs:
-        begin = 0
+        start = 0
         for node, end in zip(job.nodes, job.ends_of(len(job.nodes)), strict=True):
             if node not in seen:
                 break
-            reused += min(end * job.scale, job.prompt_tokens) - begin * job.scale
-            begin = end
+            reused += min(end * job.scale, job.prompt_tokens) - start * job.scale
+            start = end
         seen.update(job.nodes)
     return reused / sum(job.prompt_tokens for job in jobs)
 
@@ -203,19 +203,19 @@ def _spread(jobs: Sequence[Job], rng: Random) -> list[Job]:
 def prompt_text(job: Job) -> bytes:
     """Four characters to the token; the same id is the same text everywhere."""
     ends = (0, *job.ends_of(len(job.ids)))
-    pieces = [_piece_text(one, end - begin) for one, (begin, end) in zip(job.ids, pairwise(ends), strict=True)]
+    pieces = [_piece_text(one, end - start) for one, (start, end) in zip(job.ids, pairwise(ends), strict=True)]
     return b"".join(pieces)[: job.text_length * BYTES_PER_TOKEN]
 
 
 def request_body(job: Job, model: str) -> bytes:
     """A completion: no chat template stands between the text and the engine's blocks."""
-    asked = job.asked
-    limit = job.output_tokens if asked.max_tokens is None else asked.max_tokens
+    params = job.params
+    limit = job.output_tokens if params.max_tokens is None else params.max_tokens
     return b'{"model":%b,"stream":%b,%b"ignore_eos":true,%b"prompt":"%b"}' % (
         orjson.dumps(model),
-        b"true" if asked.stream else b"false",
+        b"true" if params.stream else b"false",
         b'"max_tokens":%d,' % limit if limit else b"",
-        b'"stream_options":{"include_usage":true},' if asked.stream else b"",
+        b'"stream_options":{"include_usage":true},' if params.stream else b"",
         prompt_text(job),
     )
 
@@ -225,7 +225,7 @@ def prompt_blocks(job: Job, block_size: int) -> Parts:
     return _blocks(job, job.nodes, job.prompt_tokens // block_size, block_size)
 
 
-def blocks_with_answer(job: Job, block_size: int) -> Parts:
+def blocks_with_response(job: Job, block_size: int) -> Parts:
     """Those that are there at the end, for others to find; the last token is said and never computed. Empty if nobody
     goes on from the answer."""
     whole = (job.prompt_tokens + job.output_tokens - 1) // block_size
@@ -234,12 +234,12 @@ def blocks_with_answer(job: Job, block_size: int) -> Parts:
 
 def _blocks(job: Job, nodes: Sequence[int], whole: int, block_size: int) -> Parts:
     """Where a piece ends does not depend on the prompt, but for the last one, which has all that is left."""
-    found, begin = [], 0
+    found, start = [], 0
     for at, (node, end) in enumerate(zip(nodes, job.ends_of(len(nodes)), strict=True), 1):
         blocks = whole if at == len(nodes) else min(int(end * job.scale) // block_size, whole)
-        if blocks > begin:
-            found.append((node, blocks - begin))
-            begin = blocks
+        if blocks > start:
+            found.append((node, blocks - start))
+            start = blocks
     return tuple(found)
 
 

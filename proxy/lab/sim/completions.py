@@ -91,23 +91,25 @@ class Completions:
 
     async def create(self, call: Call) -> web.StreamResponse:
         body = call.body()
-        model = call.take_model(body, self._service.config)
+        model = call.resolve_model(body, self._service.config)
         options = StreamOptions.of(body)
         sampling = sampling_of(body, self._service.config)
-        answers = generation(self._service, call, model, prompts_of(body, "prompt"), sampling, body)
+        generated = generation(self._service, call, model, prompts_of(body, "prompt"), sampling, body)
         head = Head(f"cmpl-{call.id}", "text_completion", int(self._service.wall()), model)
         if fields.flag(body, "stream"):
-            return await self._stream(call, answers, head, options)
-        with answers:
-            await answers.ended()
-        return json_response(_whole_text(head, answers))
+            return await self._stream(call, generated, head, options)
+        with generated:
+            await generated.ended()
+        return json_response(_whole_text(head, generated))
 
-    async def _stream(self, call: Call, answers: Generation, head: Head, options: StreamOptions) -> web.StreamResponse:
+    async def _stream(
+        self, call: Call, generated: Generation, head: Head, options: StreamOptions
+    ) -> web.StreamResponse:
         async with EventStream(call) as stream:
-            chunks = TextChunks(stream, head, options, answers)
-            answers.listener = chunks.take
-            with answers:
-                await answers.ended()
+            chunks = TextChunks(stream, head, options, generated)
+            generated.listener = chunks.write_output
+            with generated:
+                await generated.ended()
             chunks.close()
         return stream.response
 
@@ -115,7 +117,7 @@ class Completions:
 class TextChunks(ChunkWriter):
     """One token is `"text"` of one choice."""
 
-    def take(self, output: Output) -> None:
+    def write_output(self, output: Output) -> None:
         if not output.text and not output.finish:
             return
         finish = b'"%b"' % output.finish.value.encode() if output.finish else b"null"
@@ -148,24 +150,24 @@ def _token_prompt(ids: Any, name: str) -> bytes:
     return from_token_ids(ids)
 
 
-def _whole_text(head: Head, answers: Generation) -> dict[str, Any]:
+def _whole_text(head: Head, generated: Generation) -> dict[str, Any]:
     return {
         "id": head.id,
         "object": head.object,
         "created": head.created,
         "model": head.model,
-        "choices": [_text_choice(index, sequence) for index, sequence in enumerate(answers.sequences)],
+        "choices": [_text_choice(index, sequence) for index, sequence in enumerate(generated.sequences)],
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
-        "usage": answers.usage.as_json(),
-        "kv_transfer_params": answers.kv_transfer_params,
+        "usage": generated.usage.as_json(),
+        "kv_transfer_params": generated.kv_transfer_params,
     }
 
 
 def _text_choice(index: int, sequence: Sequence) -> dict[str, Any]:
     return {
         "index": index,
-        "text": sequence.answer.decode(),
+        "text": sequence.response.decode(),
         "logprobs": None,
         "finish_reason": sequence.finish.value if sequence.finish else None,
         "stop_reason": sequence.stop_reason,
@@ -185,27 +187,27 @@ class ChatCompletions:
     async def create(self, call: Call) -> web.StreamResponse:
         body = call.body()
         messages = fields.objects(body, "messages")
-        model = call.take_model(body, self._service.config)
+        model = call.resolve_model(body, self._service.config)
         options = StreamOptions.of(body)
         tool = forced_call(body)
         prompt = chat_prompt(messages, body)
         sampling = _sampling(body, self._service.config, tool)
-        answers = generation(self._service, call, model, [prompt], sampling, body)
+        generated = generation(self._service, call, model, [prompt], sampling, body)
         head = Head(f"chatcmpl-{call.id}", "chat.completion.chunk", int(self._service.wall()), model)
         if fields.flag(body, "stream"):
-            return await self._stream(call, answers, head, options, tool)
-        with answers:
-            await answers.ended()
-        return json_response(_whole_chat(head, answers, tool))
+            return await self._stream(call, generated, head, options, tool)
+        with generated:
+            await generated.ended()
+        return json_response(_whole_chat(head, generated, tool))
 
     async def _stream(
-        self, call: Call, answers: Generation, head: Head, options: StreamOptions, tool: ToolCall | None
+        self, call: Call, generated: Generation, head: Head, options: StreamOptions, tool: ToolCall | None
     ) -> web.StreamResponse:
         async with EventStream(call) as stream:
-            chunks = ChatChunks(stream, head, options, answers, _shape(head, tool))
-            answers.listener = chunks.take
-            with answers:
-                await answers.ended()
+            chunks = ChatChunks(stream, head, options, generated, _shape(head, tool))
+            generated.listener = chunks.write_output
+            with generated:
+                await generated.ended()
             chunks.close()
         return stream.response
 
@@ -257,17 +259,17 @@ class ChatChunks(ChunkWriter):
     """One token is a `"delta"` of one choice; the first of each choice is preceded by its role."""
 
     def __init__(
-        self, stream: EventStream, head: Head, options: StreamOptions, answers: Generation, shape: Shape
+        self, stream: EventStream, head: Head, options: StreamOptions, generated: Generation, shape: Shape
     ) -> None:
-        super().__init__(stream, head, options, answers)
+        super().__init__(stream, head, options, generated)
         self._shape = shape
         self._begun: set[int] = set()
 
-    def take(self, output: Output) -> None:
+    def write_output(self, output: Output) -> None:
         index = self.index_of(output)
         if index not in self._begun:
             self._begun.add(index)
-            self._begin(index, output)
+            self._open(index, output)
         if output.finish:
             self._finish(index, output, output.finish)
         elif output.text:
@@ -275,7 +277,7 @@ class ChatChunks(ChunkWriter):
             choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null,"token_ids":null}' % (index, delta)
             self.write(choice, output)
 
-    def _begin(self, index: int, output: Output) -> None:
+    def _open(self, index: int, output: Output) -> None:
         first = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}'
         self.write(first % (index, b'{"role":"assistant","content":""}'), output, opening=True)
         if self._shape.intro is not None:
@@ -289,20 +291,20 @@ class ChatChunks(ChunkWriter):
         self.write(choice % (index, delta, reason, stop), output)
 
 
-def _whole_chat(head: Head, answers: Generation, tool: ToolCall | None) -> dict[str, Any]:
+def _whole_chat(head: Head, generated: Generation, tool: ToolCall | None) -> dict[str, Any]:
     return {
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [_chat_choice(index, sequence, head, tool) for index, sequence in enumerate(answers.sequences)],
+        "choices": [_chat_choice(index, sequence, head, tool) for index, sequence in enumerate(generated.sequences)],
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
-        "usage": answers.usage.as_json(),
+        "usage": generated.usage.as_json(),
         "prompt_logprobs": None,
         "prompt_token_ids": None,
-        "kv_transfer_params": answers.kv_transfer_params,
-        "ec_transfer_params": answers.ec_transfer_params,
+        "kv_transfer_params": generated.kv_transfer_params,
+        "ec_transfer_params": generated.ec_transfer_params,
     }
 
 
@@ -310,7 +312,7 @@ def _chat_choice(index: int, sequence: Sequence, head: Head, tool: ToolCall | No
     finish = sequence.finish.value if sequence.finish else None
     return {
         "index": index,
-        "message": _message(sequence.answer.decode(), head, tool),
+        "message": _message(sequence.response.decode(), head, tool),
         "logprobs": None,
         "finish_reason": "tool_calls" if tool and sequence.finish is Finish.STOP else finish,
         "stop_reason": sequence.stop_reason,

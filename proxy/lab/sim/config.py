@@ -99,7 +99,7 @@ class SimConfig:
     default_max_tokens: int = 16
     eos_probability: float = 0.0
     """The chance of each token to end the answer; it depends on the text alone. 0 answers up to `max_tokens`."""
-    answers: Mapping[int, bytes] = field(default_factory=dict, compare=False)
+    responses: Mapping[int, bytes] = field(default_factory=dict, compare=False)
     """What is answered to prompts that are known beforehand, so that a later prompt can go on from it: text by the hash
     of the prompt's text (`proxy.lab.sim.sequence.text_hash`)."""
     seed: int = 0

@@ -13,7 +13,6 @@ from proxy.lab.sim.config import SimConfig
 from proxy.lab.sim.driver import EngineDriver
 from proxy.lab.sim.sequence import BYTES_PER_TOKEN, Sequence, Transfer, text_hash
 from proxy.lab.sim.transfer import (
-    Asked,
     Connector,
     EngineStops,
     Fabric,
@@ -22,6 +21,7 @@ from proxy.lab.sim.transfer import (
     NotServed,
     Outgoing,
     TransferFailed,
+    TransferRequest,
 )
 
 
@@ -34,18 +34,18 @@ class Nixl(Connector):
         super().__init__(config, driver, fabric, where)
         self._engine_id = str(uuid4())
 
-    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
-        params = asked.params()
+    def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
+        params = request.params()
         if params.get("do_remote_decode"):
             for index, sequence in enumerate(sequences):
-                request_id = f"cmpl-{asked.id}-{index}-{uuid4().hex[:8]}"
+                request_id = f"cmpl-{request.id}-{index}-{uuid4().hex[:8]}"
                 holding = self.hold(_key(*self.where(), self._engine_id, request_id), sequence)
-                sequence.transfer = Named(self, holding, request_id, is_lost=asked.is_lost)
+                sequence.transfer = Named(self, holding, request_id, is_lost=request.is_lost)
         elif params.get("do_remote_prefill"):
             if "remote_engine_id" not in params:
                 raise EngineStops("KeyError: 'remote_engine_id'")
             for sequence in sequences:
-                sequence.transfer = Incoming(self, asked, _named_in(params))
+                sequence.transfer = Incoming(self, request, _named_in(params))
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
         """Of the first sequence only: those of others expire."""
@@ -96,15 +96,15 @@ ADDRESSES = re.compile(r"___prefill_addr_[^_:]+:\d+___decode_addr_[^_:]+:\d+_")
 
 
 class P2pNccl(Connector):
-    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+    def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         for index, sequence in enumerate(sequences):
-            key = f"p2p-nccl {asked.id} {index}"
+            key = f"p2p-nccl {request.id} {index}"
             if self.config.role == "prefill":
-                if not ADDRESSES.search(asked.id):
-                    raise TransferFailed(f"Request id {asked.id} does not contain hostname and port")
-                sequence.transfer = Pushed(self.fabric, key, is_lost=asked.is_lost)
+                if not ADDRESSES.search(request.id):
+                    raise TransferFailed(f"Request id {request.id} does not contain hostname and port")
+                sequence.transfer = Pushed(self.fabric, key, is_lost=request.is_lost)
             elif self.config.role == "decode":
-                sequence.transfer = Incoming(self, asked, key)
+                sequence.transfer = Incoming(self, request, key)
 
 
 class Pushed(Transfer):
@@ -125,30 +125,30 @@ class Pushed(Transfer):
 class Mooncake(Connector):
     """Requests without a transfer id are served as by any pod."""
 
-    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
-        params = asked.params()
+    def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
+        params = request.params()
         if not params.get("transfer_id"):
             return
         for index, sequence in enumerate(sequences):
             key = f"mooncake {params['transfer_id']} {index}"
             if params.get("do_remote_decode"):
-                sequence.transfer = Outgoing(self, self.hold(key, sequence), is_lost=asked.is_lost)
+                sequence.transfer = Outgoing(self, self.hold(key, sequence), is_lost=request.is_lost)
             elif params.get("do_remote_prefill"):
-                sequence.transfer = Incoming(self, asked, key, self.scaled(self.config.transfer.failure))
+                sequence.transfer = Incoming(self, request, key, self.scaled(self.config.transfer.failure))
 
 
 class Sglang(Connector):
     """A pod with a role takes no request without a room, and a prefill pod's answer ends when its cache was fetched."""
 
-    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+    def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         if self.config.role not in ("prefill", "decode"):
             return
-        for sequence, room in zip(sequences, _rooms(asked.body, len(sequences)), strict=True):
+        for sequence, room in zip(sequences, _rooms(request.body, len(sequences)), strict=True):
             key = f"sglang {room}"
             if self.config.role == "prefill":
-                sequence.transfer = Fetched(self, self.hold(key, sequence), is_lost=asked.is_lost)
+                sequence.transfer = Fetched(self, self.hold(key, sequence), is_lost=request.is_lost)
             else:
-                sequence.transfer = Incoming(self, asked, key, self.scaled(self.config.transfer.failure))
+                sequence.transfer = Incoming(self, request, key, self.scaled(self.config.transfer.failure))
 
 
 class Fetched(Outgoing):
@@ -169,14 +169,14 @@ def _rooms(body: Mapping[str, Any], count: int) -> list[int]:
 class SharedStorage(Connector):
     cached: ClassVar[bool] = True
 
-    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+    def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
-            sequence.transfer = Filed(self, asked, sequence)
+            sequence.transfer = Filed(self, request, sequence)
 
 
 class Filed(Incoming):
-    def __init__(self, connector: Connector, asked: Asked, sequence: Sequence) -> None:
-        super().__init__(connector, asked, "")
+    def __init__(self, connector: Connector, request: TransferRequest, sequence: Sequence) -> None:
+        super().__init__(connector, request, "")
         block = connector.config.block_size
         self._files = connector.fabric.files
         self._tokens = (sequence.tokens - 1) // block * block
@@ -186,13 +186,13 @@ class Filed(Incoming):
         return self._tokens > cached and self._hash in self._files
 
     async def found(self) -> bool:
-        return not self.asked.is_lost
+        return not self.request.is_lost
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         return True
 
     def computed(self, sequence: Sequence) -> None:
-        if self._tokens and not self.asked.is_lost:
+        if self._tokens and not self.request.is_lost:
             self._files.add(self._hash)
 
 

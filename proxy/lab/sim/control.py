@@ -149,9 +149,9 @@ class Admin:
         """Those of `{"seed": 0, "faults": [{"kind": "reset", "probability": 0.1, "events": 3}]}` in place of all
         others; see `proxy.lab.sim.faults`. A state that the pod is in passes by itself."""
         try:
-            asked = orjson.loads(call.raw)
-            faults = [Fault(**{**fault, "kind": Kind(fault["kind"])}) for fault in asked["faults"]]
-            self._service.faults.set(faults, int(asked.get("seed", 0)))
+            wanted = orjson.loads(call.raw)
+            faults = [Fault(**{**fault, "kind": Kind(fault["kind"])}) for fault in wanted["faults"]]
+            self._service.faults.set(faults, int(wanted.get("seed", 0)))
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"These are no faults: {error}") from error
         return await self.faults(call)

@@ -68,10 +68,10 @@ class EngineDriver:
         for sequence in sequences:
             sequence.rank = self._balancer.choose(self.now()) if rank is None else rank
 
-    def has_room_for(self, sequences: int, rank: int | None) -> bool:
+    def accepts(self, sequences: int, rank: int | None) -> bool:
         """Return whether the queue of the named rank, or of any, takes so many more."""
         engines = self.engines if rank is None else [self.engines[rank]]
-        return any(engine.has_room_for(sequences) for engine in engines)
+        return any(engine.accepts(sequences) for engine in engines)
 
     def engine_of(self, sequence: Sequence) -> Engine:
         return self.engines[sequence.rank]
@@ -135,7 +135,7 @@ class EngineDriver:
         due = self.now()
         while group.busy:
             now = self.now()
-            steps = group.begin_steps(now)
+            steps = group.start_steps(now)
             if not steps:  # the waiting sequences need blocks that are kept for other pods, or are being loaded
                 return
             duration = max(step.duration for _, step in steps)
@@ -171,8 +171,8 @@ class _Group:
     def busy(self) -> bool:
         return any(engine.busy for engine in self.engines)
 
-    def begin_steps(self, now: float) -> list[tuple[Engine, Step]]:
-        begun = [(engine, engine.begin_step(now)) for engine in self.engines if engine.busy]
+    def start_steps(self, now: float) -> list[tuple[Engine, Step]]:
+        begun = [(engine, engine.start_step(now)) for engine in self.engines if engine.busy]
         return [(engine, step) for engine, step in begun if step.chunks]
 
 

@@ -122,7 +122,7 @@ class BlockPool:
             count += 1
         return count
 
-    def idle_among(self, hashes: Iterable[int]) -> int:
+    def count_idle(self, hashes: Iterable[int]) -> int:
         return sum(block in self._idle for block in hashes)
 
     def hold(self, hashes: Iterable[int]) -> None:
@@ -174,7 +174,7 @@ class Step:
 
 
 class Engine:
-    """Sequences go in by `submit`; between `begin_step` and `finish_step` the caller lets time pass."""
+    """Sequences go in by `submit`; between `start_step` and `finish_step` the caller lets time pass."""
 
     def __init__(self, config: SimConfig, embeddings: Set[int] = frozenset(), rank: int = 0) -> None:
         """`embeddings` are those that other pods have made, by the hashes of their media."""
@@ -213,12 +213,12 @@ class Engine:
     def kv_usage(self) -> float:
         return self.pool.used / self.pool.capacity
 
-    def has_room_for(self, sequences: int) -> bool:
+    def accepts(self, sequences: int) -> bool:
         """Whether the queue takes so many more."""
         if self.config.max_waiting is None:
             return True
-        room = self.config.max_num_seqs + self.config.max_waiting
-        return len(self.running) + self.waiting_requests + sequences <= room
+        capacity = self.config.max_num_seqs + self.config.max_waiting
+        return len(self.running) + self.waiting_requests + sequences <= capacity
 
     def submit(self, sequence: Sequence, now: float) -> None:
         sequence.progress.arrived = now
@@ -228,14 +228,14 @@ class Engine:
     def abort(self, sequence: Sequence, now: float) -> None:
         """Take a sequence out, wherever it is; one that has ended is left alone."""
         if sequence.phase is not Phase.ENDED:
-            self._take_out(sequence, now)
+            self._remove(sequence, now)
             self.stats.aborted += 1
 
     def fail(self, sequence: Sequence, now: float) -> list[Output]:
         """Take it out with an error; one that has ended is left alone."""
         if sequence.phase is Phase.ENDED:
             return []
-        self._take_out(sequence, now)
+        self._remove(sequence, now)
         sequence.finish = Finish.ERROR
         self.stats.finished[Finish.ERROR] += 1
         return [Output(sequence, b"", Finish.ERROR)]
@@ -270,10 +270,10 @@ class Engine:
 
     def step(self, now: float) -> tuple[list[Output], float]:
         """One whole step on a virtual clock: its outputs, and how long it took."""
-        step = self.begin_step(now)
+        step = self.start_step(now)
         return self.finish_step(step, now + step.duration), step.duration
 
-    def begin_step(self, now: float) -> Step:
+    def start_step(self, now: float) -> Step:
         chunks: list[tuple[Sequence, int]] = []
         preemptions = self.stats.preemptions
         budget = self._schedule_running(chunks)
@@ -291,7 +291,7 @@ class Engine:
                 continue
             sequence.computed += tokens
             if sequence.computed == sequence.tokens:
-                outputs.append(self._take_token(sequence, now))
+                outputs.append(self._add_token(sequence, now))
         if any(output.finish for output in outputs):
             self.running = [sequence for sequence in self.running if sequence.phase is Phase.RUNNING]
         return outputs
@@ -334,7 +334,7 @@ class Engine:
                 continue
             tokens = min(sequence.tokens - cached, budget)
             prefix = sequence.hashes[:matched]
-            if self._blocks_for(cached + tokens) - matched + self.pool.idle_among(prefix) > self.pool.free:
+            if self._blocks_for(cached + tokens) - matched + self.pool.count_idle(prefix) > self.pool.free:
                 return
             self._hold(self.waiting.popleft(), matched)
             sequence.phase = Phase.RUNNING
@@ -348,7 +348,7 @@ class Engine:
     def _load(self, sequence: Sequence, matched: int, now: float) -> bool:
         """Reserve blocks for the whole prompt and have them filled; False if there are too few."""
         missing = self._blocks_for(sequence.tokens) - matched
-        if missing + self.pool.idle_among(sequence.hashes[:matched]) > self.pool.free:
+        if missing + self.pool.count_idle(sequence.hashes[:matched]) > self.pool.free:
             return False
         self._hold(self.waiting.popleft(), matched)
         self.pool.open(missing)
@@ -356,7 +356,7 @@ class Engine:
         sequence.phase = Phase.LOADING
         self.loading[sequence] = None
         self._start(sequence, sequence.computed, now)
-        sequence.transfer.begin(sequence, sequence.tokens - sequence.computed)
+        sequence.transfer.start(sequence, sequence.tokens - sequence.computed)
         return True
 
     def _hold(self, sequence: Sequence, matched: int) -> None:
@@ -424,7 +424,7 @@ class Engine:
         self.waiting.appendleft(victim)
         return victim
 
-    def _take_token(self, sequence: Sequence, now: float) -> Output:
+    def _add_token(self, sequence: Sequence, now: float) -> Output:
         output = sequence.grow()
         progress = sequence.progress
         if progress.first_token is None:
@@ -446,7 +446,7 @@ class Engine:
                 sequence.transfer.abandon()
         return output
 
-    def _take_out(self, sequence: Sequence, now: float) -> None:
+    def _remove(self, sequence: Sequence, now: float) -> None:
         if sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         elif sequence.phase is Phase.LOADING:

@@ -125,7 +125,7 @@ class Condition:
         """Each with when it began, and when it ends."""
         self._until: dict[Kind, float] = {}
 
-    def begin(self, kind: Kind, now: float, until: float) -> None:
+    def start(self, kind: Kind, now: float, until: float) -> None:
         self.history.append((kind, now, until))
         self._until[kind] = max(until, self._until.get(kind, 0.0))
 

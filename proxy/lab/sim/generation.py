@@ -16,7 +16,7 @@ from proxy.lab.sim.faults import Kind
 from proxy.lab.sim.fields import BadRequest, EngineFailed, busy, invalid, media_in, too_long
 from proxy.lab.sim.http import DONE, Call, EventStream, Service
 from proxy.lab.sim.sequence import Finish, Listener, Output, Sampling, Sequence, cache_root, text_hash, tokens_in
-from proxy.lab.sim.transfer import Asked, NotServed, TransferFailed
+from proxy.lab.sim.transfer import NotServed, TransferFailed, TransferRequest
 
 RANKED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 
@@ -138,7 +138,7 @@ def generation(
     for prompt in prompts:
         check_length(service.config, prompt)
     rank = _named_rank(service.config, call, body)
-    if not service.driver.has_room_for(len(prompts) * choices, rank):
+    if not service.driver.accepts(len(prompts) * choices, rank):
         raise busy()
     sequences = [
         Sequence(prompt, _for_choice(service.config, sampling, prompt, choice), root, adapter, media)
@@ -146,7 +146,7 @@ def generation(
         for choice in range(choices)
     ]
     service.driver.place(sequences, rank)
-    _arrange(service, Asked(call.id, body, call.fault), sequences)
+    _arrange(service, TransferRequest(call.id, body, call.fault), sequences)
     return Generation(service, call, sequences, choices)
 
 
@@ -181,9 +181,9 @@ def _encoding(service: Service, call: Call, media: tuple[int, ...]) -> Generatio
     return Generation(service, call, [sequence])
 
 
-def _arrange(service: Service, asked: Asked, sequences: Items[Sequence]) -> None:
+def _arrange(service: Service, request: TransferRequest, sequences: Items[Sequence]) -> None:
     try:
-        service.connector.arrange(asked, sequences)
+        service.connector.arrange(request, sequences)
     except NotServed as error:
         raise BadRequest(str(error)) from error
     except TransferFailed as error:
@@ -197,13 +197,13 @@ def check_length(config: SimConfig, prompt: bytes) -> None:
 
 def _for_choice(config: SimConfig, sampling: Sampling, prompt: bytes, choice: int) -> Sampling:
     """An answer ends at the context's end; every choice is another text."""
-    room = config.context_length - tokens_in(prompt)
+    left = config.context_length - tokens_in(prompt)
     return replace(
         sampling,
-        max_tokens=min(sampling.max_tokens, room),
+        max_tokens=min(sampling.max_tokens, left),
         eos_probability=config.eos_probability,
         seed=config.seed + choice,
-        script=sampling.script or (config.answers.get(text_hash(prompt)) if config.answers else None),
+        script=sampling.script or (config.responses.get(text_hash(prompt)) if config.responses else None),
     )
 
 

@@ -94,7 +94,7 @@ class RequestLog:
     def __getitem__(self, index: int) -> RequestRecord:
         return self._records[index]
 
-    def begin(self, record: RequestRecord) -> None:
+    def start(self, record: RequestRecord) -> None:
         self.open[record] = None
         self.idle.clear()
         self._records.append(record)
@@ -148,7 +148,7 @@ class Call:
     def body(self) -> fields.Body:
         return fields.parse(self.request.headers.get("Content-Type", ""), self.raw)
 
-    def take_model(self, body: fields.Body, config: SimConfig) -> str:
+    def resolve_model(self, body: fields.Body, config: SimConfig) -> str:
         """The model that was asked for; without a name it is the base model."""
         name = fields.text(body, "model") or config.model
         if name not in config.models:

@@ -29,22 +29,22 @@ class Messages:
         body = call.body()
         prompt = _prompt(body)
         fields.required(body, "max_tokens")
-        model = call.take_model(body, self._service.config)
-        answers = generation(self._service, call, model, [prompt], self._sampling(body), body)
+        model = call.resolve_model(body, self._service.config)
+        generated = generation(self._service, call, model, [prompt], self._sampling(body), body)
         message = _message(call, model)
         if fields.flag(body, "stream"):
-            return await self._stream(call, answers, message)
-        with answers:
-            await answers.ended()
-        sequence = answers.sequences[0]
-        content = [{"type": "text", "text": sequence.answer.decode()}]
-        answer = message | {"content": content, "usage": _usage(answers)} | _stop(sequence)
-        return json_response(answer | {"kv_transfer_params": answers.kv_transfer_params})
+            return await self._stream(call, generated, message)
+        with generated:
+            await generated.ended()
+        sequence = generated.sequences[0]
+        content = [{"type": "text", "text": sequence.response.decode()}]
+        response = message | {"content": content, "usage": _usage(generated)} | _stop(sequence)
+        return json_response(response | {"kv_transfer_params": generated.kv_transfer_params})
 
     async def count_tokens(self, call: Call) -> web.StreamResponse:
         body = call.body()
         prompt = _prompt(body)
-        call.take_model(body, self._service.config)
+        call.resolve_model(body, self._service.config)
         tokens = tokens_in(prompt)
         return json_response({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
@@ -52,12 +52,12 @@ class Messages:
         stop = tuple(stop.encode() for stop in fields.strings(body, "stop_sequences") if stop)
         return replace(sampling_of(body, self._service.config), stop=stop)
 
-    async def _stream(self, call: Call, answers: Generation, message: dict[str, Any]) -> web.StreamResponse:
+    async def _stream(self, call: Call, generated: Generation, message: dict[str, Any]) -> web.StreamResponse:
         async with EventStream(call) as stream:
-            events = MessageEvents(stream, answers, message)
-            answers.listener = events.take
-            with answers:
-                await answers.ended()
+            events = MessageEvents(stream, generated, message)
+            generated.listener = events.write_output
+            with generated:
+                await generated.ended()
             events.close()
         return stream.response
 
@@ -65,30 +65,30 @@ class Messages:
 class MessageEvents:
     """The events of one stream: one text block, then why it ended."""
 
-    def __init__(self, stream: EventStream, answers: Generation, message: dict[str, Any]) -> None:
+    def __init__(self, stream: EventStream, generated: Generation, message: dict[str, Any]) -> None:
         self._stream = stream
-        self._answers = answers
+        self._generated = generated
         self._message = message
         self._begun = False
 
-    def take(self, output: Output) -> None:
+    def write_output(self, output: Output) -> None:
         if not self._begun:
             self._begun = True
-            self._begin(output)
+            self._open(output)
         if output.text:
             self._stream.send(
                 b'event: content_block_delta\ndata: {"type":"content_block_delta",'
                 b'"delta":{"type":"text_delta","text":%b},"index":0}\n\n' % quoted(output.text)
             )
 
-    def _begin(self, output: Output) -> None:
+    def _open(self, output: Output) -> None:
         usage = {"input_tokens": output.sequence.progress.prompt_tokens, "output_tokens": 0}
         self._send("message_start", message=self._message | {"usage": usage})
         self._send("content_block_start", content_block={"type": "text", "text": ""}, index=0)
 
     def close(self) -> None:
         self._send("content_block_stop", index=0)
-        self._send("message_delta", delta=_stop(self._answers.sequences[0]), usage=_usage(self._answers))
+        self._send("message_delta", delta=_stop(self._generated.sequences[0]), usage=_usage(self._generated))
         self._send("message_stop")
 
     def _send(self, name: str, **content: object) -> None:
@@ -122,8 +122,8 @@ def _stop(sequence: Sequence) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": sequence.stop_reason}
 
 
-def _usage(answers: Generation) -> dict[str, Any]:
-    usage = answers.usage
+def _usage(generated: Generation) -> dict[str, Any]:
+    usage = generated.usage
     return {
         "input_tokens": usage.prompt_tokens,
         "output_tokens": usage.completion_tokens,

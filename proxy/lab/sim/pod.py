@@ -80,11 +80,13 @@ class Port:
 LARGEST_BODY = 256 * 1024 * 1024
 
 
+APIS = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Sleep, Admin)
+
+
 def build(service: Service) -> web.Application:
-    rooms = (ChatCompletions, Completions, Responses, Messages, Pooling, Tokens, Audio, Realtime, Status, Sleep, Admin)
-    dispatcher = Dispatcher(service, [route for room in rooms for route in room(service).routes()])
+    dispatcher = Dispatcher(service, [route for api in APIS for route in api(service).routes()])
     app = web.Application(client_max_size=LARGEST_BODY)
-    app.router.add_route("*", "/{path:.*}", dispatcher.answer)
+    app.router.add_route("*", "/{path:.*}", dispatcher.respond)
     return app
 
 

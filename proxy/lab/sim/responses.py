@@ -28,11 +28,11 @@ class StoredResponse:
     model: str
     fields: fields.Body
     messages: list[Json]
-    answers: Generation
+    generated: Generation
 
     @property
     def sequence(self) -> Sequence:
-        return self.answers.sequences[0]
+        return self.generated.sequences[0]
 
     @property
     def background(self) -> bool:
@@ -54,7 +54,7 @@ class StoredResponse:
 
     @property
     def text(self) -> str:
-        return self.sequence.answer.decode()
+        return self.sequence.response.decode()
 
     @property
     def conversation(self) -> list[Json]:
@@ -91,8 +91,8 @@ class StoredResponse:
             "service_tier": "auto",
             "status": self.status,
             "truncation": "disabled",
-            "usage": _usage(self.answers) if ended else None,
-            "kv_transfer_params": self.answers.kv_transfer_params if ended and not self.is_streamed else None,
+            "usage": _usage(self.generated) if ended else None,
+            "kv_transfer_params": self.generated.kv_transfer_params if ended and not self.is_streamed else None,
         }
 
 
@@ -113,9 +113,9 @@ class ResponseEvents:
         self._send("response.created", response=self._response.as_json())
         self._send("response.in_progress", response=self._response.as_json())
 
-    def take(self, output: Output) -> None:
+    def write_output(self, output: Output) -> None:
         if not self._begun:
-            self._begin()
+            self._open()
         if not output.text:
             return
         tail = b'"logprobs":[],"output_index":0,"sequence_number":%d,"type":"response.output_text.delta"}\n\n'
@@ -127,7 +127,7 @@ class ResponseEvents:
             self._end()
         self._send("response.completed", response=self._response.as_json())
 
-    def _begin(self) -> None:
+    def _open(self) -> None:
         self._begun = True
         self._send("response.output_item.added", item=self._response.message("in_progress", []), output_index=0)
         self._send("response.content_part.added", part=text_part(""), **self._item)
@@ -149,8 +149,8 @@ def text_part(text: str) -> Json:
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": []}
 
 
-def _usage(answers: Generation) -> Json:
-    usage = answers.usage
+def _usage(generated: Generation) -> Json:
+    usage = generated.usage
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
@@ -191,12 +191,12 @@ class Responses:
         if response.fields.get("store", True):
             self._store(response)
         if response.background:
-            response.answers.submit()
+            response.generated.submit()
             return json_response(response.as_json() | {"status": "queued"})
         if fields.flag(response.fields, "stream"):
             return await self._stream(call, response)
-        with response.answers:
-            await response.answers.ended()
+        with response.generated:
+            await response.generated.ended()
         return json_response(response.as_json())
 
     async def retrieve(self, call: Call) -> web.StreamResponse:
@@ -206,29 +206,29 @@ class Responses:
         response = self._find(call.tail)
         if response.status != "in_progress":
             raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
-        response.answers.stop()
+        response.generated.stop()
         return json_response(response.as_json())
 
     async def _stream(self, call: Call, response: StoredResponse) -> web.StreamResponse:
         async with EventStream(call) as stream:
             events = ResponseEvents(stream, response)
-            response.answers.listener = events.take
-            with response.answers:
+            response.generated.listener = events.write_output
+            with response.generated:
                 events.open()
-                await response.answers.ended()
+                await response.generated.ended()
             events.close()
         return stream.response
 
     def _response(self, call: Call, body: fields.Body) -> StoredResponse:
         turn = _messages(body)
-        model = call.take_model(body, self._service.config)
+        model = call.resolve_model(body, self._service.config)
         previous = fields.text(body, "previous_response_id")
         history = self._find(previous).conversation if previous else []
         prompt = render_chat([*_instructions(body), *history, *turn], body.get("tools") or ())
         sampling = sampling_of(body, self._service.config, "max_output_tokens")
-        answers = generation(self._service, call, model, [prompt], sampling, body)
+        generated = generation(self._service, call, model, [prompt], sampling, body)
         created = int(self._service.wall())
-        return StoredResponse(f"resp_{call.id}", created, model, body, [*history, *turn], answers)
+        return StoredResponse(f"resp_{call.id}", created, model, body, [*history, *turn], generated)
 
     def _store(self, response: StoredResponse) -> None:
         self._stored[response.id] = response

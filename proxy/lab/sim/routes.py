@@ -39,20 +39,20 @@ class Faulty:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def answer(self, handle: Handler, call: Call) -> web.StreamResponse:
+    async def respond(self, handle: Handler, call: Call) -> web.StreamResponse:
         """Raises ApiError."""
         fault = call.fault
         if fault is not None:
-            self._begin(fault)
+            self._apply(fault)
         self._refuse_while_unwell(call)
         try:
             return await (handle(call) if fault is None else self._spoilt(handle, call, fault))
         except EngineStops:
-            self._begin(Fault(Kind.ENGINE_DEAD, seconds=RESTART))
+            self._apply(Fault(Kind.ENGINE_DEAD, seconds=RESTART))
             never: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
             return await never
 
-    def _begin(self, fault: Fault) -> None:
+    def _apply(self, fault: Fault) -> None:
         service = self._service
         now = service.driver.now()
         if fault.kind in OUTAGES:
@@ -63,7 +63,7 @@ class Faulty:
         elif fault.kind is Kind.FROZEN:
             service.driver.freeze(fault.seconds)
         if fault.kind in STATES:
-            service.condition.begin(fault.kind, now, now + fault.seconds)
+            service.condition.start(fault.kind, now, now + fault.seconds)
 
     def _refuse_while_unwell(self, call: Call) -> None:
         condition, now = self._service.condition, self._service.driver.now()
@@ -144,14 +144,14 @@ class Dispatcher:
         self._prefixes.append((prefix, suffix, {}))
         return self._prefixes[-1][2]
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         record = self._record(request)
         recorded = not _is_unrecorded(request.path)
         if recorded:
-            self._service.log.begin(record)
+            self._service.log.start(record)
         aborted = True
         try:
-            response = await self._answer(request, record)
+            response = await self._respond(request, record)
             record.status = response.status
             aborted = False
             return response
@@ -172,13 +172,13 @@ class Dispatcher:
             arrived=self._service.driver.now(),
         )
 
-    async def _answer(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
+    async def _respond(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
         try:
             handle, tail = self._find(request.method, request.path)
             raw = await request.read()
             record.body_sha256 = hashlib.sha256(raw).hexdigest()
             fault = self._fault(request, record)
-            return await self._faulty.answer(handle, Call(record.id, request, raw, record, tail, fault))
+            return await self._faulty.respond(handle, Call(record.id, request, raw, record, tail, fault))
         except ApiError as error:
             return _refusal(error, request.path)
         except web.HTTPException as error:

@@ -194,7 +194,7 @@ class Transfer:
         elsewhere."""
         return False
 
-    def begin(self, sequence: Sequence, tokens: int) -> None:
+    def start(self, sequence: Sequence, tokens: int) -> None:
         """Blocks for the last `tokens` of the prompt are reserved. Ends with `Engine.loaded` or `Engine.fail`."""
 
     def abandon(self) -> None:
@@ -255,7 +255,7 @@ class Sequence:
         self.progress = Progress(prompt_tokens=self.tokens)
 
     @property
-    def answer(self) -> bytes:
+    def response(self) -> bytes:
         """All text that was shown so far."""
         return bytes(self._text[len(self.prompt) : self._shown])
 

@@ -87,7 +87,7 @@ class Pooling:
 
     async def _read(self, call: Call, body: fields.Body, texts: list[bytes]) -> tuple[str, Json]:
         """Takes the engine's time for the prompts; returns model and usage."""
-        model = call.take_model(body, self._service.config)
+        model = call.resolve_model(body, self._service.config)
         with generation(self._service, call, model, texts, Sampling(max_tokens=0), body) as reading:
             await reading.ended()
         return model, reading.usage.as_json()
@@ -155,7 +155,7 @@ class Tokens:
 
     async def tokenize(self, call: Call) -> web.StreamResponse:
         body = call.body()
-        call.take_model(body, self._service.config)
+        call.resolve_model(body, self._service.config)
         prompt = chat_prompt(fields.objects(body, "messages"), body) if "messages" in body else _prompt(body, "prompt")
         tokens = token_ids(prompt)
         length = self._service.config.max_model_len
@@ -163,7 +163,7 @@ class Tokens:
 
     async def detokenize(self, call: Call) -> web.StreamResponse:
         body = call.body()
-        call.take_model(body, self._service.config)
+        call.resolve_model(body, self._service.config)
         text = _prompt(body, "tokens").rstrip(b"\0")
         return json_response({"prompt": text.decode(errors="replace")})
 
@@ -194,7 +194,7 @@ class Audio:
         form = parse_form(call)
         if "file" not in form:
             raise invalid("missing", "body.file", "Field required", None)
-        call.take_model({"model": form["model"].decode()} if "model" in form else {}, self._service.config)
+        call.resolve_model({"model": form["model"].decode()} if "model" in form else {}, self._service.config)
         text = f"{len(form['file'])} bytes of audio"
         if form.get("response_format") == b"text":
             return web.Response(text=text, headers={"Server": SERVER})
@@ -203,7 +203,7 @@ class Audio:
     async def speak(self, call: Call) -> web.StreamResponse:
         body = call.body()
         text = str(fields.required(body, "input")).encode()
-        call.take_model(body, self._service.config)
+        call.resolve_model(body, self._service.config)
         sound = b"RIFF" + text * SAMPLES_PER_CHARACTER
         return web.Response(body=sound, content_type="audio/wav", headers={"Server": SERVER})
 
@@ -231,7 +231,7 @@ class Realtime:
         return [Route("GET", "/v1/realtime", self.talk)]
 
     async def talk(self, call: Call) -> web.StreamResponse:
-        call.take_model(dict(call.request.query), self._service.config)
+        call.resolve_model(dict(call.request.query), self._service.config)
         socket = web.WebSocketResponse()
         await socket.prepare(call.request)
         await socket.send_json({"type": "session.created", "id": f"sess-{call.id}", "model": call.record.model})

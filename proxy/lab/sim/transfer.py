@@ -112,7 +112,7 @@ class TransferFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TransferRequest:
     """One call: its request id, its body, and the fault that it met."""
 
     id: str
@@ -152,7 +152,7 @@ class Connector:
         self._holdings: dict[str, Holding] = {}
         self._pulls: set[asyncio.Task[None]] = set()
 
-    def arrange(self, asked: Asked, sequences: Items[Sequence]) -> None:
+    def arrange(self, request: TransferRequest, sequences: Items[Sequence]) -> None:
         """Sets what becomes of the KV cache of each. Raises NotServed, EngineStops and TransferFailed."""
 
     def params(self, sequences: Items[Sequence]) -> dict[str, Any] | None:
@@ -188,10 +188,10 @@ class Connector:
 
     async def _pull(self, incoming: Incoming, sequence: Sequence, tokens: int) -> None:
         timing, stats = self.config.transfer, self.driver.engine_of(sequence).stats
-        seconds = timing.seconds(tokens) * incoming.asked.slowness
+        seconds = timing.seconds(tokens) * incoming.request.slowness
         if await incoming.found():
             await asyncio.sleep(self.scaled(seconds))
-            if incoming.take():
+            if incoming.claim():
                 stats.transfers += 1
                 stats.transferred_tokens += tokens
                 stats.transfer_seconds += seconds
@@ -237,8 +237,8 @@ class Outgoing(Transfer):
 class Incoming(Transfer):
     """Its prompt is computed by another pod, which has announced it, or will within `patience` seconds."""
 
-    def __init__(self, connector: Connector, asked: Asked, key: str, patience: float = 0.0) -> None:
-        self.asked = asked
+    def __init__(self, connector: Connector, request: TransferRequest, key: str, patience: float = 0.0) -> None:
+        self.request = request
         self._connector = connector
         self._key = key
         self._patience = patience
@@ -248,16 +248,16 @@ class Incoming(Transfer):
     def arrives(self, cached: int) -> bool:
         return True
 
-    def begin(self, sequence: Sequence, tokens: int) -> None:
+    def start(self, sequence: Sequence, tokens: int) -> None:
         self._pull = self._connector.pull(self, sequence, tokens)
 
     async def found(self) -> bool:
-        if self.asked.is_lost:
+        if self.request.is_lost:
             return False
         self._holding = await self._connector.fabric.find(self._key, self._patience)
         return self._holding is not None and await self._holding.ready()
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         """After it was copied; False if it has gone meanwhile."""
         if self._holding is None or self._holding.is_gone:
             return False

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.lab.engine import Counted, CountingEngine
 from proxy.lab.sim import Engine, Finish, Output, SimConfig, StepTiming
 from proxy.lab.sim.sequence import NO_TRANSFER, Phase, Progress, Sampling
-from proxy.lab.workload import CHUNK, Job, blocks_with_answer, named, prompt_blocks
+from proxy.lab.workload import CHUNK, Job, blocks_with_response, named, prompt_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def played(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]:
     while len(sequences) < len(jobs) or engine.busy:
         arrival = jobs[len(sequences)].arrival if len(sequences) < len(jobs) else math.inf
         if step is None and engine.busy:
-            step = engine.begin_step(now)
+            step = engine.start_step(now)
             ends = now + step.duration
         if step is None or arrival < ends:
             now = arrival
@@ -116,7 +116,7 @@ def counted(jobs: Sequence[Job], config: SimConfig) -> tuple[list[Fate], Totals]
 
 
 def sequence(index: int, job: Job) -> Counted:
-    return Counted(index, job.prompt_tokens, job.output_tokens, prompt_blocks(job, 16), blocks_with_answer(job, 16))
+    return Counted(index, job.prompt_tokens, job.output_tokens, prompt_blocks(job, 16), blocks_with_response(job, 16))
 
 
 def crowd(rng: Random, blocks: int = 0) -> tuple[tuple[Job, ...], SimConfig]:

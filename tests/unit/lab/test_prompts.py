@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.request import Prompt
 from proxy.lab.record import load
-from proxy.lab.workload import Asked, Job, blocks_with_answer, named, prompt_blocks, prompt_text, request_body
+from proxy.lab.workload import Job, RequestParams, blocks_with_response, named, prompt_blocks, prompt_text, request_body
 from proxy.prefix.hashing import chains
 from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, Salt
 from tests.helpers.examples import examples
@@ -73,21 +73,21 @@ def test_where_a_piece_ends_is_the_same_in_every_prompt_that_goes_on() -> None:
 
 def test_the_answer_is_there_for_whoever_goes_on_from_it() -> None:
     (job,) = named([Job(0.0, 600, 500, (1, 2), continued=(1, 2, 3))])
-    assert sum(blocks for _, blocks in blocks_with_answer(job, 16)) == 1_099 // 16
+    assert sum(blocks for _, blocks in blocks_with_response(job, 16)) == 1_099 // 16
     (alone,) = named([Job(0.0, 600, 500, (1, 2))])
-    assert blocks_with_answer(alone, 16) == ()
+    assert blocks_with_response(alone, 16) == ()
 
 
 @pytest.mark.parametrize(
-    ("asked", "fields"),
+    ("params", "fields"),
     [
-        (Asked(), {"stream": True, "max_tokens": 9}),
-        (Asked(stream=False, max_tokens=50), {"stream": False, "max_tokens": 50}),
-        (Asked(max_tokens=0), {"stream": True}),
+        (RequestParams(), {"stream": True, "max_tokens": 9}),
+        (RequestParams(stream=False, max_tokens=50), {"stream": False, "max_tokens": 50}),
+        (RequestParams(max_tokens=0), {"stream": True}),
     ],
 )
-def test_the_body_says_what_the_client_said(asked: Asked, fields: dict[str, object]) -> None:
-    said = orjson.loads(request_body(Job(0.0, 100, 9, (1,), asked=asked), "sim"))
+def test_the_body_says_what_the_client_said(params: RequestParams, fields: dict[str, object]) -> None:
+    said = orjson.loads(request_body(Job(0.0, 100, 9, (1,), params=params), "sim"))
     assert len(said.pop("prompt")) == 400
     said.pop("stream_options", None)
     assert said == {"model": "sim", "ignore_eos": True, **fields}

@@ -59,7 +59,7 @@ def played(jobs: Sequence[Job], config: SimConfig, ranks: int) -> Times:
             index, job = queue.pop(0)
             replayed: object = Replayed(index, job, config.block_size)
             engines[index % ranks].submit(replayed, job.arrival)  # type: ignore[arg-type]
-        steps = [(engine, engine.begin_step(now)) for engine in engines if engine.busy]
+        steps = [(engine, engine.start_step(now)) for engine in engines if engine.busy]
         now += max(step.duration for _, step in steps)
         for engine, step in steps:
             for output in engine.finish_step(step, now):

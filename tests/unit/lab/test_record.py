@@ -21,8 +21,8 @@ def test_a_request_is_replayed_with_its_times_lengths_and_objectives(tmp_path: P
     record = read(tmp_path, request(2.5, max_tokens=64, slo_ttft=0.3, session="abcdefgh", cached_tokens=128))
     (job,), (seen,) = record.workload.jobs, record.seen
     assert (job.arrival, job.prompt_tokens, job.output_tokens, job.session) == (2.5, 150, 20, "abcdefgh")
-    assert (job.asked.model, job.asked.max_tokens, job.asked.ttft, job.asked.tpot) == ("sim", 64, 0.3, None)
-    assert job.asked.headers == {"x-llm-d-slo-ttft-ms": "300"}
+    assert (job.params.model, job.params.max_tokens, job.params.ttft, job.params.tpot) == ("sim", 64, 0.3, None)
+    assert job.params.headers == {"x-llm-d-slo-ttft-ms": "300"}
     assert (seen.pod, seen.ttft, seen.duration, seen.cached_tokens) == ("pod-0", 0.1, 0.5, 128)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.lab.replay import Fared, Objectives, TooLarge, figures, recorded, repeated, replay
-from proxy.lab.workload import Asked
+from proxy.lab.workload import RequestParams
 from proxy.settings import Settings, from_mapping
 from tests.helpers.lab.traffic import conversations, fleet, record
 
@@ -49,7 +49,7 @@ def test_further_pods_have_the_usual_speed() -> None:
 
 def test_what_is_no_stream_has_its_first_token_with_the_last() -> None:
     workload = conversations(60, 3.0)
-    silent = replace(workload, jobs=tuple(replace(job, asked=Asked(stream=False)) for job in workload.jobs))
+    silent = replace(workload, jobs=tuple(replace(job, params=RequestParams(stream=False)) for job in workload.jobs))
     run = replay(Settings(), silent, fleet(), 1)
     assert all(one.ttft == one.e2e for one in run.fared)
     assert math.isnan(run.figures["tpot_mean"])
@@ -58,13 +58,13 @@ def test_what_is_no_stream_has_its_first_token_with_the_last() -> None:
 def test_a_request_is_judged_by_its_own_objectives() -> None:
     workload = conversations(60, 3.0)
 
-    def goodput(asked: Asked) -> float:
-        jobs = tuple(replace(job, asked=asked) for job in workload.jobs)
+    def goodput(params: RequestParams) -> float:
+        jobs = tuple(replace(job, params=params) for job in workload.jobs)
         return replay(Settings(), replace(workload, jobs=jobs), fleet(), 1).figures["goodput"]
 
-    assert goodput(Asked()) == 1.0
-    assert goodput(Asked(ttft=1e-6)) == 0.0
-    assert goodput(Asked(tpot=1e-6)) == 0.0
+    assert goodput(RequestParams()) == 1.0
+    assert goodput(RequestParams(ttft=1e-6)) == 0.0
+    assert goodput(RequestParams(tpot=1e-6)) == 0.0
 
 
 def test_the_first_requests_warm_the_caches_and_do_not_count() -> None:

@@ -77,7 +77,7 @@ class PoolOfSequences(RuleBasedStateMachine):
         chain = [family * 100 + index for index in range(length)]
         matched = self.pool.longest_match(chain)
         new = length - matched + extra
-        if new + self.pool.idle_among(chain[:matched]) > self.pool.free:
+        if new + self.pool.count_idle(chain[:matched]) > self.pool.free:
             return
         self.pool.hold(chain[:matched])
         self.pool.open(new)

@@ -23,7 +23,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
     engine.submit(sequence(250), now=0.0)
     prefills = []
     while engine.busy:
-        step = engine.begin_step(0.0)
+        step = engine.start_step(0.0)
         prefills.append(step.prefill_tokens)
         engine.finish_step(step, 0.0)
     assert prefills == [100, 100, 50]
@@ -35,7 +35,7 @@ def test_decoding_goes_on_beside_the_prefill_of_others() -> None:
     engine.submit(decoding, now=0.0)
     engine.step(0.0)
     engine.submit(sequence(250, text=b"q"), now=0.0)
-    step = engine.begin_step(0.0)
+    step = engine.start_step(0.0)
     assert [tokens for _, tokens in step.chunks] == [1, 99]
     assert [output.sequence for output in engine.finish_step(step, 0.0)] == [decoding]
 
@@ -85,7 +85,7 @@ def test_the_youngest_is_preempted_when_blocks_run_out_and_still_gets_its_whole_
     other = Engine(config)
     other.submit(alone, now=0.0)
     run(other)
-    assert younger.answer == alone.answer
+    assert younger.response == alone.response
 
 
 def test_a_preempted_sequence_waits_first_in_line() -> None:
@@ -104,7 +104,7 @@ def test_a_repeated_prompt_is_cached_except_for_its_last_block() -> None:
     run(engine)
     again = sequence(64)
     engine.submit(again, now=0.0)
-    assert engine.begin_step(0.0).prefill_tokens == 16
+    assert engine.start_step(0.0).prefill_tokens == 16
     assert again.progress.cached_tokens == 48
     assert (engine.stats.queried_tokens, engine.stats.hit_tokens) == (128, 48)
 
@@ -114,7 +114,7 @@ def test_the_answer_is_cached_for_the_next_turn() -> None:
     first = sequence(16, 33)
     engine.submit(first, now=0.0)
     run(engine)
-    following = Sequence(first.prompt + first.answer + b" and a new question", first.sampling)
+    following = Sequence(first.prompt + first.response + b" and a new question", first.sampling)
     engine.submit(following, now=0.0)
     run(engine)
     assert following.progress.cached_tokens == 48
@@ -168,7 +168,7 @@ def test_a_sequence_aborted_within_a_step_gets_no_token_of_it() -> None:
     gone, other = sequence(10, 5), sequence(10, 5, text=b"q")
     engine.submit(gone, now=0.0)
     engine.submit(other, now=0.0)
-    step = engine.begin_step(0.0)
+    step = engine.start_step(0.0)
     engine.abort(gone, now=0.0)
     assert [output.sequence for output in engine.finish_step(step, 0.0)] == [other]
 
@@ -184,10 +184,10 @@ def test_a_prompt_that_asks_for_no_token_is_computed_and_ends() -> None:
 
 def test_a_full_queue_has_no_room() -> None:
     engine = Engine(SimConfig(max_num_seqs=1, max_waiting=1))
-    assert engine.has_room_for(2)
+    assert engine.accepts(2)
     engine.submit(sequence(10), now=0.0)
-    assert not engine.has_room_for(2)
-    assert engine.has_room_for(1)
+    assert not engine.accepts(2)
+    assert engine.accepts(1)
 
 
 @settings(deadline=None, max_examples=examples(50))

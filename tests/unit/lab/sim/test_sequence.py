@@ -27,35 +27,35 @@ def test_every_word_is_one_token_of_four_bytes_that_begins_with_a_space() -> Non
 @given(prompt=st.binary(max_size=200), cut=st.integers(0, 39))
 def test_a_continued_answer_ends_with_exactly_the_words_that_were_missing(prompt: bytes, cut: int) -> None:
     whole, _ = written(prompt, LONG)
-    said = whole.answer[: 4 * cut]
+    said = whole.response[: 4 * cut]
     rest, _ = written(prompt + said, Sampling(max_tokens=40 - cut))
-    assert said + rest.answer == whole.answer
+    assert said + rest.response == whole.response
 
 
 def test_other_prompts_and_other_seeds_get_other_answers() -> None:
     answers = [written(b"one", LONG), written(b"two", LONG), written(b"one", replace(LONG, seed=1))]
-    assert len({sequence.answer for sequence, _ in answers}) == 3
+    assert len({sequence.response for sequence, _ in answers}) == 3
 
 
 @given(start=st.integers(0, 30), length=st.integers(1, 12), include=st.booleans())
 def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_ever_shown(start: int, length: int, include: bool) -> None:
-    whole = written(b"prompt", LONG)[0].answer
+    whole = written(b"prompt", LONG)[0].response
     stop = whole[start : start + length]
     sequence, outputs = written(b"prompt", replace(LONG, stop=(stop, b"never"), include_stop=include))
     end = whole.find(stop) + (len(stop) if include else 0)
-    assert sequence.answer == b"".join(output.text for output in outputs) == whole[:end]
+    assert sequence.response == b"".join(output.text for output in outputs) == whole[:end]
     assert (sequence.finish, sequence.stop_reason) == (Finish.STOP, stop.decode())
 
 
 def test_a_stop_string_is_ignored_before_the_fewest_tokens() -> None:
-    whole = written(b"prompt", LONG)[0].answer
+    whole = written(b"prompt", LONG)[0].response
     sequence, _ = written(b"prompt", replace(LONG, stop=(whole[:4],), min_tokens=10))
     assert sequence.progress.generated_tokens > 10
 
 
 def test_an_answer_may_end_by_itself_unless_it_must_not() -> None:
     ending = replace(LONG, eos_probability=1.0)
-    assert written(b"p", ending)[0].answer == b""
+    assert written(b"p", ending)[0].response == b""
     assert written(b"p", ending)[0].finish is Finish.STOP
     assert written(b"p", replace(ending, min_tokens=5))[0].progress.generated_tokens == 6
     assert written(b"p", replace(ending, ignore_eos=True))[0].finish is Finish.LENGTH
@@ -63,14 +63,14 @@ def test_an_answer_may_end_by_itself_unless_it_must_not() -> None:
 
 def test_an_answer_with_a_script_is_that_script() -> None:
     sequence, _ = written(b"p", replace(LONG, script=b'{"a": 1}  x'))
-    assert (sequence.answer, sequence.finish) == (b'{"a": 1}  x', Finish.STOP)
+    assert (sequence.response, sequence.finish) == (b'{"a": 1}  x', Finish.STOP)
 
 
 @given(prompt=st.binary(max_size=300), answer=st.integers(1, 60))
 def test_block_hashes_of_a_grown_text_are_those_of_the_same_text_as_a_prompt(prompt: bytes, answer: int) -> None:
     grown, _ = written(prompt, Sampling(max_tokens=answer))
     grown.extend_hashes(4)
-    given = Sequence(prompt + grown.answer, LONG)
+    given = Sequence(prompt + grown.response, LONG)
     given.extend_hashes(4)
     assert grown.hashes == given.hashes
-    assert grown.tokens == tokens_in(prompt + grown.answer)
+    assert grown.tokens == tokens_in(prompt + grown.response)

@@ -177,7 +177,7 @@ async def test_waits_are_divided_by_the_time_scale() -> None:
 
 async def test_a_prompt_that_goes_on_from_an_answer_that_was_laid_down_finds_it_in_the_cache() -> None:
     asked, answer = "p" * 400, "what was to be said" + "." * 109
-    config = SimConfig(answers={text_hash(asked.encode()): answer.encode()})
+    config = SimConfig(responses={text_hash(asked.encode()): answer.encode()})
     async with serving(config) as (_, client):
         said = await post(client, COMPLETIONS, prompt=asked, max_tokens=100)
         assert said["choices"][0]["text"] == answer
