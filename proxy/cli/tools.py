@@ -23,6 +23,7 @@ from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError, cause
 from proxy.core.params import plain
 from proxy.fleet.settings import PodSettings
+from proxy.telemetry.logs import visible
 from proxy.tools.endpoint_picker import endpoint_picker
 from proxy.tools.findings import Finding, Level, Seen, of_fleet, of_pod, recommended
 from proxy.tools.imported import Imported, Unreadable
@@ -97,9 +98,9 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
             pod = finding.pod
             yield click.style(pod or "all pods", bold=True)
         level = click.style(f"{finding.level.value:8}", fg=_COLOURS[finding.level])
-        yield f"  {level}{finding.check:15} {finding.text}"
+        yield f"  {level}{finding.check:15} {visible(finding.text)}"
         if finding.fix:
-            yield f"{'':26}{finding.fix}"
+            yield f"{'':26}{visible(finding.fix)}"
 
 
 def _json(pods: Sequence[Seen], found: Sequence[Finding], configuration: dict[str, Any]) -> dict[str, Any]:

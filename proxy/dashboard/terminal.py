@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from rich.text import Text
 
 from proxy.dashboard.client import Json, Picture, Pod
+from proxy.telemetry.logs import visible
 
 Key = float | str
 
@@ -195,7 +196,7 @@ def _row(pod: Pod, columns: Sequence[Column], name: int) -> Text:
 
 
 def _cell(text: str, column: Column, name: int) -> str:
-    width = column.width or name
+    width, text = column.width or name, visible(text)
     if len(text) > width:
         text = f"{text[: width - 9]}…{text[-8:]}" if width > 12 else text[:width]
     return text.ljust(width) if column.title in ("POD", "ROLE", "STATE") else text.rjust(width)

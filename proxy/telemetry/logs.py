@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import logging
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -33,7 +34,23 @@ def set_up(settings: Telemetry, stream: TextIO | io.TextIOBase) -> None:
 
 
 def _text() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+    return _Text("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+
+class _Text(logging.Formatter):
+    """Further lines of a message are indented, so that nothing that a pod or a client says looks like a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return visible(super().formatMessage(record)).replace("\n", "\n  ")
+
+
+def visible(text: str) -> str:
+    """Return the text with its control characters, of which some steer terminals, as escapes; line feeds and tabs
+    stay."""
+    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Json(logging.Formatter):

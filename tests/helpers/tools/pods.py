@@ -53,6 +53,8 @@ class FakePod:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path)
+        if request.path in self.answers:
+            return web.json_response(self.answers[request.path])
         if request.path == "/health":
             return web.Response(status=self.health, headers={"Date": formatdate(SystemClock.wall() + self.ahead)})
         if request.path == "/metrics":
@@ -61,8 +63,6 @@ class FakePod:
             return web.json_response({"data": [{"id": "m", "max_model_len": 4096}, {"id": "lora", "parent": "m"}]})
         if request.path == "/v1/completions" and self.completes:
             return await self._complete(request)
-        if request.path in self.answers:
-            return web.json_response(self.answers[request.path])
         return web.json_response({"detail": "Not Found"}, status=404)
 
     def _metrics(self) -> str:

@@ -19,6 +19,13 @@ def test_a_line_for_people_says_when_what_and_where() -> None:
     assert stream.getvalue().endswith("WARNING proxy.fleet: pod a is late\n")
 
 
+def test_what_a_pod_says_neither_steers_a_terminal_nor_looks_like_a_line_of_its_own() -> None:
+    stream = io.StringIO()
+    set_up(Telemetry(), stream)
+    logging.getLogger("proxy.fleet").warning("pod %s", "a\x1b]0;b\x07\r\x9bc\td\n2026-01-01 ERROR proxy: forged")
+    assert stream.getvalue().partition("pod ")[2] == "a\\x1b]0;b\\x07\\x0d\\x9bc\td\n  2026-01-01 ERROR proxy: forged\n"
+
+
 def test_a_record_for_collectors_is_one_object_per_line() -> None:
     stream = io.StringIO()
     set_up(Telemetry(log_format=LogFormat.JSON), stream)

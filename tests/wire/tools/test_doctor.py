@@ -277,6 +277,13 @@ class TestTheCommand:
         with_decisions = from_mapping(yaml.safe_load(result.stdout.replace("# telemetry", "telemetry")))
         assert with_decisions.telemetry.decisions is not None
 
+    async def test_prints_nothing_of_a_pod_that_steers_the_terminal(self) -> None:
+        async with serving(FakePod(answers={"/v1/models": {"data": [{"id": "m\x1b]0;title\x07"}]}})) as pod:
+            words = ["doctor", pod.url, "--no-requests", "--timeout", "1"]
+            result = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert r"serves m\x1b]0;title\x07" in result.stderr
+        assert "\x1b" not in result.output
+
     async def test_prints_json_for_programs(self) -> None:
         async with serving(FakePod()) as pod:
             words = ["doctor", pod.url, "--json", "--no-requests", "--timeout", "1"]
