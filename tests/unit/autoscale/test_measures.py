@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.autoscale.measures import KNOWN, WINDOW, Known, Measured, Recent, Taken, pods_of_role
-from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from tests.helpers.autoscale.pools import pool
 
 NOW = 1000.0
@@ -123,3 +123,20 @@ def test_a_histogram_that_begins_anew_is_no_reading() -> None:
     recent.look(0.0, [(1.0, 100.0)])
     assert recent.look(10.0, [(1.0, 5.0)]) is None
     assert recent.look(20.0, [(1.0, 15.0)]) == pytest.approx(0.9)
+
+
+def test_a_pod_is_one_replica_and_its_ranks_are_the_unit_of_load() -> None:
+    ranks = [pod("a", waiting=waiting, tokens=tokens, running=4) for waiting, tokens in ((1, 100), (3, 300))]
+    join_ranks(ranks)
+    seen = measured(ranks[0], pod("b", waiting=4, tokens=50), known=Known(queued=3))
+    assert seen.value("queue_depth") == [3.0, 5.0], "the mean of two ranks, and three ranks share what waits"
+    assert seen.value("requests_running") == [4.0, 0.0]
+    assert seen.value("uncached_tokens") == 250.0
+    taken = Taken()
+    taken.look(0.0, [ranks[0]])
+    for rank in ranks:
+        rank.publish(Metrics(prefix_queries=100.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
+    taken.look(1.0, [ranks[0]])
+    for rank in ranks:
+        rank.publish(Metrics(prefix_queries=300.0, scraped_at=NOW, freshness=Freshness.FRESH), 0)
+    assert taken.look(2.0, [ranks[0]]) == pytest.approx(200.0 / 2)

@@ -230,3 +230,15 @@ async def test_prefill_is_sized_by_what_its_pods_take_up() -> None:
     assert not (await rig.step()).valid, "one look is no rate"
     rig.report(pod, prefix_queries=95_000.0, prefix_hits=35_000.0)
     assert (await rig.step()).desired == {"prefill": 4}
+
+
+async def test_a_pod_with_ranks_is_one_replica() -> None:
+    rig = Rig(decode=2)
+    lead = rig.fleet.get("decode-0")
+    assert lead is not None
+    ranks = rig.fleet.ranks_seen(lead, 4)
+    ranks[3].charge(2, 0)
+    rig.report_all("decode")
+    decision = await rig.step()
+    assert (decision.situations["decode"].current, decision.situations["decode"].ready) == (2, 2)
+    assert [(one.name, one.inflight) for one in rig.pool.replicas("decode")] == [("decode-0", 2), ("decode-1", 0)]

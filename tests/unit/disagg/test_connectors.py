@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, join_ranks
 from proxy.disagg.connectors import CONNECTORS
 from proxy.disagg.requests import fields_of, for_prefill, why_whole, with_fields, without_transfer
 
@@ -186,3 +186,19 @@ def test_a_budget_for_thinking_does_not_fit_into_one_token() -> None:
     assert "thinking" not in orjson.loads(for_prefill("/v1/messages", asked, {}))
     never = {"messages": [], "thinking": {"type": "disabled"}}
     assert orjson.loads(for_prefill("/v1/messages", never, {}))["thinking"] == {"type": "disabled"}
+
+
+def test_a_prefill_rank_is_named_to_the_decode_pod() -> None:
+    """By a field; older SGLang takes the remainder of the room's number."""
+    ranks = [Endpoint(f"p/{rank}", PREFILL.url, rank=rank, labels=PREFILL.labels) for rank in range(4)]
+    join_ranks(ranks)
+    for seed in range(20):
+        split = CONNECTORS["sglang"]().split("r", ranks[3], DECODE, random.Random(seed))
+        assert split.decode is not None
+        assert split.decode["disagg_prefill_dp_rank"] == 3
+        assert split.prefill["bootstrap_room"] == split.decode["bootstrap_room"]
+        assert split.prefill["bootstrap_room"] % 4 == 3
+        assert split.prefill["bootstrap_room"] < 2**63
+    split = CONNECTORS["mooncake"]().split("r", ranks[3], DECODE, random.Random(1))
+    assert split.decode is not None
+    assert split.decode["kv_transfer_params"]["remote_engine_id"] == "e1_dp3"

@@ -36,7 +36,7 @@ VALUES = (b"", b"a", b"keep-alive", b"close, X-Private", b"authorization", b"x-p
 
 NEVER = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length"}
 NEVER |= {b"expect", b"x-request-id", b"x-prefiller-host-port", b"x-encoder-hosts-ports"}
-NEVER |= {b"x-data-parallel-host-port", b"x-kv-cache-source-host-port"}
+NEVER |= {b"x-data-parallel-host-port", b"x-data-parallel-rank", b"x-kv-cache-source-host-port"}
 KEPT = {b"", b"close", b"keep-alive", b"upgrade", b"x-request-id", b"content-length", b"content-type"}
 KEPT |= {b"content-encoding"}
 

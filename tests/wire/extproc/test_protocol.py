@@ -303,3 +303,21 @@ def test_without_the_extra_it_says_what_is_missing(monkeypatch: pytest.MonkeyPat
 async def test_it_listens_only_if_that_is_configured() -> None:
     async with stack(1) as s:
         assert s.app.picker_port is None
+
+
+async def test_a_rank_is_named_in_a_header_and_its_pod_as_the_destination() -> None:
+    ranks = [{"dataParallel": {"size": 4}}, {"dataParallel": {"size": 2}}]
+    async with gateway(BLIND, ranks, fallbacks=2) as (s, channel):
+        one = talk(channel)
+        await one.head(more={"x-data-parallel-rank": "9"})
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        told = set_by((await one.hear()).request_headers.response.header_mutation)
+        named = [
+            s.app.fleet.get(f"pod-{index}")
+            for index, pod in enumerate(s.pods)
+            if pod.url.endswith(told[DESTINATION].split(",")[0])
+        ]
+        assert len(named) == 1
+        assert int(told["x-data-parallel-rank"]) < len(named[0].ranks)  # type: ignore[union-attr]
+        addresses = told[DESTINATION].split(",")
+        assert len(set(addresses)) == len(addresses), "a fallback is another pod with a rank of this number"

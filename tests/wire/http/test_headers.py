@@ -60,6 +60,7 @@ async def test_fields_that_steer_engines_or_kvlane_are_not_taken_from_outside() 
         "x-prefiller-host-port",
         "x-encoder-hosts-ports",
         "x-data-parallel-host-port",
+        "X-Data-Parallel-Rank",
         "x-kv-cache-source-host-port",
         "X-Gateway-Destination-Endpoint",
         "x-gateway-destination-endpoint-served",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,9 +15,11 @@ from proxy.app import App
 from proxy.core.endpoint import EndpointState
 from proxy.fleet import rank_check
 from proxy.fleet.records import RANKS_IGNORED
+from proxy.lab.sim import SimConfig
 from proxy.tools.presets import scored_by
 from tests.helpers.fleet.ranked import BLOCKS, RankedPod
-from tests.helpers.scenarios.stack import running
+from tests.helpers.scenarios.disagg import SIM, disaggregated
+from tests.helpers.scenarios.stack import running, stack
 from tests.helpers.waiting import until
 
 FAST = {"pods": {"refresh": {"interval": "20ms", "maxCore": 1}}}
@@ -193,3 +196,31 @@ async def test_other_ranks_are_asked_where_there_is_no_other_pod() -> None:
         with pytest.raises(AssertionError):
             await r.ask("x")
         assert set(pod.ranks_asked) == {0, 1}
+
+
+async def test_simulated_ranks_answer_conversations_from_their_caches() -> None:
+    by_prefix = {"scheduling": scored_by({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1})}
+    config = SimConfig(time_scale=20, data_parallel_size=4)
+    async with stack(1, config, {**FAST, **by_prefix}) as s:
+        await until(lambda: len(s.app.fleet.ready) == 4)
+        first = [await s.chat(f"conversation {number} " * 200) for number in range(8)]
+        again = [await s.chat(f"conversation {number} " * 200) for number in range(8)]
+        names = [response.headers["x-kvlane-endpoint"] for response, _ in first]
+        assert set(names) == {f"pod-0/{rank}" for rank in range(4)}
+        assert names == [response.headers["x-kvlane-endpoint"] for response, _ in again]
+        assert all(answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100 for _, answer in again)
+        assert [endpoint.name for endpoint in s.app.fleet.endpoints] == [f"pod-0/{rank}" for rank in range(4)]
+        await s.idle()
+
+
+async def test_prefill_and_decode_ranks_are_chosen_separately() -> None:
+    sim = replace(SIM, data_parallel_size=2)
+    async with disaggregated("sglang", sim=sim, each=[{"dataParallel": {"size": 2}}] * 4) as s:
+        seen = set()
+        for number in range(8):
+            response, _ = await s.chat(f"prompt {number} " * 40, max_tokens=4)
+            assert response.status == 200
+            seen.add(response.headers["x-kvlane-endpoint"])
+        assert len(seen) > 1
+        assert seen <= {f"pod-{pod}/{rank}" for pod in (2, 3) for rank in range(2)}
+        await s.idle()
