@@ -86,6 +86,10 @@ class CachingEngine:
     def let_go(self, sequence: Counted, now: float) -> None:
         """It was never kept."""
 
+    def generated_tokens(self, now: float) -> int:
+        """Return -1: the engine does not count them."""
+        return -1
+
     def kv_usage(self, now: float) -> float:
         return self.cache.usage
 

@@ -131,6 +131,8 @@ class CountingEngine:
         """Prompt tokens that were computed, of requests that were pre-empted too."""
         self.queried_tokens = 0
         self.hit_tokens = 0
+        self._generated = 0
+        """Tokens of the steps that have ended."""
         self.ends: list[float] = []
         """When each of the steps that are under way ends."""
         self.prefilling: list[tuple[Counted, int]] = []
@@ -187,6 +189,7 @@ class CountingEngine:
         if taken:
             self.pool.open(self.opened(1, taken))
         self.read += taken * self.decoding
+        self._generated += taken * self.decoding
         self.steps += taken
         events = self._end_decoding() + self._receive(now)
         for sequence, tokens in self.prefilling:
@@ -213,6 +216,10 @@ class CountingEngine:
 
     def kv_usage(self, now: float) -> float:
         return self.used_at(now) / self.pool.capacity
+
+    def generated_tokens(self, now: float) -> int:
+        """Return the tokens of all responses, those of the steps under way included that have ended by `now`."""
+        return self._generated + self.decoding * sum(end <= now for end in self.ends)
 
     def opened(self, start: int, end: int) -> int:
         """Blocks that decoding opens in steps `start` to `end` from here on."""
@@ -416,6 +423,7 @@ class CountingEngine:
     def _add_token(self, sequence: Counted) -> Event:
         """The one that comes of a prompt's last tokens."""
         sequence.generated += 1
+        self._generated += 1
         ended = sequence.generated >= sequence.max_tokens
         if ended:
             self._end(sequence)

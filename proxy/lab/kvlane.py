@@ -279,6 +279,7 @@ def _metrics(reading: Reading, sent_at: float) -> Metrics:
         blocks=reading.blocks,
         prefix_queries=reading.queried_tokens,
         prefix_hits=reading.hit_tokens,
+        generation_tokens=reading.generated_tokens,
         process_started=1_700_000_000.0 + reading.started_at,
         scraped_at=sent_at,
         freshness=Freshness.FRESH,

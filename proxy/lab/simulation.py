@@ -31,6 +31,7 @@ class Reading:
     queried_tokens: int
     hit_tokens: int
     started_at: float
+    generated_tokens: int = 0
 
 
 class Engine(Protocol):
@@ -60,6 +61,7 @@ class Engine(Protocol):
     def let_go(self, sequence: Counted, now: float) -> None: ...
     def finish(self) -> list[Event]: ...
     def kv_usage(self, now: float) -> float: ...
+    def generated_tokens(self, now: float) -> int: ...
 
 
 class Kept:
@@ -137,6 +139,7 @@ class VirtualPod:
             engine.queried_tokens,
             engine.hit_tokens,
             self.started_at,
+            engine.generated_tokens(now),
         )
 
     def go_down(self) -> None:

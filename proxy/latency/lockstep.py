@@ -1,45 +1,94 @@
 """Whether the data-parallel ranks of a pod step together.
 
 The ranks of a mixture-of-experts model exchange data in every layer, so an engine step takes as long as that of the
-slowest rank: a prompt on one rank delays the responses on all of them. The ranks of a dense model are independent.
-Responses show which of both holds: whether one slows down while other ranks compute prompts.
+slowest rank: a prompt on one rank delays the responses on all of them. The ranks of a dense model are independent. Two
+scrapes show which of both holds: a running request gets one token per step, so each rank tells how fast it stepped.
 """
 
 from __future__ import annotations
 
-MEMORY = 0.99
-"""What is left of a lesson after the next one."""
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-CAUTION = 0.02
-"""Lessons must show so much variance before the share is taken as it is."""
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
+
+if TYPE_CHECKING:
+    from proxy.latency.pod import PodModel
+
+MEMORY = 0.98
+"""What is left of a comparison after the next one."""
+
+CAUTION = 10.0
+"""Comparisons that the first ones are reckoned to be among, which show independent ranks."""
+
+PACE_MEMORY = 0.9
+"""What is left of the usual pace of a rank after the next scrape."""
+
+LEAST_RUNNING = 2
+"""Running requests from which on the tokens of a rank show its pace."""
 
 
 class Lockstep:
     """What the models of a pod's ranks have in common. `share` is 0 for independent ranks, 1 for those that step
-    together."""
+    together; `busy` is the share of the time in which some rank computes a prompt."""
 
-    __slots__ = ("_lessons", "_means", "_squares", "_together", "prefilled", "running", "share")
+    __slots__ = ("_apart", "_lessons", "_paces", "_read_at", "_scrapes", "_together", "busy", "models", "share")
 
     def __init__(self) -> None:
+        self.models: list[PodModel] = []
         self.share = 0.0
-        self.running = 0
-        """Requests that run on all ranks, as their models have published them."""
-        self.prefilled = 0.0
-        """Seconds of prefill on all ranks, in sum."""
+        self.busy = 0.0
+        self._read_at = 0.0
+        self._scrapes: dict[Endpoint, Metrics] = {}
+        self._paces: dict[Endpoint, float] = {}
         self._lessons = 0.0
-        self._means = (0.0, 0.0)
-        self._squares = self._together = 0.0
+        self._together = self._apart = 0.0
 
-    def observe(self, elsewhere: float, delay: float) -> None:
-        """Learn from one response. `elsewhere` are the seconds that other ranks computed prompts per second of the
-        response, `delay` is the part of its time that its own rank does not explain.
+    def elsewhere(self, model: PodModel) -> float:
+        """Return the running requests on other ranks that a prompt on the rank of `model` delays. Prompts that several
+        ranks compute at the same time delay them once."""
+        others = sum(other.running for other in self.models if other is not model)
+        return self.share * (1.0 - self.busy) * others
 
-        The slope is that of a line with an intercept: the pace that a rank has learnt may include the mean delay."""
-        elsewhere, delay = min(1.0, elsewhere), min(1.0, max(-1.0, delay))
+    def scraped(self, scrape: Metrics) -> None:
+        """Compare the paces of the ranks between two scrapes. The scrape of each rank may come here; one suffices."""
+        if scrape.scraped_at <= self._read_at or scrape.freshness is not Freshness.FRESH:
+            return
+        self._read_at = scrape.scraped_at
+        self.busy += (1.0 - PACE_MEMORY) * (any(model.queue for model in self.models) - self.busy)
+        scrapes = {model.endpoint: model.endpoint.metrics for model in self.models}
+        paces = []
+        for endpoint, after in scrapes.items():
+            before = self._scrapes.get(endpoint)
+            if before is not None and (pace := _pace(before, after)) is not None:
+                usual = self._paces.get(endpoint, pace)
+                self._paces[endpoint] = PACE_MEMORY * usual + (1.0 - PACE_MEMORY) * pace
+                paces.append(pace / usual)
+        self._scrapes = scrapes
+        if len(paces) > 1:
+            self._learn(paces)
+
+    def leave(self, model: PodModel) -> None:
+        """The rank is gone."""
+        self.models.remove(model)
+        self._paces.pop(model.endpoint, None)
+
+    def _learn(self, paces: Sequence[float]) -> None:
+        """Learn the share of the variance of the paces that all ranks have in common: the intraclass correlation."""
+        mean = sum(paces) / len(paces)
+        apart = sum((pace - mean) ** 2 for pace in paces) / (len(paces) - 1)
         self._lessons = MEMORY * self._lessons + 1.0
-        x, y = self._means
-        dx, dy = elsewhere - x, delay - y
-        self._means = (x + dx / self._lessons, y + dy / self._lessons)
-        self._squares = MEMORY * self._squares + dx * (elsewhere - self._means[0])
-        self._together = MEMORY * self._together + dx * (delay - self._means[1])
-        self.share = min(1.0, max(0.0, self._together / (self._squares + CAUTION)))
+        self._apart = MEMORY * self._apart + apart
+        self._together = MEMORY * self._together + max(0.0, (mean - 1.0) ** 2 - apart / len(paces))
+        common = self._together / (self._together + self._apart) if self._together else 0.0
+        self.share = common * self._lessons / (self._lessons + CAUTION)
+
+
+def _pace(before: Metrics, after: Metrics) -> float | None:
+    """Return the steps per second of a rank between two scrapes; None where they do not show it."""
+    seconds, tokens = after.scraped_at - before.scraped_at, after.generation_tokens - before.generation_tokens
+    if before.generation_tokens < 0 or tokens <= 0 or seconds <= 0:
+        return None
+    if min(before.running, after.running) < LEAST_RUNNING:
+        return None
+    return tokens / seconds / ((before.running + after.running) / 2)

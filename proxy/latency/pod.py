@@ -88,8 +88,6 @@ class Work:
     running: float = 0.0
     prefilled: float = 0.0
     """The pod's integral of running requests, and its seconds of prefill, at that time."""
-    elsewhere: float = 0.0
-    """Seconds of prefill on all ranks of the pod at that time."""
 
 
 @dataclass(slots=True)
@@ -181,7 +179,19 @@ class PodModel:
         self.rates = Rates(self._fleet)
         self.sharing = Sharing(self._fleet, self.rates)
         self._running_at = self._next_group = self._next_work = self._since
+        if self.lockstep is not None:
+            self.lockstep.models.append(self)
         self.catch_up(self._since)
+
+    @property
+    def running(self) -> int:
+        """Running requests, as published."""
+        return self._running
+
+    def leave(self) -> None:
+        """The endpoint is gone."""
+        if self.lockstep is not None:
+            self.lockstep.leave(self)
 
     def set_prices(self, prices: Prices) -> None:
         self._prices = prices
@@ -219,8 +229,7 @@ class PodModel:
                 self._next_work = self._after_lesson(now)
                 self._followed += 1
                 self._count_running(now)
-                work.expected = 0.0
-                self._mark(work)
+                work.expected, work.running, work.prefilled = 0.0, self._running_sum, self._prefilled
         else:
             work = self.dispatch(attempt, uncached, prompt, now)
             work.shows = True
@@ -255,7 +264,7 @@ class PodModel:
         there = max(queued + running, self.endpoint.load.requests)
         computed = sum(work.stage is not Stage.DECODE and not work.is_queued for work in self._open_stages())
         responses = max(0, there - len(self.queue) - computed)
-        elsewhere = 0.0 if self.lockstep is None else self._elsewhere()
+        elsewhere = 0.0 if self.lockstep is None else self.lockstep.elsewhere(self)
         return self.work(uncached, prompt) * (responses + elsewhere + BEHIND * len(self.queue))
 
     def work(self, uncached: float, prompt: float) -> float:
@@ -295,8 +304,6 @@ class PodModel:
     def _publish_pace(self, running: int, now: float) -> None:
         """Publish what depends on the running requests and on the coefficients."""
         self._count_running(now)
-        if self.lockstep is not None:
-            self.lockstep.running += running - self._running
         self._running, self._is_paced = running, True
         rates = self.rates
         self.step = step = rates.step + rates.per_running * running
@@ -310,15 +317,11 @@ class PodModel:
     def _publish_cost(self, in_turn: float) -> None:
         """Where prompts are computed in turn, responses stand still meanwhile, on all ranks that step together."""
         (work, decode), (fixed, per_token, per_pair), running = self._prices, self.own, self._running
-        delayed = 1.0 + work + in_turn * decode * (running if self.lockstep is None else running + self._elsewhere())
+        standing = running if self.lockstep is None else running + self.lockstep.elsewhere(self)
+        delayed = 1.0 + work + in_turn * decode * standing
         response = decode * self._fleet.output
         base = delayed * fixed + response * (self.step + self.rates.per_running * (1 + running))
         self.cost = (base, delayed * per_token, delayed * per_pair)
-
-    def _elsewhere(self) -> float:
-        """Return the running requests of other ranks, as far as a prompt here delays them."""
-        assert self.lockstep is not None
-        return self.lockstep.share * max(0, self.lockstep.running - self._running)
 
     def _publish_first(self, first: Work) -> None:
         """Take the first in the queue out of `rest`: `due` has it."""
@@ -348,6 +351,8 @@ class PodModel:
         requests of other clients, and sequences that were preempted."""
         self._scrape = scrape
         self._fade(scrape.scraped_at)
+        if self.lockstep is not None:
+            self.lockstep.scraped(scrape)
         self.rates.set_cached(scrape.kv_usage * scrape.blocks * scrape.block_size)
         self._invalidate()
         self._strange_tokens = 0.0
@@ -451,8 +456,7 @@ class PodModel:
                 self.sharing.observe(work.forms, at - sent)
                 self._invalidate()
             self._count_running(at)
-            work.answered_at = at
-            self._mark(work)
+            work.answered_at, work.running, work.prefilled = at, self._running_sum, self._prefilled
 
     def _begin_group(self, sent: float, at: float) -> None:
         """Learn from the group before, which is complete now."""
@@ -464,10 +468,7 @@ class PodModel:
         if sent > since and self._running:
             steps += RESIDUE * steps
         seconds = at - max(since, sent)
-        prefilled = self._in_turn * max(0.0, seconds - steps)
-        self._prefilled += prefilled
-        if self.lockstep is not None:
-            self.lockstep.prefilled += prefilled
+        self._prefilled += self._in_turn * max(0.0, seconds - steps)
         if at >= self._next_group and self._is_exact:
             self._next_group = self._after_lesson(at)
             self._group = _Group(seconds, steps)
@@ -499,38 +500,10 @@ class PodModel:
         if response <= 0.0 or whole <= 0.0:
             return
         self._count_running(now)
-        running = (self._running_sum - work.running) / whole
         held_up = (self._prefilled - work.prefilled) * min(1.0, response / whole)
-        if self.lockstep is not None:
-            held_up += self._held_up_elsewhere(work, response, whole, response - held_up, (tokens - 1, running))
         pace = max(0.0, response - held_up) / (tokens - 1)
-        self.rates.observe_decode(running, pace)
+        self.rates.observe_decode((self._running_sum - work.running) / whole, pace)
         self._invalidate()
-
-    def _held_up_elsewhere(
-        self, work: Work, response: float, whole: float, own: float, size: tuple[int, float]
-    ) -> float:
-        """Return the seconds for which prompts on other ranks held the response up, and learn whether they do. `own`
-        are its seconds without prompts of its own rank, `size` its tokens and the requests that ran beside it."""
-        assert self.lockstep is not None
-        elsewhere = (self.lockstep.prefilled - work.elsewhere) - (self._prefilled - work.prefilled)
-        elsewhere *= min(1.0, response / whole)
-        (tokens, running), rates = size, self.rates
-        expected = tokens * (rates.step + rates.per_running * running)
-        share = self.lockstep.share
-        self.lockstep.observe(elsewhere / response, (own - expected) / response)
-        return share * elsewhere
-
-    def _mark(self, work: Work) -> None:
-        """Note what the pod has done until now."""
-        work.running, work.prefilled = self._running_sum, self._prefilled
-        if self.lockstep is not None:
-            work.elsewhere = self.lockstep.prefilled
-
-    def leave(self) -> None:
-        """The rank is gone; the others do not count its requests any more."""
-        if self.lockstep is not None:
-            self.lockstep.running -= self._running
 
     def _after_lesson(self, now: float) -> float:
         """Return when the next lesson is wanted."""
