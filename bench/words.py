@@ -148,7 +148,7 @@ def main(names: Sequence[str]) -> int:
     for each in spent:
         print(f"{ALLOWED.relative_to(ROOT)}: '{' '.join(each)}' allows nothing any more: remove the line")
     if bad:
-        print(f"{len(bad)} words are not those of the project; CONTRIBUTING.md says which to use")
+        print(f"{len(bad)} words to replace")
     return 1 if bad or spent else 0
 
 

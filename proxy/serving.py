@@ -453,6 +453,7 @@ class _Build:
         admission: Admission | Names | None = resolver
         if door is not None:
             admission = Admission(resolver, None if limits is None else limits.counts_tokens)
+        wants = None if explained is None else explained.wants
         return Gateway(
             process.fleet,
             pools,
@@ -466,7 +467,7 @@ class _Build:
             resolver=admission,
             names=resolver,
             model_reads=process.model_reads,
-            recorder=Recorder(process.observation.observer.plugin_took, None if explained is None else explained.wants),
+            recorder=Recorder(process.observation.observer.plugin_took, wants),
             parser=process.parser,
         )
 

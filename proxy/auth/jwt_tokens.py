@@ -126,7 +126,7 @@ class WebTokens:
         except (jwt.PyJWTError, ValueError, TypeError):
             raise Unauthorized("The token's signature does not fit, or it is garbled.") from None
         begins = _time(claims.get("nbf", 0.0))
-        if begins is None or self._clock.wall() + settings.leeway < begins:
+        if begins is None or self._clock.wall() + LEEWAY < begins:
             raise Unauthorized("This token is not valid yet.")
         return claims
 
@@ -148,7 +148,7 @@ class WebTokens:
         if settings.scopes_claim is not None:
             scopes = _texts(_claim(claims, settings.scopes_claim))
         identity = Identity(name, tenant, models, frozenset(), self._limits)
-        return Seen(identity, scopes, ends + settings.leeway)
+        return Seen(identity, scopes, ends + LEEWAY)
 
     def _remember(self, digest: bytes, seen: Seen) -> None:
         self._seen[digest] = seen
@@ -188,6 +188,9 @@ log = logging.getLogger(__name__)
 
 REFRESH = 300.0
 """Seconds between two reads of the issuer's keys."""
+
+LEEWAY = 30.0
+"""Seconds that the clocks of the issuer and of this host may differ."""
 
 PATIENCE = 2.0
 """Seconds that a request waits for a key that is not known."""

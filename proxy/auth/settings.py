@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxy.core.params import param
-from proxy.core.units import Duration, Moment
+from proxy.core.units import Moment
 
 Scope = Literal["inference", "admin"]
 
@@ -96,7 +96,6 @@ class Jwt:
     models_claim: str | None = param(None, "list of the models it may ask for, as `models` of a key; null: all")
     scopes_claim: str | None = param(None, "list that has `inference` or `admin` in it; null: inference for all")
     limits: Limits | str | None = param(None, "of each `sub`: a name among `security.limits`, or limits of their own")
-    leeway: Duration = param(Duration(30.0), "that clocks may differ")
 
     def __post_init__(self) -> None:
         if not self.audience:

@@ -20,15 +20,16 @@ from proxy.autoscale.policy import Sample, number
 from proxy.autoscale.settings import PROMQL, PoolSettings, PrometheusSettings
 from proxy.core.ports import Clock
 
+TIMEOUT = 5.0
+"""Seconds for the response to one query."""
+
 
 async def ask(settings: PrometheusSettings, query: str) -> float:
     """The value now. Raises Unanswered."""
     try:
         headers, trust = await asyncio.to_thread(_identity, settings)
         url = f"{settings.url.rstrip('/')}/api/v1/query"
-        response = await outbound.fetch(
-            "GET", url, settings.timeout, tls=trust, headers=headers, params={"query": query}
-        )
+        response = await outbound.fetch("GET", url, TIMEOUT, tls=trust, headers=headers, params={"query": query})
         said = orjson.loads(response.body)
     except (*outbound.FAILURES, ValueError) as error:
         raise Unanswered(f"{type(error).__name__}: {error}") from None

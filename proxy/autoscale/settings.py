@@ -123,7 +123,6 @@ class PrometheusSettings:
     """Where queries of metrics and signals are asked."""
 
     url: str = param(doc="of Prometheus, or of what answers as it does; with the path before /api/v1, if there is one")
-    timeout: Duration = param(Duration(5.0), "for one answer", more_than=0)
     token: str | None = param(None, "bearer token")
     token_file: str = param("", "file of a bearer token, read anew for each query")
     ca_file: str = param("", "file of the certificates that the server's may be signed by; the system's unless given")

@@ -178,7 +178,6 @@ class WarmupSettings:
     prompts: int = param(
         0, "Shared system prompts, per model, that a new or restarted pod gets; 0 switches warm-up off.", at_least=0
     )
-    concurrency: int = param(2, "Prompts that one pod gets at a time.", at_least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 TIMEOUT = 60.0
 """Seconds for a pod to compute one prompt of a warm-up."""
 
+CONCURRENCY = 2
+"""Prompts that are sent to one pod at a time."""
+
 STAGGER = 0.5
 """Seconds within which several workers begin, each at a moment of its own: what one has sent the next leaves out."""
 
@@ -71,7 +74,7 @@ class Warmup:
             began = self._clock.now()
             left = deque(self._prompts.hottest(endpoint.models))
             async with asyncio.TaskGroup() as group:
-                lanes = [group.create_task(self._lane(endpoint, left)) for _ in range(self._settings.concurrency)]
+                lanes = [group.create_task(self._lane(endpoint, left)) for _ in range(CONCURRENCY)]
             sent = sum(lane.result() for lane in lanes)
             if sent:
                 log.info("pod %s: warmed up with %d prompts in %.1f s", endpoint.name, sent, self._clock.now() - began)

@@ -43,6 +43,9 @@ from proxy.scheduling.layout import declares
 from proxy.scheduling.profile import shares
 from proxy.telemetry.settings import DecisionSettings
 
+MAX_BYTES = 64 << 20
+"""Memory for the decisions that a process keeps."""
+
 
 class Ring:
     """Of entries, the latest, as many as have room."""
@@ -106,7 +109,7 @@ class Kept(Listener):
     def add(self, entry: Entry) -> None:
         self.seen += 1
         self._open[entry.request] = entry
-        for gone in list(self._recent.add(entry, self.settings.keep, self.settings.max_bytes / 2)):
+        for gone in list(self._recent.add(entry, self.settings.keep, MAX_BYTES / 2)):
             if self._is_striking(gone):
                 self._remember(gone)
 
@@ -139,7 +142,7 @@ class Kept(Listener):
             self._remember(entry)
 
     def _remember(self, entry: Entry) -> None:
-        for _ in self._striking.add(entry, self.settings.keep, self.settings.max_bytes / 2):
+        for _ in self._striking.add(entry, self.settings.keep, MAX_BYTES / 2):
             pass
 
     def _is_striking(self, entry: Entry) -> bool:

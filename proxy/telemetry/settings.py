@@ -24,27 +24,29 @@ class LogFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
-    file: str = param(doc="path, which all workers write to; beside it `FILE.key` has the secret of the hashes")
-    max_size: Size = param(Size(256 << 20), "a file that is larger makes room for the next one", at_least=1 << 10)
-    keep: int = param(4, "full files that stay, as `FILE.1`, `FILE.2`, …; the oldest goes", at_least=0)
+    file: str = param(doc="Path of the record; all workers append to it. `FILE.key` holds the secret of the hashes.")
+    max_size: Size = param(Size(256 << 20), "Start a new file at this size.", at_least=1 << 10)
+    keep: int = param(4, "Number of full files to keep, as `FILE.1`, `FILE.2`, …; the oldest is deleted.", at_least=0)
 
     def __post_init__(self) -> None:
         if not self.file:
-            raise ValueError("file is empty; give a path, or leave record out")
+            raise ValueError("file is empty; set a path, or remove record")
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionSettings:
-    """Of each process."""
+    """Explained decisions. Limits apply to each process."""
 
     keep: int = param(
-        1000, "latest decisions that are kept, and as many that were slow, failed or asked for", at_least=1
+        1000, "Number of recent decisions to keep, and the number of slow, failed or requested ones.", at_least=1
     )
     sample: float = param(
-        1.0, "share of the requests of which it is kept; 0: of those only that ask for it", at_least=0, at_most=1
+        1.0,
+        "Share of requests whose decision is kept; 0 keeps only decisions requested with x-kvlane-explain.",
+        at_least=0,
+        at_most=1,
     )
-    slow: Duration = param(Duration(5.0), "to the first byte: what takes longer is kept for longer", more_than=0)
-    max_bytes: Size = param(Size(64 << 20), "memory of all of them; what is oldest goes", at_least=1 << 16)
+    slow: Duration = param(Duration(5.0), "Time to first byte above which a decision is kept for longer.", more_than=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +54,34 @@ class TracingSettings:
     """Needs `kvlane[otel]`."""
 
     endpoint: str = param(
-        "http://localhost:4318", "of the collector, for OTLP over HTTP; /v1/traces is added to a URL without a path"
+        "http://localhost:4318",
+        "URL of the collector, for OTLP over HTTP; /v1/traces is appended to a URL without a path.",
     )
-    sample: float = param(
-        1.0, "share of the requests that are traced, of those that come without a traceparent", at_least=0, at_most=1
-    )
-    collector_headers: Mapping[str, str] = param({}, "sent to the collector, for its keys")
-    service_name: str = param("kvlane", "that spans are said to come from")
+    sample: float = param(1.0, "Share of requests without a traceparent header that are traced.", at_least=0, at_most=1)
+    collector_headers: Mapping[str, str] = param({}, "Headers sent to the collector, such as an API key.")
+    service_name: str = param("kvlane", "service.name of the spans.")
 
     def __post_init__(self) -> None:
         if not self.endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"endpoint: {self.endpoint!r} is no URL of http or https")
+            raise ValueError(f"endpoint: {self.endpoint!r} is not an http or https URL")
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    log_level: LogLevel = param(LogLevel.INFO, "debug, info, warning or error")
-    log_format: LogFormat = param(LogFormat.TEXT, "text for people, json for collectors: one object per line")
-    access_log: bool = param(True, "one JSON line per request on standard output; never prompts, never keys")
+    log_level: LogLevel = param(LogLevel.INFO, "Least severe level that is logged: debug, info, warning or error.")
+    log_format: LogFormat = param(LogFormat.TEXT, "text, or json: one object per line.")
+    access_log: bool = param(True, "Write one JSON line per request to standard output, without prompts and keys.")
     ask_for_usage: bool = param(
-        False, "ask pods for the usage of streams whose clients do not ask, and take it out of the answer again"
+        False,
+        "Request usage of every stream from the pods, and remove it from responses to clients that did not request it.",
     )
     record: RecordSettings | None = param(
-        None, "what `kvlane replay` and `kvlane tune` need of each request, to a file: lengths, times, salted hashes"
+        None, "Record lengths, times and salted hashes of requests to a file, for `kvlane replay` and `kvlane tune`."
     )
     decisions: DecisionSettings | None = param(
-        None, "why pods were chosen, for `x-kvlane-explain`, /debug/decisions and `kvlane explain`; null: nothing"
+        None, "Keep decisions for x-kvlane-explain, /debug/decisions and `kvlane explain`; null keeps none."
     )
     tracing: TracingSettings | None = param(
-        None, "spans of requests, decisions and legs, for OpenTelemetry; null: nothing, and trace headers just pass"
+        None,
+        "Export OpenTelemetry spans of requests, decisions and attempts; null exports none, trace headers pass.",
     )

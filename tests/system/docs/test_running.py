@@ -23,7 +23,7 @@ from tests.helpers.docs.desk import CHAT, laid_out
 from tests.helpers.docs.pages import PAGES, ROOT, Block, blocks
 from tests.helpers.scenarios.stack import Stack, stack
 
-LANGUAGES = {"json", "promql", "python", "sh", "text", "toml", "yaml"}
+LANGUAGES = {"diff", "json", "promql", "python", "sh", "text", "toml", "yaml"}
 """Those of which some test looks at every block. `promql` and `text` are read for series and sessions."""
 
 LINES = [

@@ -71,7 +71,7 @@ def read(file: Path) -> Html:
 
 
 def test_the_front_page_is_the_readme(pages: dict[Path, Html], site: Path) -> None:
-    assert {"two-commands", "why-did-it-choose-that-pod"} <= pages[site / "index.html"].ids
+    assert {"two-commands", "how-it-decides"} <= pages[site / "index.html"].ids
 
 
 def test_texts_that_stand_elsewhere_have_their_pages(pages: dict[Path, Html], site: Path) -> None:

@@ -51,8 +51,9 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) <= reached
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 300
+def test_the_readme_and_the_guide_for_contributors_are_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 50
 
 
 def test_the_plugins_shown_are_the_files_of_the_package() -> None:

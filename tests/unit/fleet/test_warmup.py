@@ -45,8 +45,8 @@ class Pod:
 
 
 @asynccontextmanager
-async def warming(pod: Pod, shared: int = 5, **settings: int) -> AsyncIterator[Warmup]:
-    given = WarmupSettings(prompts=4, **settings)
+async def warming(pod: Pod, shared: int = 5) -> AsyncIterator[Warmup]:
+    given = WarmupSettings(prompts=4)
     prompts = SharedPrompts(given, ManualClock(), shared_by=2, sample=1)
     for number in range(shared):
         see(prompts, f"prompt {number} ", 2)
@@ -65,13 +65,18 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup_module, "STAGGER", 0.01)
 
 
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup_module, "CONCURRENCY", 1)
+
+
 def ready() -> Endpoint:
     return Endpoint("a", state=EndpointState.READY)
 
 
 async def test_a_pod_gets_as_many_prompts_as_configured_and_no_more_at_a_time_than_allowed() -> None:
     pod = Pod()
-    async with warming(pod, concurrency=2) as it:
+    async with warming(pod) as it:
         it.begin(ready())
         await over(it)
     assert len(pod.sent) == len(set(pod.sent)) == 4
@@ -99,8 +104,8 @@ async def test_what_it_is_known_to_have_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("pod", [Pod(status=500), Pod(status=401), Pod(error=True)])
-async def test_a_pod_that_does_not_take_them_is_left_in_peace(pod: Pod) -> None:
-    async with warming(pod, concurrency=1) as it:
+async def test_a_pod_that_does_not_take_them_is_left_in_peace(pod: Pod, one_at_a_time: None) -> None:
+    async with warming(pod) as it:
         it.begin(ready())
         await over(it)
     assert len(pod.sent) == 1
@@ -121,9 +126,9 @@ async def test_without_prompts_nothing_is_begun() -> None:
         assert not it._warming
 
 
-async def test_the_end_of_the_process_ends_a_warm_up() -> None:
+async def test_the_end_of_the_process_ends_a_warm_up(one_at_a_time: None) -> None:
     pod = Pod()
-    async with warming(pod, concurrency=1) as it:
+    async with warming(pod) as it:
         it.begin(ready())
         async with asyncio.timeout(PATIENCE):
             while not pod.sent:

@@ -9,6 +9,7 @@ import pytest
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import BadRequest, Reason
+from proxy.scheduling import explained_log
 from proxy.scheduling.explained_log import Wanted
 from proxy.telemetry.settings import DecisionSettings
 from tests.helpers.scheduling.deciding import World, fleet
@@ -54,9 +55,10 @@ def test_what_becomes_slow_after_it_was_driven_out_comes_back() -> None:
     assert names(world).count("late") == 1
 
 
-def test_memory_is_bounded_by_what_is_configured() -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 1 << 20
-    world = World(fleet(200), DecisionSettings(keep=100_000, max_bytes=limit))  # type: ignore[arg-type]
+    monkeypatch.setattr(explained_log, "MAX_BYTES", limit)
+    world = World(fleet(200), DecisionSettings(keep=100_000))
     world.served("first", x_kvlane_explain="1")
     gc.collect()
     tracemalloc.start()
