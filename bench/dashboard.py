@@ -32,6 +32,7 @@ import aiohttp
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.ports import InstanceName
+from proxy.core.state import PluginState
 from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
@@ -114,7 +115,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
     clock, catalogue = SystemClock(), Catalogue("bench")
     fleet = Fleet(clock)
     endpoints = EndpointSeries(catalogue, fleet, (), clock)
-    producer = ApproxPrefixCacheProducer(InstanceName("approx-prefix-cache-producer"), clock)
+    producer = ApproxPrefixCacheProducer(InstanceName("approx-prefix-cache-producer"), clock, PluginState())
     life = Life(catalogue, fleet, endpoints, producer)
     scheduling: Any = SimpleNamespace(instances={"approx-prefix-cache-producer": producer})
     dashboard = Dashboard(

@@ -7,7 +7,6 @@ import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from proxy import outbound
 from proxy.auth.authenticator import Admission, Door, door_of
@@ -60,7 +59,7 @@ from proxy.reliability.hedging import SAVED_UP, Hedging
 from proxy.reliability.lateness import Lateness
 from proxy.reliability.liveness import Liveness
 from proxy.reliability.poison import Poison
-from proxy.scheduling.build import Keep, Scheduling, build
+from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
 from proxy.scheduling.explained_log import Explained, Explaining, Kept
 from proxy.settings import Settings
@@ -101,26 +100,16 @@ class Decisions:
         self.schedulings: Mapping[str, Scheduling] = {}
 
     def build(self, settings: Settings, draft: Draft) -> dict[str, Scheduling]:
-        """By pool. When the draft is committed, predecessors hand over what their plugins know. Raises ConfigError."""
-        predecessors = self.schedulings
-        made = {
-            name: build(
-                pool.scheduling,
-                self._registry,
-                self._ports(name, draft),
-                self._faults,
-                _keeping(name, draft),
-            )
+        """Return the scheduling of every pool. Raise ConfigError with every fault."""
+        return {
+            name: build(pool.scheduling, self._registry, self._ports(name, draft), self._faults, draft, name)
             for name, pool in settings.all_pools.items()
         }
-        for name in made.keys() & predecessors.keys():
-            draft.at_commit(partial(made[name].succeed, predecessors[name]))
-        return made
 
     def imagined(self, pool: str, document: Document, draft: Draft) -> Scheduling:
         """That of a document in the place of the pool's own, with its plugins where they have the same parameters; what
         has others knows nothing. Discard the draft when it is of no use any more. Raises ConfigError."""
-        return build(document, self._registry, self._ports(pool, draft), keep=_keeping(pool, draft))
+        return build(document, self._registry, self._ports(pool, draft), draft=draft, pool=pool, keeps_state=False)
 
     def _ports(self, pool: str, draft: Draft) -> Ports:
         return {
@@ -152,10 +141,6 @@ class Shadows(Listener):
             if forecast is not None:
                 chosen, other = forecast.ttfts((decision.target, result.best))
                 self._observer.regret(result.profile, chosen - other)
-
-
-def _keeping(pool: str, draft: Draft) -> Keep:
-    return lambda name, make, of: draft.get(("plugin", pool, name), make, of)
 
 
 ISSUER_TIMEOUT = 5.0

@@ -50,12 +50,6 @@ class Plugin(Protocol):
         the default provider injected where there is one."""
         return ()
 
-    def adopt(self, predecessor: Any) -> None:
-        """Called when the configuration is reloaded, of one that stands in the place of another of its type and name
-        with other parameters: takes over what that one knows. Legs that were begun end at the predecessor, so both
-        share what they go on changing. A plugin whose parameters stay the same stays itself."""
-        return
-
 
 class DataProducer(Plugin, Protocol):
     """Writes what it `provides` into `request.state`; the only plugin that may wait."""

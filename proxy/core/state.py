@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -77,7 +78,8 @@ class Draft:
         state, named, self._named = self._state, self._named, {}
         state._dropped += [entry for key, entry in state._entries.items() if named.get(key) is not entry]
         state._entries = named
-        for change in self._changes:
+        changes, self._changes, self._made = self._changes, [], []
+        for change in changes:
             change()
 
     async def discard(self) -> None:
@@ -101,6 +103,31 @@ class Draft:
         self._named[key] = entry
         self._made.append(entry)
         return entry
+
+
+@dataclass(frozen=True, slots=True)
+class PluginState:
+    """The objects of one plugin that survive a reload. A plugin that has a field of this type gets it injected.
+
+    Without a draft, as in tests and dry runs, every object is new and every change takes effect at once. All instances
+    are equal: they do not decide whether a plugin is made again.
+    """
+
+    _draft: Draft | None = field(default=None, compare=False, repr=False)
+    _owner: tuple[Hashable, ...] = field(default=(), compare=False, repr=False)
+    """Pool, name and type of the plugin."""
+
+    def get(self, key: str, make: Callable[[], T], of: object = None) -> T:
+        """Return the object of this key that the plugin of this name and type had under the configuration before, if
+        it was made of something equal; else make one. Call it in `__post_init__`."""
+        return make() if self._draft is None else self._draft.get(("plugin state", *self._owner, key), make, of)
+
+    def at_commit(self, change: Callable[[], object]) -> None:
+        """Call `change` when the configuration is put in use: what other instances share must not change before."""
+        if self._draft is None:
+            change()
+        else:
+            self._draft.at_commit(change)
 
 
 class _Entry:

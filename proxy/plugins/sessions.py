@@ -6,6 +6,7 @@ from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.latency.forecast import LATENCY
 
 NAMESPACE = "default"
@@ -73,6 +75,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     """
 
     clock: Clock
+    state: PluginState
     strategy: Literal["encoded_endpoint_header", "session_id"] = param(
         "encoded_endpoint_header", "who remembers: the client, by a token, or the proxy, by the session's id"
     )
@@ -88,25 +91,21 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         None, "when a session leaves a pod that is behind the others, and is bound anew; without it sessions stay"
     )
     table: SessionTable = field(init=False, repr=False, compare=False)
-    _heirs: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _successors: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False)
     """Draining pod -> where the last of its sessions went."""
 
     def __post_init__(self) -> None:
-        config = self.session_id_config
-        table = SessionTable(config.eviction_ttl_seconds, config.eviction_sweep_seconds)
+        ttl, sweep = self.session_id_config.eviction_ttl_seconds, self.session_id_config.eviction_sweep_seconds
+        table = self.state.get("sessions", lambda: SessionTable(ttl, sweep))
+        self.state.at_commit(partial(table.expire_after, ttl, sweep))
         object.__setattr__(self, "table", table)
+        object.__setattr__(self, "_successors", self.state.get("successors", dict))
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
         if self.strategy != "session_id":
             return ()
         return tuple(source.key for source in self.session_id_config.sources if source.key)
-
-    def adopt(self, predecessor: SessionAffinity) -> None:
-        config, table = self.session_id_config, predecessor.table
-        table.ttl, table.sweep_every = config.eviction_ttl_seconds, config.eviction_sweep_seconds
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "_heirs", predecessor._heirs)
 
     def bound(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Endpoint | None:
         """The session's pod if it is among the endpoints, and not too far behind."""
@@ -128,9 +127,9 @@ class SessionAffinity(PreRequest, EndpointRemoved):
             attempt.response_headers.append(token)
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
-        heir = self._heirs.pop(endpoint, None)
-        for pod in [pod for pod, other in self._heirs.items() if other is endpoint]:
-            del self._heirs[pod]
+        heir = self._successors.pop(endpoint, None)
+        for pod in [pod for pod, other in self._successors.items() if other is endpoint]:
+            del self._successors[pod]
         if heir is not None and endpoint.state is EndpointState.DRAINING:
             self.table.hand_over(endpoint, heir)
         else:
@@ -154,7 +153,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         if self.strategy == "session_id":
             endpoint = self.table.get(self._session(request), self.clock.now())
             if endpoint is not None and self.rebalance is not None and endpoint.state is EndpointState.DRAINING:
-                endpoint = self._heirs.get(endpoint)
+                endpoint = self._successors.get(endpoint)
             return endpoint if endpoint in endpoints else None
         name = decode(request.headers.get(self._header, ""))
         return next((endpoint for endpoint in endpoints if qualified(endpoint) == name), None) if name else None
@@ -174,7 +173,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
             self.table.bind(session, home if home is not None and stays else endpoint, now)
             return
         if home is not None and home is not endpoint and home.state is EndpointState.DRAINING:
-            self._heirs[home] = endpoint
+            self._successors[home] = endpoint
         self.table.bind(session, endpoint, now)
 
 
@@ -217,6 +216,10 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._bound)
+
+    def expire_after(self, ttl: float, sweep_every: float) -> None:
+        """Apply other settings: sessions expire `ttl` seconds after their last use."""
+        self.ttl, self.sweep_every = ttl, sweep_every
 
     def get(self, session: str, now: float) -> Endpoint | None:
         endpoint, used_at = self._bound.get(_digest(session), (None, 0.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -40,6 +39,7 @@ from proxy.core.ports import (
     Unconnected,
 )
 from proxy.core.registry import Registry
+from proxy.core.state import Draft, PluginState
 from proxy.core.wiring import Ports, parameters_of
 from proxy.scheduling.document import Document
 from proxy.scheduling.layout import (
@@ -57,21 +57,11 @@ from proxy.scheduling.layout import (
 from proxy.scheduling.profile import FilterStep, GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring, shares
 from proxy.scheduling.scheduler import Scheduler
 
-log = logging.getLogger(__name__)
-
 P = TypeVar("P", bound=Plugin)
 T = TypeVar("T")
 
-PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceName, ProfileNames, Deciders)
-"""Annotations that are injected; `build` is handed the first two, may be handed three more, and knows the others."""
-
-Keep = Callable[[str, Callable[[], Plugin], object], Plugin]
-"""(instance name, make, of) -> the plugin of this name that is in use, if it was made of something equal, or else what
-`make` returns; see `core.state.Draft.get`."""
-
-
-def make_anew(name: str, make: Callable[[], Plugin], of: object) -> Plugin:
-    return make()
+PORTS: tuple[Any, ...] = (Clock, Random, KvEvents, Tokenizers, Timer, InstanceName, ProfileNames, Deciders, PluginState)
+"""Annotations of plugin fields that are injected. `build` takes the first two, and optionally the next three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +117,6 @@ class Scheduling:
         """Return the plugins of this class."""
         return [plugin for plugin in self.instances.values() if isinstance(plugin, kind)]
 
-    def succeed(self, predecessor: Scheduling) -> None:
-        """Takes over what it knows; one of its plugins that cannot begins anew: by then there is no other way."""
-        for name, made in self.instances.items():
-            old = predecessor.instances.get(name)
-            if type(old) is type(made) and old is not made:
-                try:
-                    made.adopt(old)
-                except Exception:
-                    log.exception("%s cannot take over what the one before it knew", name)
-
 
 def _plugin_of(hook: Hook) -> Plugin:
     return cast(Plugin, cast(MethodType, hook).__self__)
@@ -152,21 +132,31 @@ def build(
     registry: Registry,
     ports: Ports,
     faults: PluginFaults | None = None,
-    keep: Keep = make_anew,
+    draft: Draft | None = None,
+    pool: str = "",
+    *,
+    keeps_state: bool = True,
 ) -> Scheduling:
-    """`ports` has a Clock and a Random; without KvEvents, Tokenizers and a Timer nothing is heard of pods, prompts have
-    no token ids, and nobody waits. `keep` returns the plugins that are in use already. Raises ConfigError with every
-    fault of the document."""
+    """Build the plugins and the scheduler of a document. Raise ConfigError with every fault of the document.
+
+    `ports` has a Clock and a Random. Without KvEvents, Tokenizers and a Timer there are no KV events and no token ids,
+    and no producer waits. With a draft, plugins of the pool whose parameters stay the same are used again, and with
+    `keeps_state` the others get the state of the plugin before them."""
     layout = lay_out(document, registry)
     instances: dict[str, Plugin] = {}
     nowhere = Unconnected()
     deciders: dict[str, Decider] = {}
-    own = {ProfileNames: ProfileNames(layout.deciding()), InstanceName: None, Deciders: Deciders(deciders)}
+    own = {
+        ProfileNames: ProfileNames(layout.deciding()),
+        InstanceName: None,
+        Deciders: Deciders(deciders),
+        PluginState: None,
+    }
     all_ports = {KvEvents: nowhere, Tokenizers: nowhere, Timer: nowhere, **ports, **own}
 
     def make(name: str) -> None:
         if name in layout.entries:
-            _make(layout, instances, name, all_ports, keep)
+            _make(layout, instances, name, all_ports, draft, pool, keeps_state)
 
     for name in _handlers_last(layout):
         make(name)
@@ -196,15 +186,28 @@ def _handlers_last(layout: Layout) -> list[str]:
     return sorted(layout.entries, key=lambda name: layout.entries[name].is_a(ProfileHandler))
 
 
-def _make(layout: Layout, instances: dict[str, Plugin], name: str, ports: Ports, keep: Keep) -> None:
-    entry, own = layout.entries[name], {**ports, InstanceName: InstanceName(name)}
-    path = join(layout.path, f"plugins.{name}")
+def _make(
+    layout: Layout,
+    instances: dict[str, Plugin],
+    name: str,
+    ports: Ports,
+    draft: Draft | None,
+    pool: str,
+    keeps_state: bool,
+) -> None:
+    entry, path = layout.entries[name], join(layout.path, f"plugins.{name}")
+    state = PluginState(draft if keeps_state else None, (pool, name, entry.cls.plugin_type))
+    own = {**ports, InstanceName: InstanceName(name), PluginState: state}
+
+    def made() -> Plugin:
+        return wiring.make(entry.cls, entry.parameters, path, own)
+
     try:
-        instances[name] = keep(
-            name,
-            lambda: wiring.make(entry.cls, entry.parameters, path, own),
-            (entry.cls, entry.parameters, wiring.injected(entry.cls, own)),
-        )
+        if draft is None:
+            instances[name] = made()
+        else:
+            of = (entry.cls, entry.parameters, wiring.injected(entry.cls, own))
+            instances[name] = draft.get(("plugin", pool, name), made, of)
     except Invalid as invalid:
         layout.problems.extend(invalid.problems)
 

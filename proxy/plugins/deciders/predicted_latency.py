@@ -14,6 +14,7 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PairDecider, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast
 from proxy.latency.transfer import Duty, Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
@@ -31,6 +32,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COSTS)
     name: InstanceName
     clock: Clock
+    state: PluginState
     interference_cost: float = param(
         0.4, "what a second of delay costs an answer that runs, in seconds before the start of this one", at_least=0
     )
@@ -46,14 +48,16 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         "", "whose predictions to read; empty: those of the first producer"
     )
     transfer: Transfer = field(init=False, repr=False, compare=False)
-    duty: Duty = field(init=False, repr=False, compare=False, default_factory=Duty)
+    duty: Duty = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _forecast: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
     _prefill: DataKey[Attempt] = field(init=False, repr=False, compare=False)
     _tokens: DataKey[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.transfer = Transfer(self.transfer_seconds, self.transfer_seconds_per_token)
+        first = (self.transfer_seconds, self.transfer_seconds_per_token)
+        self.transfer = self.state.get("transfer", lambda: Transfer(*first), first)
+        self.duty = self.state.get("duty", Duty)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
         self._forecast = LATENCY.of(self.latency_prediction_info_producer_name)
         self._prefill = DataKey("PrefillLeg", self.name)
@@ -62,13 +66,6 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (self._match, self._forecast)
-
-    def adopt(self, predecessor: PredictedLatencyPdDecider) -> None:
-        """What it has learnt, of transfers unless it is told something else to begin with."""
-        self.duty = predecessor.duty
-        mine = (self.transfer_seconds, self.transfer_seconds_per_token)
-        if mine == (predecessor.transfer_seconds, predecessor.transfer_seconds_per_token):
-            self.transfer = predecessor.transfer
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         """Whether it could pay, if a pod could compute the prompt in no time."""

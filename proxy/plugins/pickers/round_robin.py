@@ -11,6 +11,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, Picker, PreRequest, plugin
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 
 
 @plugin("round-robin-picker")
@@ -19,8 +20,9 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
     """Smooth weighted round robin, as nginx does it: every candidate gains its weight, the one with the most is next
     and gives the sum of the weights back. Scores do not count; the position moves when a request is sent."""
 
+    state: PluginState
     max_num_of_endpoints: int = param(0, "only 0: a round counts the turns of every candidate of a decision")
-    _credit: dict[Endpoint, float] = field(default_factory=dict, init=False)
+    _credit: dict[Endpoint, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_num_of_endpoints != 0:
@@ -28,9 +30,7 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
                 "maxNumOfEndpoints: round robin counts the turns of every candidate, so a decision names all of them; "
                 "remove it, or use another picker"
             )
-
-    def adopt(self, predecessor: RoundRobinPicker) -> None:
-        self._credit.update(predecessor._credit)
+        object.__setattr__(self, "_credit", self.state.get("credit", dict))
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]

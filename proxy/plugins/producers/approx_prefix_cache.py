@@ -15,6 +15,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.core.units import Size
 from proxy.prefix.counters import MOST_LEGS, HitWindow, figures
 from proxy.prefix.hashing import ANSWER, chains, last_turn
@@ -66,6 +67,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
 
     name: InstanceName
     clock: Clock
+    state: PluginState
     auto_tune: bool = param(True, "Remember as many tokens per pod as its KV cache holds, where the pod says so.")
     block_size_tokens: int = param(
         64,
@@ -81,11 +83,11 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
     )
     max_bytes: Size = param(Size(256 << 20), "Memory of the whole index; what was used longest ago goes.", at_least=0)
     index: PrefixIndex = field(init=False, repr=False, compare=False)
-    _windows: dict[Endpoint, HitWindow] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _windows: dict[Endpoint, HitWindow] = field(init=False, repr=False, compare=False)
     _judge_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
     _prove_at: float = field(init=False, repr=False, compare=False, default=-math.inf)
     _key: DataKey[ChainMatch] = field(init=False, repr=False, compare=False)
-    _reservations: dict[Attempt, Reservation] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _reservations: dict[Attempt, Reservation] = field(init=False, repr=False, compare=False)
     _block_size: int = field(init=False, repr=False, compare=False)
     _max_blocks: int = field(init=False, repr=False, compare=False)
     _fixed_capacity: int = field(init=False, repr=False, compare=False)
@@ -99,18 +101,18 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         self._fixed_capacity = self.lru_capacity_per_server if self.lru_capacity_per_server > 0 else DEFAULT_CAPACITY
         self._capacity_of = lru_cache(self._capacity)
         self._key = DataKey(PREFIX_MATCH.kind, self.name, ChainMatch)
-        self.index = PrefixIndex(self.clock, max_bytes=self.max_bytes)
+        self._keep_state()
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
         return (PREFIX_MATCH.of(self.name),)
 
-    def adopt(self, predecessor: ApproxPrefixCacheProducer) -> None:
-        """The index, unless its blocks have another size."""
-        if predecessor._block_size == self._block_size:
-            self.index = predecessor.index
-            self.index.max_bytes = self.max_bytes
-            self._windows, self._reservations = predecessor._windows, predecessor._reservations
+    def _keep_state(self) -> None:
+        """Use the index of the producer before again, unless its blocks have another size."""
+        state, size = self.state, self._block_size
+        index = self.index = state.get("index", lambda: PrefixIndex(self.clock, max_bytes=self.max_bytes), size)
+        self._windows, self._reservations = state.get("windows", dict, size), state.get("reservations", dict, size)
+        state.at_commit(lambda: setattr(index, "max_bytes", self.max_bytes))
 
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state, model, index, block_size = request.state, request.model, self.index, self._block_size

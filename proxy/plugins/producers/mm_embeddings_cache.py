@@ -14,6 +14,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PreRequest, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.openai.media import media_in
 
 DEFAULT_MIB = 4096
@@ -53,6 +54,7 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
     waits: ClassVar[bool] = False
 
     name: InstanceName
+    state: PluginState
     cache_size_in_mb_per_server: int = param(
         DEFAULT_MIB,
         "MiB of a pod's cache of embeddings, of which each medium takes 2; 0 or less: the default.",
@@ -61,19 +63,17 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
     )
     _key: DataKey[MediaMatch] = field(init=False, repr=False, compare=False)
     _most: int = field(init=False, repr=False, compare=False)
-    _seen: dict[Endpoint, Seen] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _seen: dict[Endpoint, Seen] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = self.cache_size_in_mb_per_server if self.cache_size_in_mb_per_server > 0 else DEFAULT_MIB
         self._most = max(1, size // MIB_PER_MEDIUM)
         self._key = ENCODER_CACHE_MATCH.of(self.name)
+        self._seen = self.state.get("seen", dict)
 
     @property
     def provides(self) -> tuple[DataKey[Any], ...]:
         return (self._key,)
-
-    def adopt(self, predecessor: MmEmbeddingsCacheProducer) -> None:
-        self._seen = predecessor._seen
 
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         media = media_in(request.body)

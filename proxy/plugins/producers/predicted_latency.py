@@ -15,6 +15,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.core.units import Duration
 from proxy.latency.forecast import LATENCY
 from proxy.latency.lockstep import Lockstep
@@ -40,6 +41,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     waits: ClassVar[bool] = False
     name: InstanceName
     clock: Clock
+    state: PluginState
     work_cost: float = param(
         0.2,
         "what a second that a pod works on the prompt costs those who come later, in seconds of waiting",
@@ -56,8 +58,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
-    _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False)
+    _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False)
     _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
     _found: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
     """The models of those that were asked about last."""
@@ -66,8 +68,10 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.fleet = FleetModel(self._hear)
+        self.fleet, self._pods = self.state.get("fleet", FleetModel), self.state.get("pods", dict)
+        self._work = self.state.get("work", dict)
         self._prices = Prices(self.work_cost, self.decode_cost)
+        self.state.at_commit(self._apply_prices)
         self._key = DataKey(LATENCY.kind, self.name)
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
 
@@ -78,15 +82,6 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (self._match,)
-
-    def adopt(self, predecessor: PredictedLatencyProducer) -> None:
-        """All that it has learnt; what it costs is another matter."""
-        self.fleet = predecessor.fleet
-        self._pods, self._work = predecessor._pods, predecessor._work
-        self._asked, self._found = None, []
-        self.fleet.news = self._hear
-        for pod in self._pods.values():
-            pod.set_prices(self._prices)
 
     def derive(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> None:
         state = request.state
@@ -167,6 +162,12 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             return None
         known = (pod.lockstep for rank in endpoint.ranks if (pod := self._pods.get(rank)) is not None)
         return next(known, None) or Lockstep()
+
+    def _apply_prices(self) -> None:
+        """Take over the models of the producer before, which had other costs."""
+        self.fleet.news = self._hear
+        for pod in self._pods.values():
+            pod.set_prices(self._prices)
 
     def _hear(self) -> None:
         """Update the pods of which nothing is known with what the fleet has learnt."""

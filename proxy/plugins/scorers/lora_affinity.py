@@ -13,6 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PostResponse, PreRequest, Scorer, plugin
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.core.units import Duration
 from proxy.plugins.sessions import Rebalance
 
@@ -43,18 +44,19 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
     """
 
     clock: Clock
+    state: PluginState
     rebalance: AdapterRebalance | None = param(None, "load a hot adapter on a second pod; without it load is ignored")
     remember: Duration = param(
         Duration(0.0), "an adapter counts as loaded so long after its last request; 0: what pods report", at_least=0
     )
-    _slots: dict[Endpoint, OrderedDict[str, float]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _slots: dict[Endpoint, OrderedDict[str, float]] = field(init=False, repr=False, compare=False)
     """The adapters that were sent to each pod, as many as it holds, the one used last at the end."""
-    _plain: dict[str, None] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _plain: dict[str, None] = field(init=False, repr=False, compare=False)
     """Models that ran and were no adapters."""
 
-    def adopt(self, predecessor: LoraAffinityScorer) -> None:
-        object.__setattr__(self, "_slots", predecessor._slots)
-        object.__setattr__(self, "_plain", predecessor._plain)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_slots", self.state.get("slots", dict))
+        object.__setattr__(self, "_plain", self.state.get("plain models", dict))
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         model = request.model

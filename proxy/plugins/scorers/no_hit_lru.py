@@ -14,6 +14,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
 
 UNUSED = "accepted and without effect: matches are those of a producer, see prefixMatchInfoProducerName"
@@ -25,22 +26,21 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     """0.5 for all n endpoints if one of them has a hit. Otherwise those that never got a cold prompt score 1 - i/(n-1)
     in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
+    state: PluginState
     lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
     prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the first producer.")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False, default_factory=OrderedDict)
+    _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._match = PREFIX_MATCH.of(self.prefix_match_info_producer_name)
+        self._lru = self.state.get("lru", OrderedDict)
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
         return (self._match,)
-
-    def adopt(self, predecessor: NoHitLruScorer) -> None:
-        self._lru = predecessor._lru
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         if self._is_warm(request, endpoints):

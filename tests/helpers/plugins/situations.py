@@ -27,6 +27,7 @@ from proxy.core.ports import (
 )
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.state import PluginState
 from proxy.latency.forecast import LatencyForecast
 from proxy.plugins.deciders.prefix_based import PrefixBasedPdDecider
 from proxy.prefix.keys import PrefixMatch
@@ -56,6 +57,7 @@ def make(
     timer: Timer | None = None,
     seed: int = 0,
     name: str = "",
+    state: PluginState | None = None,
     **parameters: Any,
 ) -> Any:
     """An instance with its YAML parameters."""
@@ -69,6 +71,7 @@ def make(
         Timer: timer or Unconnected(),
         InstanceName: InstanceName(name or type_name),
         ProfileNames: ProfileNames(("default",)),
+        PluginState: state or PluginState(),
         Deciders: Deciders({"prefix-based-pd-decider": PrefixBasedPdDecider()}),
     }
     return wiring.make(cls, parameters, type_name, ports)

@@ -31,6 +31,7 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.state import PluginState
 from proxy.core.tasks import Tasks
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.disagg.transfer import FAILED, REFUSED, SplitRequests
@@ -340,7 +341,7 @@ async def test_where_no_pod_can_do_all_of_it_the_prompt_is_tried_as_often_as_any
 async def test_what_follows_waits_for_the_prompt_that_the_decode_pod_computes_after_all() -> None:
     world = World()
     d0 = world.pods["d0"]
-    producer = world.producer = PredictedLatencyProducer(InstanceName("latency"), world.clock)
+    producer = world.producer = PredictedLatencyProducer(InstanceName("latency"), world.clock, PluginState())
     producer.models(list(world.pods.values()), world.clock.now())
     in_line: list[float] = []
 

@@ -9,6 +9,7 @@ import pytest
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from proxy.core.ports import InstanceName
+from proxy.core.state import PluginState
 from proxy.latency.lockstep import Lockstep
 from proxy.latency.pod import PodModel, Prices
 from proxy.latency.rates import FleetModel
@@ -95,7 +96,7 @@ def test_while_ranks_compute_prompts_all_the_time_one_more_delays_nothing_elsewh
 
 
 def test_only_ranks_of_one_pod_share_what_is_learnt() -> None:
-    producer = PredictedLatencyProducer(InstanceName("p"), ManualClock())
+    producer = PredictedLatencyProducer(InstanceName("p"), ManualClock(), PluginState())
     ranks = [Endpoint(f"a/{rank}", rank=rank) for rank in range(2)]
     other, plain = [Endpoint(f"b/{rank}", rank=rank) for rank in range(2)], Endpoint("c")
     join_ranks(ranks)

@@ -27,6 +27,7 @@ from proxy.core.plugin import (
 )
 from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState, State
 from proxy.prefix.keys import PREFIX_MATCH
 from proxy.scheduling.reference import reference
 from tests.helpers.plugins.situations import REGISTRY, RUN, Held, attempt, make, pod, request, scored
@@ -56,8 +57,8 @@ def adopt(point: type) -> Any:
     return pytest.mark.parametrize("cls", of(point), ids=lambda cls: cls.plugin_type)
 
 
-def instance(cls: type[Plugin]) -> Any:
-    return make(cls.plugin_type, **PARAMETERS.get(cls.plugin_type, {}))
+def instance(cls: type[Plugin], state: PluginState | None = None) -> Any:
+    return make(cls.plugin_type, state=state, **PARAMETERS.get(cls.plugin_type, {}))
 
 
 @st.composite
@@ -122,12 +123,17 @@ class TestEveryPlugin:
             assert mine is not its or isinstance(mine, int | float | str | tuple | frozenset | type(None))
 
     def test_it_takes_the_place_of_another_that_was_at_work(self, cls: type[Plugin]) -> None:
-        first, second = instance(cls), instance(cls)
+        state = State()
+        draft = state.draft()
+        first = instance(cls, PluginState(draft))
+        draft.commit()
         asked, target = request(tokens=500), pod("a")
         leg = attempt(asked, target, pod("b"))
         if PreRequest in points_of(cls):
             first.pre_request(leg, target)
-        second.adopt(first)
+        draft = state.draft()
+        second = instance(cls, PluginState(draft))
+        draft.commit()
         for one in (first, second):
             if PostResponse in points_of(cls):
                 one.post_response(leg, target)

@@ -10,6 +10,7 @@ import pytest
 from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.decision import Decision
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.state import PluginState, State
 from proxy.latency.forecast import LATENCY, STAGE_COSTS
 from proxy.latency.transfer import Transfer
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
@@ -231,10 +232,13 @@ class TestWhatTransfersTake:
         assert transfer.seconds(1000) < 0.05
 
     def test_a_successor_keeps_what_was_learnt_unless_it_is_told_otherwise(self) -> None:
-        old = make("predicted-latency-pd-decider")
+        state = State()
+        draft = state.draft()
+        old = make("predicted-latency-pd-decider", state=PluginState(draft))
+        draft.commit()
         old.transfer.observe(1000, 0.5)
-        same, told = make("predicted-latency-pd-decider"), make("predicted-latency-pd-decider", transferSeconds=0.2)
-        same.adopt(old)
-        told.adopt(old)
+        same = make("predicted-latency-pd-decider", state=PluginState(state.draft()), answerCost=0.1)
+        told = make("predicted-latency-pd-decider", state=PluginState(state.draft()), transferSeconds=0.2)
         assert same.transfer is old.transfer
+        assert same.duty is told.duty is old.duty
         assert told.transfer.seconds(0) == pytest.approx(0.2)

@@ -12,6 +12,7 @@ from proxy.core.attempt import Stage
 from proxy.core.cycle_state import CycleState
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState, State
 from tests.helpers.plugins.situations import RUN, attempt, make, pod, request
 
 KIND = "mm-embeddings-cache-producer"
@@ -87,9 +88,10 @@ async def test_without_a_size_there_is_the_usual_one() -> None:
 
 
 async def test_another_size_keeps_what_was_seen() -> None:
-    world = World()
+    world, state = World(), State()
+    draft = state.draft()
+    world.producer = make(KIND, state=PluginState(draft))
+    draft.commit()
     await world.send(world.pods[0], "cat")
-    successor = make(KIND, cacheSizeInMBPerServer=2)
-    successor.adopt(world.producer)
-    world.producer = successor
+    world.producer = make(KIND, state=PluginState(state.draft()), cacheSizeInMBPerServer=2)
     assert await world.scores("cat") == [1.0, 0.0, 0.0]

@@ -12,6 +12,7 @@ from proxy.core.params import Invalid
 from proxy.core.plugin import points_of
 from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.state import PluginState
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.prefix.counters import MOST_LEGS
 from proxy.prefix.feedback import Prediction
@@ -23,7 +24,7 @@ LONG = bytes(range(256)) * 10
 
 
 def make(**parameters: Any) -> ApproxPrefixCacheProducer:
-    ports = {Clock: ManualClock(), InstanceName: InstanceName(NAME)}
+    ports = {Clock: ManualClock(), InstanceName: InstanceName(NAME), PluginState: PluginState()}
     made = wiring.make(ApproxPrefixCacheProducer, parameters, f"plugins.{NAME}", ports)
     assert isinstance(made, ApproxPrefixCacheProducer)
     return made

@@ -13,6 +13,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import Invalid
 from proxy.core.plugin import Scorer
 from proxy.core.request import InferenceRequest
+from proxy.core.state import PluginState
 from proxy.plugins.scorers.no_hit_lru import NoHitLruScorer
 from proxy.plugins.scorers.prefix_cache import PrefixCacheScorer
 from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
@@ -75,9 +76,10 @@ def test_parameters_have_bounds(parameters: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("cls", [PrefixCacheScorer, NoHitLruScorer])
 def test_a_scorer_reads_the_producer_it_is_bound_to(cls: type[Scorer]) -> None:
-    bound = wiring.make(cls, {"prefixMatchInfoProducerName": "q"}, "s", {})
+    ports = {PluginState: PluginState()}
+    bound = wiring.make(cls, {"prefixMatchInfoProducerName": "q"}, "s", ports)
     assert bound.requires == (PREFIX_MATCH.of("q"),)
-    assert wiring.make(cls, {}, "s", {}).requires == (PREFIX_MATCH,)
+    assert wiring.make(cls, {}, "s", ports).requires == (PREFIX_MATCH,)
     assert isinstance(bound, PrefixCacheScorer | NoHitLruScorer)
     assert bound.score(RUN, ask(10, producer="p"), PODS[:2]) == bound.score(RUN, UNKNOWN, PODS[:2])
     assert bound.score(RUN, ask(10, producer="q"), PODS[:2]) != bound.score(RUN, UNKNOWN, PODS[:2])
@@ -89,7 +91,7 @@ def send(scorer: NoHitLruScorer, request: InferenceRequest, endpoint: Endpoint) 
 
 
 def no_hit(*used: Endpoint, size: int = 1024) -> NoHitLruScorer:
-    scorer = NoHitLruScorer(size)
+    scorer = NoHitLruScorer(PluginState(), size)
     for endpoint in used:
         send(scorer, ask(0), endpoint)
     return scorer

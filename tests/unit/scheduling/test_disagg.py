@@ -152,7 +152,7 @@ class TestReload:
         state, own, made = State(), ports(), []
         for given in documents:
             draft = state.draft()
-            made.append(build(read(given), REGISTRY, own, keep=draft.get))
+            made.append(build(read(given), REGISTRY, own, draft=draft))
             draft.commit()
         return made
 

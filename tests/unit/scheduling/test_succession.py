@@ -1,8 +1,7 @@
-"""One scheduling after another: what stays itself, what is adopted, and what a fault leaves untouched."""
+"""One scheduling after another: plugins that stay, state that survives, and what a fault leaves untouched."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from proxy.core.plugin import Plugin, PreRequest, ProfileHandler, Scorer, plugin
 from proxy.core.ports import ProfileNames
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
-from proxy.core.state import State
+from proxy.core.state import PluginState, State
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from tests.helpers.scheduling.situations import REGISTRY, ports
@@ -28,13 +27,14 @@ from tests.helpers.scheduling.situations import REGISTRY, ports
 class Remembering(Scorer, PreRequest):
     """Remembers the pods it has seen."""
 
+    state: PluginState
     factor: float = param(1.0, "of nothing")
-    seen: list[Endpoint] = field(default_factory=list, init=False)
+    seen: list[Endpoint] = field(init=False)
+    applied: list[float] = field(default_factory=list, init=False)
 
-    def adopt(self, predecessor: Remembering) -> None:
-        if self.factor < 0:
-            raise RuntimeError("cannot")
-        self.seen = predecessor.seen
+    def __post_init__(self) -> None:
+        self.seen = self.state.get("seen", list)
+        self.state.at_commit(lambda: self.applied.append(self.factor))
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         return [0.0] * len(endpoints)
@@ -72,9 +72,7 @@ class Built:
 def after(predecessor: Built | None, *plugins: dict[str, Any], **more: Any) -> Built:
     state = State() if predecessor is None else predecessor.state
     draft = state.draft()
-    made = build(read({"plugins": list(plugins), **more}, "scheduling"), KNOWN, PORTS, keep=draft.get)
-    if predecessor is not None:
-        draft.at_commit(lambda: made.succeed(predecessor.scheduling))
+    made = build(read({"plugins": list(plugins), **more}, "scheduling"), KNOWN, PORTS, draft=draft)
     draft.commit()
     return Built(made, state)
 
@@ -91,25 +89,44 @@ def test_a_plugin_of_the_same_name_type_and_parameters_is_the_same() -> None:
     assert "other" not in first.instances
 
 
-def test_one_with_other_parameters_adopts_what_is_known_and_one_of_another_name_does_not() -> None:
+def test_one_with_other_parameters_gets_the_state_and_one_of_another_name_does_not() -> None:
     first = after(None, remembering())
     pod = Endpoint("a")
     first.instances["r"].pre_request(None, pod)  # type: ignore[attr-defined]
     second = after(first, remembering(factor=3), remembering("s", factor=3))
-    adopter, stranger = second.instances["r"], second.instances["s"]
-    assert isinstance(adopter, Remembering)
+    successor, stranger = second.instances["r"], second.instances["s"]
+    assert isinstance(successor, Remembering)
     assert isinstance(stranger, Remembering)
-    assert adopter is not first.instances["r"]
-    assert (adopter.seen, stranger.seen) == ([pod], [])
+    assert successor is not first.instances["r"]
+    assert (successor.seen, stranger.seen) == ([pod], [])
 
 
-def test_who_cannot_adopt_begins_anew_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_state_stays_while_a_plugin_stays_itself_and_goes_with_it() -> None:
     first = after(None, remembering())
     first.instances["r"].pre_request(None, Endpoint("a"))  # type: ignore[attr-defined]
-    with caplog.at_level(logging.ERROR):
-        second = after(first, remembering(factor=-1))
-    assert second.instances["r"].seen == []  # type: ignore[attr-defined]
-    assert "r cannot take over" in caplog.text
+    second = after(after(first, remembering()), remembering(factor=3))
+    assert len(second.instances["r"].seen) == 1  # type: ignore[attr-defined]
+    third = after(after(second), remembering(factor=3))
+    assert third.instances["r"].seen == []  # type: ignore[attr-defined]
+
+
+def test_state_changes_when_the_configuration_is_put_in_use() -> None:
+    first = after(None, remembering())
+    draft = first.state.draft()
+    made = build(read({"plugins": [remembering(factor=3)]}, "scheduling"), KNOWN, PORTS, draft=draft).instances["r"]
+    assert isinstance(made, Remembering)
+    assert made.applied == []
+    draft.commit()
+    assert made.applied == [3.0]
+
+
+def test_a_configuration_that_is_only_tried_has_no_state() -> None:
+    first = after(None, remembering())
+    first.instances["r"].pre_request(None, Endpoint("a"))  # type: ignore[attr-defined]
+    tried = read({"plugins": [remembering(factor=3)]}, "scheduling")
+    made = build(tried, KNOWN, PORTS, draft=first.state.draft(), keeps_state=False).instances["r"]
+    assert isinstance(made, Remembering)
+    assert (made.seen, made.applied) == ([], [3.0])
 
 
 def test_one_that_was_told_something_else_than_it_would_be_now_is_made_anew() -> None:
