@@ -15,6 +15,7 @@ from aiohttp import web
 from proxy.core.attempt import Ending
 from proxy.core.units import Duration
 from proxy.http.admin import AdminServer
+from proxy.http.client import ClientConnection
 from proxy.http.guards import HungUp
 from proxy.http.settings import Admin, ServerTls
 from tests.helpers.http.authority import Authority, client_context
@@ -143,6 +144,15 @@ async def test_clients_that_pipeline_and_never_read_make_room_for_others() -> No
         assert (await port.ask(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).status == 200
 
 
+async def unsent(port: Rig, client: Client) -> ClientConnection:
+    """Return the connection of the client, of which the kernel takes next to nothing: the client does not read."""
+    stop_reading(client)
+    await until(lambda: bool(port.server._clients.connections))
+    (connection,) = port.server._clients.connections
+    connection.socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return connection
+
+
 @pytest.mark.parametrize("close", [False, True])
 async def test_a_little_that_is_never_read_ends_its_connection_too(close: bool) -> None:
     """Less than pauses writing, after the end of its request."""
@@ -151,10 +161,7 @@ async def test_a_little_that_is_never_read_ends_its_connection_too(close: bool) 
         rig(pod, send_timeout=SHORT) as port,
         port.client(4096) as one,
     ):
-        stop_reading(one)
-        await until(lambda: bool(port.server._clients.connections))
-        (connection,) = port.server._clients.connections
-        connection.socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection = await unsent(port, one)
         one.send(post(close=close))
         assert (await port.until_ended()).outcome is Ending.COMPLETE
         assert 0 < connection.socket.get_write_buffer_size() < 60_000
@@ -164,10 +171,17 @@ async def test_a_little_that_is_never_read_ends_its_connection_too(close: bool) 
 
 
 async def test_a_client_that_reads_nothing_between_requests_has_no_longer_than_keep_alive() -> None:
-    async with Pod(answering(plain(b"x" * LARGE))) as pod, rig(pod, keep_alive=SHORT) as port, unread(port) as client:
-        client.send(post(close=False))
-        await port.until_ended()
+    async with (
+        Pod(answering(plain(b"x" * 60_000))) as pod,
+        rig(pod, keep_alive=SHORT) as port,
+        port.client(4096) as one,
+    ):
+        await unsent(port, one)
+        one.send(post(close=False))
+        assert (await port.until_ended()).outcome is Ending.COMPLETE
+        ended = asyncio.get_running_loop().time()
         await until(lambda: not port.server._clients.connections)
+        assert asyncio.get_running_loop().time() - ended < 10 * SHORT
 
 
 async def test_a_reader_of_the_admin_port_that_stops_reading_is_cut() -> None:
