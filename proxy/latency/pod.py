@@ -338,7 +338,7 @@ class PodModel:
         self._line = line = self.rest + (left if left > 0.0 else left * self.patience)
         shared = 1.0 - in_turn
         ahead, longer = sharing.ahead(self._queue_tokens(), self._others)
-        self.rest = in_turn * line + shared * sharing.per_ahead * ahead
+        self.rest = in_turn * line + shared * (sharing.wait(self.endpoint.view) + sharing.per_ahead * ahead)
         self.due = self.patience = 0.0
         self.look_at = now + MIXED_SECONDS
         fixed, per_token, per_pair = self._terms
@@ -353,6 +353,7 @@ class PodModel:
         self._fade(scrape.scraped_at)
         if self.lockstep is not None:
             self.lockstep.scraped(scrape)
+        self.sharing.read_scrape(scrape)
         self.rates.set_cached(scrape.kv_usage * scrape.blocks * scrape.block_size)
         self._invalidate()
         self._strange_tokens = 0.0
@@ -436,7 +437,8 @@ class PodModel:
         else:
             fixed, per_token, per_pair = self._terms
             in_turn = self._line + fixed + work.tokens * per_token + work.pairs * per_pair
-        work.forms = self.sharing.predict(in_turn, work.tokens, list(self._queue_tokens()), self._others)
+        queue, view = list(self._queue_tokens()), self.endpoint.view
+        work.forms = self.sharing.predict(in_turn, work.tokens, queue, self._others, view)
         work.is_guess = self.rates.prefill.observed < LEAST_OBSERVED
         self._followed += 1
 
@@ -518,7 +520,8 @@ class PodModel:
             self._running_at = now
 
     def _queue_tokens(self) -> Iterator[float]:
-        return (work.tokens for work in self.queue)
+        """Yield the uncached tokens of prompts without a first token, wherever in the queue."""
+        return (work.tokens for work in self.queue if work.attempt.first_byte_at is None)
 
     def _open_stages(self) -> list[Work]:
         self._staged = [work for work in self._staged if work.attempt.ending is None]

@@ -1,5 +1,6 @@
 """Pods that do not compute prompts in turn."""
 
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import pytest
@@ -81,6 +82,43 @@ def test_a_pod_in_between_is_foretold_too() -> None:
     assert pod.ttft(8000, pod.now) == pytest.approx(shared, rel=0.4)
 
 
+def test_a_request_waits_for_a_slot_where_all_are_taken() -> None:
+    pod = SideBySide()
+    pod.places = 4
+    pod.play(300, rate=6.0)
+    idle = pod.ttft(1000, pod.now)
+    waits = []
+    for waiting in (0, 4, 8):
+        pod.now += 1.0
+        pod.endpoint.publish(Metrics(waiting, 4, scraped_at=pod.now, freshness=Freshness.FRESH), 0)
+        waits.append(pod.ttft(1000, pod.now) - idle)
+    mean = pod.fixed + 4000 * pod.per_token
+    assert waits == [pytest.approx((place / 4) * mean, rel=0.5) for place in (1, 5, 9)]
+
+
+def test_requests_that_wait_while_fewer_run_than_before_do_not_wait_for_a_slot() -> None:
+    pod = SideBySide()
+    pod.play(200, rate=4.0)
+    idle = pod.ttft(1000, pod.now)
+    for waiting, running in ((1, 16), (4, 5)):
+        pod.now += 1.0
+        pod.endpoint.publish(Metrics(waiting, running, scraped_at=pod.now, freshness=Freshness.FRESH), 0)
+    assert pod.ttft(1000, pod.now) == pytest.approx(idle, rel=0.5)
+
+
+def test_the_number_of_slots_is_forgotten_when_a_pod_is_not_reached() -> None:
+    pod = SideBySide()
+    pod.places = 4
+    pod.play(300, rate=6.0)
+    full = Metrics(0, 4, scraped_at=pod.now, freshness=Freshness.FRESH)
+    pod.endpoint.publish(full, 0)
+    limited = pod.ttft(1000, pod.now)
+    for freshness in (Freshness.STALE, Freshness.FRESH):
+        pod.endpoint.publish(replace(full, freshness=freshness), 0)
+        pod.ttft(1000, pod.now)
+    assert pod.ttft(1000, pod.now) < limited - 0.5 * 4000 * pod.per_token / 4
+
+
 def test_a_pod_that_is_new_is_taken_to_be_of_the_form_of_the_others() -> None:
     fleet = FleetModel()
     SideBySide(fleet).play(200, rate=4.0)
@@ -96,6 +134,15 @@ def test_a_pod_that_turns_to_another_form_is_found_out() -> None:
     assert pod.fleet.in_turn > 0.8
     pod.model.dispatch(pod.send(8000), 8000, 8000, pod.now)
     assert pod.ttft(8000, pod.now) == pytest.approx(2 * pod.takes(8000), rel=0.2)
+
+
+def test_a_prompt_that_overtook_the_first_one_is_not_counted_as_waiting() -> None:
+    pod = SideBySide()
+    first, second = pod.send(8000), pod.send(100)
+    for attempt in (first, second):
+        pod.model.dispatch(attempt, attempt.request.prompt.tokens, attempt.request.prompt.tokens, pod.now)
+    second.first_byte_at = pod.now + 0.01
+    assert list(pod.model._queue_tokens()) == [8000]
 
 
 def test_answers_that_are_not_streamed_wait_their_time_whatever_the_form() -> None:
