@@ -170,9 +170,10 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             pod.set_prices(self._prices)
 
     def _hear(self) -> None:
-        """Update the pods of which nothing is known with what the fleet has learnt."""
+        """Update the pods of which too little is known with what the fleet has learnt. Otherwise a pod that is used
+        would be compared with idle ones of which older coefficients are published."""
         for pod in self._pods.values():
-            if pod.rates.prefill.is_cold:
+            if pod.rates.prefill.is_cold or pod.rates.decode.is_cold:
                 pod.refresh()
 
 

@@ -121,6 +121,24 @@ async def test_a_burst_spreads_although_nothing_was_answered_yet() -> None:
     assert set(sent.values()) == {16}
 
 
+async def test_the_first_response_changes_the_costs_of_all_pods_without_one() -> None:
+    fleet = Fleet("a", "b")
+    await fleet.learn()
+    leg = attempt(streamed(1000), fleet.pods[0])
+    leg.started_at, leg.charge = fleet.clock.now(), (1000, 0)
+    fleet.producer.pre_request(leg, fleet.pods[0])
+    fleet.clock.advance(0.11)
+    leg.status, leg.first_byte_at = 200, fleet.clock.now()
+    await fleet.scores(streamed(1000))
+    fleet.clock.advance(0.1)
+    leg.ending, leg.last_byte_at, leg.usage = Ending.COMPLETE, fleet.clock.now(), Usage(1000, 100)
+    fleet.producer.post_response(leg, fleet.pods[0])
+    asked = streamed(1000)
+    await fleet.scores(asked)
+    used, other = asked.state[LATENCY].costs(fleet.pods)
+    assert other == pytest.approx(used, rel=0.1)
+
+
 async def test_a_pod_that_is_three_times_slower_gets_less_without_being_told() -> None:
     fleet = Fleet("slow", "quick", slow=3.0)
     await fleet.learn()
