@@ -149,7 +149,7 @@ class Sharing(Kvlane):
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
             if kind is Kind.LOAD:
-                self._heard_loads.take(peer, body)
+                self._heard_loads.take(peer, kind, body)
             else:
                 for index in self._indexes:
                     index.take(peer, kind, body)

@@ -49,9 +49,9 @@ from rig import PATH, free_ports, say, tables
 
 from bench.health import Proxy
 from proxy.cli import demo
-from proxy.cluster.redis_transport import RedisLine
+from proxy.cluster.redis_transport import RedisConnection
 from proxy.cluster.shared import OwnLoads
-from proxy.cluster.transport import Outbox
+from proxy.cluster.transport import Batch
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
@@ -425,7 +425,7 @@ async def _in_flight(session: aiohttp.ClientSession, proxy: Served) -> int:
 
 
 async def cost() -> dict[str, dict[str, Any]]:
-    """Of prompts that grow by 10 blocks of 64 tokens a turn; when a packet goes out is the outbox's to say."""
+    """Of prompts that grow by 10 blocks of 64 tokens a turn; when a packet goes out is the batch's to say."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         async with store(Path(folder)) as redis:
@@ -437,7 +437,7 @@ async def cost() -> dict[str, dict[str, Any]]:
 
 async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
     alone, costs, sent = [], [], 0
-    async with RedisLine(settings(url), ("unheard",)) as line:
+    async with RedisConnection(settings(url), ("unheard",)) as line:
         for _ in range(ROUNDS):
             alone.append(_ticks(rate, turns))
             cost, size = await _told(rate, turns, Proxy(settings(url, lease=60.0)), line)
@@ -459,7 +459,7 @@ AT_ONCE, OPEN = 100, 60
 
 
 def _ticks(rate: int, turns: int) -> float:
-    load = Load(PrefixIndex(SystemClock(), 9, 60.0, 1 << 26), Endpoint("a"), None)
+    load = Load(PrefixIndex(SystemClock(), 1 << 26), Endpoint("a"), None)
     batches = list(_batches(rate, turns))
     gc.collect()
     began = time.process_time()
@@ -469,11 +469,11 @@ def _ticks(rate: int, turns: int) -> float:
     return time.process_time() - began
 
 
-async def _told(rate: int, turns: int, proxy: Proxy, line: RedisLine) -> tuple[float, int]:
+async def _told(rate: int, turns: int, proxy: Proxy, line: RedisConnection) -> tuple[float, int]:
     """Seconds of CPU, and bytes. The clock is read twice in all: where the machine is a virtual one, that can take a
     millisecond. Timers go off when a tick is over, by a clock that goes by ticks."""
     deployment = proxy.deployment
-    deployment._tells, deployment._is_up, deployment._at_once = True, True, line
+    deployment._publishes, deployment.is_connected, deployment._direct = True, True, line
     load, loop = Load(proxy.index, proxy.pod, proxy.replica.own_loads), asyncio.get_running_loop()
     batches = list(_batches(rate, turns))
     clock = ManualClock(loop.time())
@@ -484,17 +484,17 @@ async def _told(rate: int, turns: int, proxy: Proxy, line: RedisLine) -> tuple[f
         for chain in batch:
             load.step(chain)
         clock.advance(TICK)
-        _go_off(proxy.replica._outbox, clock.now())
+        _go_off(proxy.replica._batch, clock.now())
         if line.is_slow:
             await line.has_room()
-    proxy.replica._outbox.flush()
+    proxy.replica._batch.flush()
     spent = time.process_time() - began
     del loop.time
-    return spent, int(deployment._series.sent.value)
+    return spent, int(deployment.series.sent.value)
 
 
-def _go_off(outbox: Outbox, now: float) -> None:
-    for timer in (outbox._late, outbox._soon):
+def _go_off(batch: Batch, now: float) -> None:
+    for timer in (batch._late, batch._soon):
         if timer is not None and timer.when() <= now and not timer.cancelled():
             timer._run()
 

@@ -41,11 +41,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rig import say, table
 
-from proxy.cluster.deployment import Alone, Deployment, ReplicaSeries
+from proxy.cluster.deployment import Deployment
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.redis_transport import command
 from proxy.cluster.replica import Replica
-from proxy.cluster.settings import ReplicaSettings
+from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
@@ -133,7 +133,7 @@ class Store:
 
 
 class MemoryLine:
-    """A `proxy.cluster.deployment.Line`; what publishing costs on a socket is paid here too."""
+    """A `proxy.cluster.deployment.Connection`; what publishing costs on a socket is paid here too."""
 
     is_slow = False
 
@@ -201,24 +201,15 @@ class Host:
         self.replica = Replica(
             endpoints=lambda: list(self.pods.values()),
             apply=apply,
-            told=lambda kind, body: None,
-            bound=lambda response, pod: None,
-            bindings=tuple,
-            doubts=dict,
-            doubted=lambda peer, doubts: None,
-            broke=lambda name, is_open: None,
-            tried=lambda name: None,
+            take=lambda kind, body: None,
             lost=lambda: None,
             dropped=Counter(),
             garbled=Counter(),
         )
-        self.index = SharedIndex(
-            loop, 9, 60.0, INDEX_BYTES, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
-        )
-        self.replica.indexes = [self.index]
+        self.index = SharedIndex(loop, INDEX_BYTES, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get)
+        self.replica.state.put(indexes=[self.index])
         for pod in self.pods.values():
             self.replica.added(pod)
-        self.series = ReplicaSeries(Catalogue("scale"))
         settings = ReplicaSettings(store="redis://memory", name=f"host-{number}", lease=10.0)
 
         def line(given: ReplicaSettings, channels: Sequence[str], heard: Callable[[bytes], None]) -> MemoryLine:
@@ -226,11 +217,19 @@ class Host:
             return self.lines[-1]
 
         self.deployment = Deployment(
-            settings, loop, random.Random(number), self.series, self.replica, lambda: "same", line=line, gathers=False
+            settings,
+            loop,
+            random.Random(number),
+            Catalogue("scale"),
+            self.replica,
+            lambda: "same",
+            connect=line,
+            gathers=False,
         )
-        self.replica.join(Alone(self.deployment), settings.interval)
+        self.series = self.deployment.series
+        self.replica.join(self.deployment, INTERVAL)
         for part in ("_send_soon", "flush"):
-            self._meter(self.replica._outbox, part, "publish")
+            self._meter(self.replica._batch, part, "publish")
         self._meter(self.deployment, "_packets", "publish")
         self._meter(self.deployment, "_received", "apply")
 

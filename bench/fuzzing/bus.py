@@ -12,12 +12,12 @@ from types import TracebackType
 
 from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, answer_well, said, settings_before
-from proxy.cluster.deployment import Listen
-from proxy.cluster.messages import EVERYBODY, HUB, ID_BYTES, Say, frame, packed
+from proxy.cluster.deployment import Connect
+from proxy.cluster.messages import BROKER, EVERYBODY, ID_BYTES, Say, frame, packed
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.sharing import Replicated
 from proxy.cluster.supervisor import Supervisor
-from proxy.cluster.workers import Crew
+from proxy.cluster.workers import Workers
 from proxy.core.endpoint import Endpoint
 from proxy.settings import from_mapping
 from tests.helpers.waiting import until
@@ -68,12 +68,12 @@ async def messages() -> AsyncIterator[Check]:
         others = supervisor._others
         assert others is not None
         for deployment in (proxy._others.deployment, others.deployment):
-            _listen_by(deployment, listen)
+            _connect_by(deployment, listen)
         app = await stack.enter_async_context(proxy)
-        hub = supervisor._hub
-        supervisor._crew = Crew([], "", hub, supervisor._clock, lambda child: None, _Tally(), [])
+        hub = supervisor._broker
+        supervisor._workers = Workers([], hub, supervisor._clock, lambda child: None, _Tally(), [])
         await stack.enter_async_context(others.deployment)
-        stack.callback(hub.close)
+        stack.push_async_callback(hub.close)
         for each in settings.pods.static:
             supervisor.fleet.add(each, "static")
         await until(lambda: len(lines) == 2, PATIENCE)
@@ -89,7 +89,7 @@ async def messages() -> AsyncIterator[Check]:
                 line.heard(data)
                 line.heard(packed(say, HOST, number, frame(rng.randrange(2), data)))
                 line.heard(packed(Say.HELLO, HOST, number + 1, data))
-            app._replica.heard(5, data)
+            app._replica.received(5, data)
             app._replica.gone(5)
             await _on_the_bus(number, data, rng)
             await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def messages() -> AsyncIterator[Check]:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             await hub.attach(worker, ours)
-            sent = frame(rng.choice((HUB, EVERYBODY)), data) + (data if rng.randrange(2) else b"")
+            sent = frame(rng.choice((BROKER, EVERYBODY)), data) + (data if rng.randrange(2) else b"")
             theirs.send(sent)
             theirs.shutdown(socket.SHUT_WR)
             await until(lambda: worker not in hub.members, PATIENCE)
@@ -134,8 +134,8 @@ def _settings(pod: asyncio.Server) -> dict[str, object]:
     return made
 
 
-def _listen_by(deployment: object, listen: Listen) -> None:
-    deployment._line = listen  # type: ignore[attr-defined]
+def _connect_by(deployment: object, connect: Connect) -> None:
+    deployment._connect = connect  # type: ignore[attr-defined]
 
 
 def _left_of(pods: Sequence[Endpoint]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+
+import orjson
 
 from proxy.autoscale.measures import Buckets, Known, ScaledPools, pods_of_role, role_of
 from proxy.core.attempt import Attempt, Stage
@@ -15,17 +17,79 @@ from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 from proxy.scheduling.build import Scheduling
 from proxy.telemetry.metrics import Catalogue, Histogram
 
+Role = tuple[str, str]
+"""Pool and role."""
 
-class Senses(Protocol):
-    """Where the autoscaler learns what pods do not report."""
+
+class Signals:
+    """What pods do not report of the roles of pools, of one process or of several: waiting requests by pool, and by
+    role the seconds of prefill that wait and the histogram of times to first token."""
+
+    def __init__(self) -> None:
+        self.queued: dict[str, int] = {}
+        self.backlogs: dict[Role, float] = {}
+        """A role is missing while its backlog is not known."""
+        self.ttfts: dict[Role, Buckets] = {}
+
+    @staticmethod
+    def sum(of: Iterable[Signals]) -> Signals:
+        sums = Signals()
+        for signals in of:
+            for pool, number in signals.queued.items():
+                sums.queued[pool] = sums.queued.get(pool, 0) + number
+            for role, seconds in signals.backlogs.items():
+                sums.backlogs[role] = sums.backlogs.get(role, 0.0) + seconds
+            for role, buckets in signals.ttfts.items():
+                before = dict(sums.ttfts.get(role, ()))
+                sums.ttfts[role] = [(bound, number + before.get(bound, 0.0)) for bound, number in buckets]
+        return sums
+
+    def packed(self) -> bytes:
+        """Return JSON. The last bound of a histogram, which is infinite, becomes null."""
+        return orjson.dumps((self.queued, list(self.backlogs.items()), list(self.ttfts.items())))
+
+    @staticmethod
+    def read(body: bytes) -> Signals:
+        """Raises ValueError."""
+        found = Signals()
+        try:
+            queued, backlogs, ttfts = orjson.loads(body)
+            found.queued = {str(pool): int(number) for pool, number in queued.items()}
+            found.backlogs = {(str(pool), str(role)): float(seconds) for (pool, role), seconds in backlogs}
+            for (pool, role), buckets in ttfts:
+                found.ttfts[pool, role] = [(inf if most is None else float(most), float(n)) for most, n in buckets]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"unreadable signals: {error}") from None
+        return found
+
+
+class Senses(ScaledPools):
+    """Where the autoscaler learns what pods do not report: `look` brings `signals` up to date."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__()
+        self._catalogue = catalogue
+        self.signals = Signals()
 
     async def look(self) -> None:
-        """Before every decision."""
+        """To be awaited before every decision."""
+        raise NotImplementedError
 
-    def known(self, pool: str, role: str, now: float) -> Known: ...
+    def known(self, pool: str, role: str, now: float) -> Known:
+        signals, key = self.signals, (pool, role)
+        ttft = self.recent(pool, role, now, signals.ttfts.get(key, ()))
+        return Known(signals.queued.get(pool, 0), signals.backlogs.get(key), ttft)
+
+    def read(self) -> None:
+        """Bring the gauges up to date."""
+        gauge = self._catalogue.prefill_backlog
+        gauge.clear()
+        for role, backlog in self.signals.backlogs.items():
+            if role in self.roles:
+                gauge.cell(*role).value = backlog
 
 
-class OwnSenses(ScaledPools, Listener):
+class OwnSenses(Senses, Listener):
     """Signals of one process. Attempts are counted only where `autoscale` names the pool."""
 
     def __init__(
@@ -36,9 +100,8 @@ class OwnSenses(ScaledPools, Listener):
         flow_controls: Callable[[], Mapping[str, FlowControl]],
         schedulings: Callable[[], Mapping[str, Scheduling]],
     ) -> None:
-        super().__init__()
+        super().__init__(catalogue)
         self._fleet = fleet
-        self._catalogue = catalogue
         self._clock = clock
         self._flow_controls = flow_controls
         self._schedulings = schedulings
@@ -52,21 +115,22 @@ class OwnSenses(ScaledPools, Listener):
             self._observe(attempt, attempt.last_byte_at)
 
     async def look(self) -> None:
-        """It is all there."""
-
-    def known(self, pool: str, role: str, now: float) -> Known:
-        flow_control = self._flow_controls().get(pool)
-        waiting = 0 if flow_control is None else flow_control.queue.waiting
-        ttft = self.recent(pool, role, now, buckets_of(self._catalogue.leg_ttft.cell(pool, role)))
-        return Known(waiting, self._backlog(pool, role), ttft)
+        self.signals = self.current()
 
     def read(self) -> None:
-        """For an exposition."""
-        gauge = self._catalogue.prefill_backlog
-        gauge.clear()
+        self.signals = self.current()
+        super().read()
+
+    def current(self) -> Signals:
+        """Return the signals of this moment."""
+        found = Signals()
+        for pool, control in self._flow_controls().items():
+            found.queued[pool] = control.queue.waiting
         for pool, role in self.roles:
+            found.ttfts[pool, role] = buckets_of(self._catalogue.leg_ttft.cell(pool, role))
             if (backlog := self._backlog(pool, role)) is not None:
-                gauge.cell(pool, role).value = backlog
+                found.backlogs[pool, role] = backlog
+        return found
 
     def _observe(self, attempt: Attempt, at: float) -> None:
         endpoint = attempt.endpoint

@@ -10,25 +10,25 @@ from typing import Literal
 import orjson
 
 from proxy.cluster.messages import FIRST_NUMBER, Kind, Packet, Say, record, records
-from proxy.cluster.shared import Who, entries
+from proxy.cluster.shared import Spent, Who, read_spent
 from proxy.core.ports import Clock
 
 ASK_PAUSE = 1.0
-"""Seconds between two questions to one host."""
+"""Seconds between two requests for what was missed, to one host."""
 
 _TO_ONE = (Say.ASK, Say.ANSWER)
 
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """Lives until it is forgotten; who comes back then is a new one."""
+    """Another host, until it is forgotten. A host that comes back after that is a new one."""
 
     id: bytes
     heard_at: float
     last: int | None = None
-    """Number of the last packet; None until one is known."""
+    """Number of its last packet."""
     numbers: dict[int, int] = field(default_factory=dict)
-    """Of its members, as they are called here."""
+    """The number that each of its members has here."""
     name: str = ""
     config: str = ""
     asked_at: float | None = None
@@ -36,7 +36,7 @@ class Host:
 
 
 class Peers:
-    """`gone(number)` is called for every member that is no more."""
+    """The other hosts that are heard. `gone(number)` is called for each of their members that is gone."""
 
     def __init__(self, clock: Clock, lease: float, gone: Callable[[int], None]) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class Peers:
         return self._hosts.values()
 
     def hear(self, packet: Packet) -> Host | None:
-        """Whose it is; None if it says nothing that is not known: it was on its way when its host said it anew."""
+        """Return the host of a packet, or None if a later packet has overtaken this one."""
         now = self._clock.now()
         host = self._hosts.get(packet.host)
         if host is None:
@@ -83,13 +83,13 @@ class Peers:
         return self._by_number.get(number)
 
     def keep(self, host: Host, members: Iterable[int]) -> None:
-        """These are all that it has."""
+        """The host has these members and no others."""
         there = {0, *members}
         for member in [member for member in host.numbers if member not in there]:
             self._end(host.numbers.pop(member))
 
     def should_ask(self, host: Host) -> bool:
-        """Whether something of it was missed, and it was not asked for that just now."""
+        """Return whether a packet of the host was missed, and it was not asked for that within ASK_PAUSE."""
         now = self._clock.now()
         if not host.has_gap or (host.asked_at is not None and now - host.asked_at < ASK_PAUSE):
             return False
@@ -97,7 +97,7 @@ class Peers:
         return True
 
     def excuse(self, seconds: float) -> None:
-        """For so long nobody was listened to."""
+        """This process read no messages for so long."""
         for host in self._hosts.values():
             host.heard_at += seconds
 
@@ -122,11 +122,11 @@ def _is_old(packet: Packet, last: int) -> bool:
 
 
 class Shares:
-    """`changed(record)` gets what members are to be told. Hosts are in the order of their ids, so that all who hear of
-    the same ones divide alike.
+    """Among how many hosts caps are divided, and which of them this one is. Hosts are ordered by id, so that all that
+    hear the same hosts divide alike. `changed(record)` is called with the record for the members of this host.
 
     Without the store the division stays as it was, or with the policy `open` each host has all. When the store is back,
-    hosts that there were count for a lease, heard or not: they come back one after the other.
+    the hosts of before count for a lease, heard or not: they come back one after the other.
     """
 
     def __init__(
@@ -144,38 +144,37 @@ class Shares:
         self._changed = changed
         self._hosts: frozenset[bytes] = frozenset((own,))
         self._before: frozenset[bytes] = frozenset()
+        """The hosts of before the loss of the store; they count until `_until`."""
         self._until = 0.0
-        """For how long those before count."""
         self._is_up = False
         self.record = self._made()
 
     def found(self) -> None:
-        """The store is there."""
+        """The store is back."""
         self._is_up = True
         self._until = self._clock.now() + self._lease
-        self._say()
+        self._update()
 
     def lost(self) -> None:
-        """It is away."""
         self._before, self._is_up = self._hosts, False
         if self._policy == "open":
             self._hosts = frozenset((self._own,))
-        self._say()
+        self._update()
 
     def look(self, heard: Iterable[bytes]) -> None:
-        """These others are heard of."""
+        """These other hosts are heard."""
         if not self._is_up:
             return
         if self._before and self._clock.now() >= self._until:
             self._before = frozenset()
         self._hosts = self._before.union(heard, (self._own,))
-        self._say()
+        self._update()
 
     def left(self, host: bytes) -> None:
-        """It said so."""
+        """The host said goodbye."""
         self._before -= {host}
 
-    def _say(self) -> None:
+    def _update(self) -> None:
         if (made := self._made()) != self.record:
             self.record = made
             self._changed(made)
@@ -185,21 +184,18 @@ class Shares:
         return record(Kind.HOSTS, orjson.dumps((len(self._hosts), rank, self._is_up)))
 
 
-Spent = Callable[[bytes], None]
+class AssumedSpending:
+    """What the other hosts are assumed to spend while they are not heard: each as much as this host. What they really
+    spent is never published again, so nothing is counted twice."""
 
-
-class Absence:
-    """`spent(batch)` gets what they are taken to spend. What really was, nobody learns: it is not told again, so
-    nothing is counted twice."""
-
-    def __init__(self, spent: Spent) -> None:
+    def __init__(self, spent: Callable[[bytes], None]) -> None:
+        """`spent(batch)` is called with the records of what they are assumed to spend."""
         self._spent = spent
         self._others = 0
         self._running: dict[Who, dict[int, int]] = {}
-        """Requests by the member of this host that has them."""
+        """Running requests by member of this host."""
 
     def begin(self, others: int) -> None:
-        """So many there were."""
         self._others = others
         self._running.clear()
 
@@ -207,18 +203,14 @@ class Absence:
         self._others = 0
 
     def take(self, member: int, batch: bytes) -> None:
-        """Raises Garbled."""
+        """Raises ValueError or another of UNREADABLE."""
         if not self._others:
             return
-        taken = [self._as_others(member, *entry) for kind, body in records(batch) for entry in _spent(kind, body)]
-        if taken:
-            self._spent(record(Kind.SPENT, orjson.dumps(taken)))
+        spent = [read_spent(*one) for kind, body in records(batch) if kind is Kind.SPENT for one in orjson.loads(body)]
+        if spent:
+            self._spent(record(Kind.SPENT, orjson.dumps([self._times_others(member, *one) for one in spent])))
 
-    def _as_others(self, member: int, who: Who, running: int, spent: Sequence[float]) -> tuple[Who, int, list[float]]:
+    def _times_others(self, member: int, who: Who, running: int, spent: Sequence[float]) -> Spent:
         self._running.setdefault(who, {})[member] = running
         all_running = sum(self._running[who].values())
         return who, all_running * self._others, [amount * self._others for amount in spent]
-
-
-def _spent(kind: Kind, body: bytes) -> list[tuple[Who, int, Sequence[float]]]:
-    return list(entries(body)) if kind is Kind.SPENT else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-HUB = 0
+BROKER = 0
 """The address of the supervisor."""
 
 EVERYBODY = 0xFFFFFFFF
@@ -22,91 +23,85 @@ OTHER_HOSTS = 0xFFFFFFFE
 """The address of all processes of other hosts."""
 
 FIRST_NUMBER = 1 << 24
-"""Of members of other hosts; those of this one have smaller numbers."""
+"""The first number of a member of another host. Members of this host have smaller numbers."""
 
 LARGEST_FRAME = 64 * 1024 * 1024
 
 _FRAME = Struct("<II")
-"""Length of the records, and the address: where to, on the way to the hub; where from, on the way back."""
+"""Length of the records, and an address: the receiver on the way to the broker, the sender on the way back."""
 
 _RECORD = Struct("<BI")
+HEAD_BYTES = _RECORD.size
+"""Bytes of a record before its body."""
 
 
 class Kind(IntEnum):
-    """Of a record. Absolute values wherever possible, so that a lost record is made good by the next."""
+    """What a record is about. Values are absolute wherever possible, so that the next record makes a lost one good."""
 
-    # the hub says
+    # from the supervisor to workers
     POD = 1
     METRICS = 2
     ROLL = 3
     SNAPSHOT = 4
-    """Tell a peer all you have in flight; and, if so asked, what you remember."""
+    """Send a peer what you have in flight, and this part of what you remember."""
     VANISHED = 5
     """A peer is gone, and with it all that it had in flight."""
     STOPPING = 6
-    """Whoever asks is to be told that no new requests are wanted."""
-    SETTINGS = 7
-    """Serve with these: their number, and what they are made of."""
+    """Tell clients and load balancers that no new requests are wanted."""
     LEVELS = 8
-    """How much each room is to say in the log."""
+    """Log levels by logger."""
     HOSTS = 9
-    """Between how many hosts caps are divided, which of them this one is, and whether it hears of the others."""
-    MODELS_READ = 10
-    """Up to which number, by worker, the rounds of READ_ROUND are over. What they found has been told before."""
+    """Among how many hosts caps are divided, which of them this one is, and whether the others are heard."""
 
-    # a worker says
+    # from a worker to the supervisor
+    READY = 23
+    LEAVING = 24
+    """The worker takes no new connections."""
+    FAREWELL = 25
+    """The worker's last metrics."""
+    ALIVE = 47
+    """The worker's event loop runs. Sent once a second."""
+
+    # within a host
+    QUESTION = 43
+    REPLY = 44
+    EJECTIONS = 32
+    """Why the sender does not send requests to pods: all reasons."""
+
+    # shared by all processes of all hosts
     RESET = 16
-    """What I said of my requests in flight is void; all there is follows."""
+    """What the sender published of its requests in flight is void. All of it follows."""
     LOAD = 17
     MOVES = 18
-    """What I reserved and settled in an index."""
+    """What the sender reserved and settled in a prefix index."""
     FORGET = 20
     MEMORY = 21
     BINDINGS = 22
-    READY = 23
-    LEAVING = 24
-    """I take nobody new."""
-    FAREWELL = 25
-    """My last exposition."""
     SESSIONS = 26
-    SPENT = 40
-    """Of the limits of a key or a tenant."""
-    USED = 41
-    """What was spent in all, as I know it."""
-
-    WAITING = 42
-    """The highest priority that waits here for room on the pods."""
-
-    RELOADED = 43
-    """The number of the settings that I was told, and whether I serve with them."""
-
-    ALIVE = 44
-    """My event loop turns. Sent once a second."""
-
-    READ_ROUND = 45
-    """Read the models of all pods: a number that comes back when that is done."""
-
-    READ_POD = 46
-    """Read the models of this pod."""
-
-    # both say
-    DOUBTS = 32
-    """All that I have against pods."""
     BREAKER = 33
-    """A breaker opened here, or closed again."""
-    TRIED = 35
-    """A pod whose breaker is open is being tried here."""
+    """A breaker opened or closed, or the recovery of its pod is being tested."""
     DRAINS = 34
-    """Pods that an operator drains, or takes back."""
+    """Pods that an operator drains or takes back."""
+    SPENT = 40
+    """A charge on the limits of a key or tenant."""
+    USED = 41
+    """What a key or tenant has spent in all, as the sender knows it."""
+    WAITING = 42
+    """The highest priority that waits at the sender, and what it lends of its caps."""
+
+
+SHARED = frozenset(kind for kind in Kind if kind.value in (*range(16, 23), 26, 33, 34, 40, 41, 42))
+"""Kinds that hosts send each other, and apply if another host sends them. EJECTIONS are not among them: that one host
+cannot reach a pod says little about the others."""
 
 
 class Garbled(Exception):
-    """Bytes that are no frame, or no record."""
+    """Bytes that cannot be read as a message."""
 
 
 UNREADABLE = (Garbled, StructError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What taking in the bytes of another process can raise. It is counted and logged, and costs that message only: a link
-that is cut for it would cost a worker, or all that is known of a host."""
+"""What applying the bytes of another process can raise. It is counted and logged, and costs that message only: closing
+the link would cost a worker, or all that is known of a host."""
 
 
 def frame(address: int, records: bytes) -> bytes:
@@ -118,7 +113,7 @@ def record(kind: Kind, body: bytes) -> bytes:
 
 
 def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
-    """Raises Garbled at the first thing that is no record; kinds of a newer version are passed over."""
+    """Yield kind and body of each record, except of kinds of a newer version. Raises Garbled."""
     at, end = 0, len(data)
     while at < end:
         try:
@@ -133,7 +128,7 @@ def records(data: bytes) -> Iterator[tuple[Kind, bytes]]:
 
 
 def kinds(data: bytes) -> list[int]:
-    """Those of the records, known or not. Raises Garbled."""
+    """Return the kinds of all records, known or not. Raises Garbled."""
     found, at, end = [], 0, len(data)
     head, unpack = _RECORD.size, _RECORD.unpack_from
     try:
@@ -148,14 +143,29 @@ def kinds(data: bytes) -> list[int]:
     return found
 
 
+def receive_frame(sock: socket.socket) -> bytes:
+    """Return the records of the next frame of a blocking socket, without reading further. Raises Garbled if it ends."""
+    head = sock.recv(_FRAME.size, socket.MSG_WAITALL)
+    if len(head) < _FRAME.size:
+        raise Garbled("the connection ended before its first frame")
+    size, _ = _FRAME.unpack(head)
+    found = bytearray()
+    while len(found) < size:
+        part = sock.recv(size - len(found))
+        if not part:
+            raise Garbled("the connection ended within its first frame")
+        found += part
+    return bytes(found)
+
+
 class Frames:
-    """Cuts a stream of bytes into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(address, records) of every frame that is complete. Raises Garbled."""
+        """Yield address and records of each frame that is complete. Raises Garbled."""
         buffer = self._buffer
         buffer += data
         at = 0
@@ -182,11 +192,11 @@ _KINDS = {int(kind): kind for kind in Kind}
 MOST = 0xFFFFFFFF
 
 FEW = 64
-"""Numbers that are packed by one call for their number, which takes less than to make an array of them first."""
+"""Up to so many numbers are packed with a precompiled format, which costs less than an array."""
 
 
 def words(numbers: Sequence[int]) -> bytes:
-    """Four bytes each; what is more than fits is the most that does, and less than nothing is nothing."""
+    """Return numbers as four bytes each, those beyond 0 and MOST as 0 and MOST."""
     try:
         return array("I", numbers).tobytes()
     except OverflowError:
@@ -194,12 +204,12 @@ def words(numbers: Sequence[int]) -> bytes:
 
 
 def clamped(numbers: Iterable[int]) -> list[int]:
-    """As they fit into four bytes."""
+    """Return the numbers as they fit into four bytes."""
     return [min(max(number, 0), MOST) for number in numbers]
 
 
 def longs(numbers: Sequence[int]) -> bytes:
-    """Eight bytes each."""
+    """Return numbers as eight bytes each."""
     count = len(numbers)
     return _FEW[count](*numbers) if count < FEW else array("Q", numbers).tobytes()
 
@@ -224,31 +234,32 @@ def _read(form: str, data: bytes, at: int, size: int) -> list[int]:
 _FEW = [Struct(f"={count}Q").pack for count in range(FEW)]
 
 
-VERSION = 2
+VERSION = 3
 ID_BYTES = 8
 
 _HEAD = Struct(f"<BB{ID_BYTES}sQ")
 
 
 class Say(IntEnum):
-    """To everybody, but for ASK and ANSWER. What everybody is told is numbered, so that who misses something knows."""
+    """What a packet is. ASK and ANSWER go to one host, all others to all. Packets to all are numbered, so that hosts
+    notice when they miss one."""
 
     NEWS = 1
-    """Frames: of each member of the host its records."""
+    """Frames: for each member of the host its records."""
     BEAT = 2
-    """I live: who my members are, and which configuration is in effect."""
+    """The host lives: its members, and the digest of its configuration."""
     HELLO = 3
-    """As BEAT; I join, or have missed something: tell me what is in flight."""
+    """As BEAT; the host joins, or has missed something, and asks for what is in flight."""
     BYE = 4
     ASK = 5
-    """Tell me what is in flight; and, if so asked, what you remember."""
+    """Send what is in flight; if the body is true, also what is remembered."""
     ANSWER = 6
-    """As NEWS. Its number is that of the last thing that was said to everybody."""
+    """As NEWS. Its number is that of the last packet to all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """`host` tells a process from all others that ever were."""
+    """`host` is a number that no other process ever has."""
 
     say: Say
     host: bytes
@@ -260,7 +271,7 @@ class Packet:
 
     @staticmethod
     def read(data: bytes) -> Packet | None:
-        """None if it is of another version, or says what this one does not know. Raises Garbled."""
+        """Return None for a packet of another version, or of an unknown kind. Raises Garbled."""
         if len(data) < _HEAD.size:
             raise Garbled("a packet's head is cut off")
         version, say, host, number = _HEAD.unpack_from(data)
@@ -278,12 +289,12 @@ def version_of(data: bytes) -> int:
 
 
 def host_of(data: bytes) -> bytes:
-    """Whose packet it is."""
+    """Return the host of a packet."""
     return data[2 : 2 + ID_BYTES]
 
 
 def members(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """(member, its records) of NEWS and ANSWER. Raises Garbled."""
+    """Yield each member and its records, of NEWS and ANSWER. Raises Garbled."""
     frames = Frames()
     yield from frames.feed(body)
     if frames.is_waiting:
@@ -291,99 +302,17 @@ def members(body: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def shared(batch: bytes) -> bytes:
-    """The records of it that other hosts are told, and that are believed if another host says them: never what a
-    supervisor tells its workers. Raises Garbled."""
+    """Return the records of kinds that hosts share. Raises Garbled."""
     if SHARED.issuperset(kinds(batch)):
         return batch
     return b"".join(record(kind, body) for kind, body in records(batch) if kind in SHARED)
 
-
-SHARED = frozenset(
-    {
-        Kind.RESET,
-        Kind.LOAD,
-        Kind.MOVES,
-        Kind.FORGET,
-        Kind.MEMORY,
-        Kind.BINDINGS,
-        Kind.SESSIONS,
-        Kind.SPENT,
-        Kind.USED,
-        Kind.BREAKER,
-        Kind.TRIED,
-        Kind.DRAINS,
-        Kind.WAITING,
-    }
-)
-"""Doubts are not: that a pod cannot be reached from one host says little of the others."""
 
 _SAYS = {int(say): say for say in Say}
 
 
 _MOST = 0xFFFFFFFF
 """The largest address of a frame."""
-
-
-def breaker(body: bytes) -> tuple[str, bool]:
-    """Return a pod's name, and whether its breaker is open."""
-    match _json(body):
-        case [str(name), bool(is_open)]:
-            return name, is_open
-    raise Garbled("a breaker needs a pod and a state")
-
-
-def pod(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        raise Garbled("the name of a pod is not UTF-8") from None
-
-
-def bindings(body: bytes) -> Sequence[tuple[str, str]]:
-    """Return pairs of a response id and the name of its pod."""
-    found = []
-    for entry in _list(body):
-        match entry:
-            case [str(response_id), str(name)]:
-                found.append((response_id, name))
-            case _:
-                raise Garbled("a binding needs a response id and a pod")
-    return found
-
-
-def doubts(body: bytes) -> dict[str, list[str]]:
-    """Return reasons by the name of the pod."""
-    match _json(body):
-        case dict(found) if all(isinstance(whys, list) and _are_texts(whys) for whys in found.values()):
-            return found
-    raise Garbled("doubts need a list of reasons for each pod")
-
-
-def reloaded(body: bytes) -> tuple[int, bool]:
-    """Return the number of settings, and whether the worker serves with them."""
-    match _json(body):
-        case [int(number), bool(is_good)]:
-            return number, is_good
-    raise Garbled("a reload needs a number and a result")
-
-
-def number(body: bytes) -> int:
-    match _json(body):
-        case int(found):
-            return found
-    raise Garbled("a round of reads needs a number")
-
-
-def numbers(body: bytes) -> dict[int, int]:
-    """Return numbers by worker."""
-    found = {}
-    for entry in _list(body):
-        match entry:
-            case [int(worker), int(number)]:
-                found[worker] = number
-            case _:
-                raise Garbled("the end of a round needs a worker and a number")
-    return found
 
 
 def hosts(body: bytes) -> tuple[int, int, bool]:
@@ -415,17 +344,6 @@ def _json(body: bytes) -> Any:
         return orjson.loads(body)
     except ValueError:
         raise Garbled("a body is not JSON") from None
-
-
-def _list(body: bytes) -> list[Any]:
-    found = _json(body)
-    if not isinstance(found, list):
-        raise Garbled("a body is not a list")
-    return found
-
-
-def _are_texts(items: Sequence[Any]) -> bool:
-    return all(isinstance(item, str) for item in items)
 
 
 def _is_address(item: Any) -> bool:

@@ -12,7 +12,7 @@ from sys import byteorder
 from zlib import crc32
 
 from proxy.cluster.messages import Garbled, Kind, longs, read_longs, read_words, record, words
-from proxy.cluster.shared import pod_number
+from proxy.cluster.shared import Records, Shared, pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.depth import DEPTHS
@@ -215,13 +215,15 @@ def index_tag(name: str, block_tokens: int) -> int:
     return crc32(f"{block_tokens}:{name}".encode())
 
 
-class SharedIndex(PrefixIndex):
+class SharedIndex(PrefixIndex, Shared):
     """`take_changes` gives what this process did to it, and `touch` is called when there is something; `take` does what
     a peer did.
 
     Reservations of a peer are numbered by the peer, chain by chain. They pin here what they pin there, until they are
     settled, or the peer is gone.
     """
+
+    kinds = (Kind.MOVES, Kind.FORGET, Kind.MEMORY)
 
     def __init__(
         self,
@@ -296,8 +298,8 @@ class SharedIndex(PrefixIndex):
         self._journal.begin_anew()
         self._anew_at = self._now() + ANEW
 
-    def in_flight(self) -> Iterator[bytes]:
-        """Bodies of MOVES: all that is not settled."""
+    def in_flight(self) -> Records:
+        """MOVES: all that is not settled."""
         own = [(reservation, *told) for reservation, all_told in self._own.items() for told in all_told]
         for start in range(0, len(own), PER_RECORD):
             moves, places = Moves(), _Places()
@@ -305,15 +307,15 @@ class SharedIndex(PrefixIndex):
                 moves.reserved += (number - 1, places[reservation.pod][0], len(packed) >> 3)
                 moves.hashes.append(packed)
             moves.pods = places.pods
-            yield moves.packed(self._tag)
+            yield Kind.MOVES, moves.packed(self._tag)
 
-    def memory(self, most_bytes: int = JOURNAL_BYTES) -> Iterator[bytes]:
-        """Bodies of MEMORY: what was confirmed last, oldest first."""
-        for number, packed in self._journal.latest(most_bytes):
+    def memory(self, share: float) -> Records:
+        """MEMORY: what was confirmed last, oldest first."""
+        for number, packed in self._journal.latest(int(share * JOURNAL_BYTES)):
             endpoint = self._find(number)
             if endpoint is not None and endpoint in self._pods:
                 capacity = max(0, self._pods[endpoint].capacity)
-                yield _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
+                yield Kind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
 
     def _gather(self) -> None:
         """Into a record: all that was settled and reserved."""

@@ -20,22 +20,24 @@ _PART = object()
 
 
 class Pipe(asyncio.Protocol):
-    """`said(reply)` for every reply and message: a list, a number, bytes, or an exception that it is. `lost(error)`
-    when the other side is gone, or what came was none of it; `said` may raise, which is such a loss too.
+    """A connection of redis-py, once it is open. `said(reply)` is called for each reply and message: a list, a number,
+    bytes, or an exception. `lost(error)` when the other side is gone or sends what cannot be read; `said` may raise,
+    which is such a loss too.
 
-    redis-py opens connections, with all there is to that. What it does for each message, a coroutine and a lock or two,
-    takes longer than everything else that is done about it; so its parser, hiredis, is asked without it.
+    redis-py opens connections, to servers, sentinels and clusters, with TLS. Its own publishing and listening costs a
+    coroutine and locks for each message, which is more than all else that is done about the message; so bytes go to the
+    transport and to its parser, hiredis, directly.
     """
 
     def __init__(self, connection: Any, said: Callable[[Any], None], lost: Callable[[Exception | None], None]) -> None:
-        """Over a connection of redis-py all of whose replies were read; it must not be asked for any others."""
+        """All replies of the connection must have been read; it is not to be used for others."""
         self._said = said
         self._lost = lost
         self._reader = importlib.import_module("hiredis").Reader(notEnoughData=_PART)
         self._room = asyncio.Event()
         self._room.set()
         self.is_slow = False
-        """Whether what is written waits, because the other side does not read, or is not there."""
+        """Whether what is written waits: the other side does not read, or is gone."""
         self._transport = cast(asyncio.Transport, connection._writer.transport)
         self.write: Callable[[bytes], None] = self._transport.write
         self._transport.set_protocol(self)
@@ -43,11 +45,11 @@ class Pipe(asyncio.Protocol):
             self.connection_lost(None)
 
     async def has_room(self) -> None:
-        """Waits while it is slow."""
+        """Return when it is no longer slow."""
         await self._room.wait()
 
     def close(self) -> None:
-        """What was written goes out still, unless it waits already."""
+        """What was written is still sent, unless it waits already."""
         self.write = _nowhere
         if self.is_slow:
             self._transport.abort()
@@ -79,11 +81,11 @@ class Pipe(asyncio.Protocol):
 
 
 def _nowhere(data: bytes) -> None:
-    """Else asyncio would log each time that nobody is there."""
+    """Otherwise asyncio would log a warning for each write to a closed connection."""
 
 
 def command(channel: str, message: bytes) -> bytes:
-    """That publishes it, as the store reads it."""
+    """Return the bytes of a PUBLISH."""
     return b"%b%d\r\n%b\r\n" % (_beginning(channel), len(message), message)
 
 
@@ -96,41 +98,41 @@ def _beginning(channel: str) -> bytes:
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 2.0
-"""Seconds until a connection is given up that does not come about, for each host that may have to be tried."""
+"""Seconds to connect to each host that may have to be tried."""
 
 FOR_TLS = 3.0
-"""Times as long with TLS: where the CPU is scarce, handshakes take a while."""
+"""Times as long with TLS: handshakes take a while where the CPU is scarce."""
 
 LONGEST_WHY = 300
-"""Characters of what the store, or the library, has against it."""
+"""Characters of an error of the store, or of the library."""
 
 
 class StoreLost(Exception):
-    """The store cannot be reached, or does not do what it is asked."""
+    """The store cannot be reached, or refuses."""
 
 
-class RedisLine:
-    """`async with RedisLine(settings, channels, heard)`: `heard(message)` gets whatever is published from then on.
-    Raises StoreLost, entered and in `lost`.
+class RedisConnection:
+    """`async with RedisConnection(settings, channels, received)`: `received(message)` is called for each message on
+    these channels. Raises StoreLost when it is entered, and from `lost`.
 
-    Publishing asks for no replies: whoever hears himself knows that he is heard. That takes a fifth of the CPU.
+    Publishing asks for no replies: a host that receives its own messages knows that they are delivered.
     """
 
     def __init__(
         self,
         settings: ReplicaSettings,
         channels: Sequence[str],
-        heard: Callable[[bytes], None] = lambda message: None,
+        received: Callable[[bytes], None] = lambda message: None,
     ) -> None:
         self._settings = settings
         self._channels = channels
-        self._heard = heard
+        self._received = received
         self._redis = library()
         self._made: list[Any] = []
         """Connections, of redis-py."""
         self._pipes: list[Pipe] = []
 
-    async def __aenter__(self) -> RedisLine:
+    async def __aenter__(self) -> RedisConnection:
         try:
             address = address_of(self._settings.store)
             async with asyncio.timeout(2 * _patience(address) * max(1, len(address.hosts))):
@@ -164,16 +166,15 @@ class RedisLine:
         """Raises StoreLost when it is."""
         error = await asyncio.shield(self._loss)
         if error is not None and not isinstance(error, self._failures):
-            log.error("replicas: what came from the store", exc_info=error)
-        raise _lost(error or ConnectionError("the store has hung up"))
+            log.error("replicas: unreadable message of the store", exc_info=error)
+        raise _lost(error or ConnectionError("the store closed the connection"))
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
         return failures(self._redis)
 
     async def _open(self) -> None:
-        """What may not be published is said while there are replies: the message is of no use to those who get it, so
-        nobody listens yet."""
+        """An empty message is published while there still are replies, to learn whether publishing is permitted."""
         self._loss: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client, publisher = await self._reached()
@@ -188,7 +189,7 @@ class RedisLine:
             await self.lost()
 
     async def _reached(self) -> tuple[Any, Any]:
-        """The first that there is, and a connection to it."""
+        """Return the first host that can be reached, and a connection to it."""
         *others, last = clients_of(self._settings, self._redis)
         for self._client in others:
             try:
@@ -199,7 +200,7 @@ class RedisLine:
         return last, await self._connection(last)
 
     async def _connection(self, client: Any) -> Any:
-        """Of which its pool knows nothing: one that asks for no replies is not for anybody else."""
+        """Return a connection outside the pool: one without replies is of no use to others."""
         connection = client.connection_pool.make_connection()
         self._made.append(connection)
         await connection.connect()
@@ -211,9 +212,9 @@ class RedisLine:
         return pipe
 
     def _said(self, reply: Any) -> None:
-        """To what is published nothing is."""
+        """There are no replies to what is published."""
         if isinstance(reply, list) and reply[0] == b"message":
-            self._heard(reply[2])
+            self._received(reply[2])
         elif isinstance(reply, Exception):
             raise self._redis.RedisError(str(reply))
         elif isinstance(reply, list) and reply[0] == b"subscribe" and reply[2] == len(self._channels):
@@ -232,7 +233,7 @@ class RedisLine:
             await self._closed(close(client))
 
     async def _closed(self, closing: Awaitable[None]) -> None:
-        """It may say that the other side did not hang up in time; whoever made the connection makes another one."""
+        """An error only says that the other side did not close in time."""
         with suppress(*self._failures):
             await closing
 
@@ -258,7 +259,7 @@ def library() -> Any:
 
 
 def check(settings: ReplicaSettings) -> None:
-    """Raises ConfigError where the library is not installed, or can make nothing of what the URL asks for."""
+    """Raises ConfigError if the library is missing, or does not support what the URL asks for."""
     redis = library()
     try:
         for client in clients_of(settings, redis):
@@ -268,7 +269,7 @@ def check(settings: ReplicaSettings) -> None:
 
 
 def clients_of(settings: ReplicaSettings, redis: Any) -> list[Any]:
-    """For channels, of which any does: nodes of a cluster tell each other."""
+    """Return clients for publishing, in the order in which to try them: the nodes of a cluster pass messages on."""
     address, options = address_of(settings.store), _options(settings)
     if address.service:
         return [_watched(address, settings, redis)]
@@ -276,7 +277,7 @@ def clients_of(settings: ReplicaSettings, redis: Any) -> list[Any]:
 
 
 def keys_of(settings: ReplicaSettings, redis: Any) -> Any:
-    """For keys, which a cluster has on the one node or the other."""
+    """Return a client for keys, which a cluster distributes over its nodes."""
     address = address_of(settings.store)
     if address.service or not address.hosts:
         return clients_of(settings, redis)[0]
@@ -287,7 +288,7 @@ def keys_of(settings: ReplicaSettings, redis: Any) -> Any:
 
 
 def _watched(address: Address, settings: ReplicaSettings, redis: Any) -> Any:
-    """The master that the sentinels name."""
+    """Return a client of the master that the sentinels name."""
     of_url, options = _of_url(address), _options(settings)
     named = {"username": settings.sentinel_username, "password": settings.sentinel_password}
     ask = {
@@ -304,14 +305,14 @@ def _watched(address: Address, settings: ReplicaSettings, redis: Any) -> Any:
 
 
 def _of_url(address: Address) -> dict[str, Any]:
-    """What the URL of several hosts says of each connection."""
+    """Return the options of each connection in a URL of several hosts."""
     read = importlib.import_module("redis.asyncio.connection").parse_url(address.url)
     options = {key: value for key, value in read.items() if key not in ("host", "port", "connection_class")}
     return {**options, "ssl": True} if address.has_tls else options
 
 
 async def close(client: Any) -> None:
-    """And what it asked the sentinels with."""
+    """Close a client, and its clients of the sentinels."""
     pool = getattr(client, "connection_pool", None)  # a cluster has one for each node
     manager = getattr(pool, "sentinel_manager", None)
     for sentinel in [] if manager is None else manager.sentinels:
@@ -320,12 +321,12 @@ async def close(client: Any) -> None:
 
 
 def _patience(address: Address) -> float:
-    """With one host."""
+    """Return the seconds to connect to one host."""
     return OPEN_TIMEOUT / 2 * (FOR_TLS if address.has_tls else 1.0)
 
 
 def _options(settings: ReplicaSettings) -> dict[str, Any]:
-    """It fails at once, and is tried again by who knows when."""
+    """Nothing is retried here: the deployment connects again."""
     retry = importlib.import_module("redis.asyncio.retry").Retry(
         importlib.import_module("redis.backoff").NoBackoff(), retries=0
     )
@@ -345,8 +346,8 @@ _RELEASE = _IF_HELD % "redis.call('del', KEYS[1])"
 
 
 class Lease:
-    """Held for `seconds` by the store's clock after it was last taken. Whoever holds it takes it again well before, and
-    stops what he does under it when that fails: nobody knows then whether another one has it."""
+    """A key that one process of a deployment has at a time, for `seconds` by the store's clock after it was last taken.
+    The holder takes it again well before, and stops what it does under it if that fails."""
 
     def __init__(self, settings: ReplicaSettings, name: str, seconds: float) -> None:
         """Raises ConfigError without the library."""
@@ -359,7 +360,7 @@ class Lease:
         self._token = secrets.token_hex(8)
 
     async def take(self) -> bool:
-        """Whether it is held from now on, again or for the first time; not if the store does not say so at once."""
+        """Return whether it is held from now on, again or for the first time. False if the store does not answer."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 if await self._client.set(self._key, self._token, nx=True, px=self._milliseconds):
@@ -369,7 +370,7 @@ class Lease:
             return False
 
     async def release(self) -> None:
-        """If it is held; if the store cannot be told, it runs out."""
+        """Give it back. If the store cannot be reached, it expires."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 await self._client.eval(_RELEASE, 1, self._key, self._token)

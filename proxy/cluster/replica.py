@@ -1,29 +1,18 @@
-"""A process among its peers: it publishes what it does and applies what they publish."""
+"""A process among its peers: it publishes what it does, and applies what they publish."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from zlib import crc32
+from collections.abc import Callable, Sequence
 
-import orjson
-
-from proxy.cluster import messages as bodies
-from proxy.cluster.messages import EVERYBODY, HUB, UNREADABLE, Kind, record, records
-from proxy.cluster.prefixes import JOURNAL_BYTES, SharedIndex
-from proxy.cluster.shared import (
-    MOST_TOLD,
-    Apply,
-    OwnLoads,
-    PeerLoads,
-    Roster,
-    SharedLimits,
-    SharedQueue,
-    SharedSessions,
-)
-from proxy.cluster.transport import LATER, PATIENCE, Link, Outbox, Way
+from proxy.cluster import messages
+from proxy.cluster.messages import BROKER, EVERYBODY, UNREADABLE, Kind, record, records
+from proxy.cluster.prefixes import SharedIndex
+from proxy.cluster.questions import Questions
+from proxy.cluster.shared import OwnLoads, PeerLoads, Records, Roster, Shared, SharedLimits, SharedQueue
+from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Tally
 from proxy.core.tasks import Tasks
@@ -31,168 +20,147 @@ from proxy.core.tasks import Tasks
 log = logging.getLogger(__name__)
 
 SLICE = 32 * 1024
-"""Bytes of a snapshot that are sent, and taken in, at once: about a millisecond."""
+"""Bytes of a snapshot that are sent, and applied, at once: about a millisecond."""
 
 ALL = 1.0
 
-TURN = 0.2
-"""Seconds that a host has to be the one who tries a pod: news take a tenth of it."""
 
-Told = Callable[[Kind, bytes], None]
-Bound = Callable[[str, str], None]
-Doubts = Mapping[str, Sequence[str]]
-"""Reasons by the name of the pod."""
-Bindings = Callable[[], Sequence[tuple[str, Endpoint]]]
+class SharedState:
+    """All values that a process shares, in groups that are replaced as a whole."""
+
+    def __init__(self) -> None:
+        self.indexes: Sequence[SharedIndex] = ()
+        self.limits: Sequence[SharedLimits] = ()
+        self.queues: Sequence[SharedQueue] = ()
+        self._others: dict[str, Sequence[Shared]] = {}
+        self._by_kind: dict[Kind, list[Shared]] = {}
+        self.values: Sequence[Shared] = ()
+
+    def put(
+        self,
+        *,
+        indexes: Sequence[SharedIndex] | None = None,
+        limits: Sequence[SharedLimits] | None = None,
+        queues: Sequence[SharedQueue] | None = None,
+        **others: Sequence[Shared],
+    ) -> None:
+        """Replace the groups that are given."""
+        self.indexes = self.indexes if indexes is None else indexes
+        self.limits = self.limits if limits is None else limits
+        self.queues = self.queues if queues is None else queues
+        self._others.update(others)
+        others_values = [value for group in self._others.values() for value in group]
+        self.values = [*others_values, *self.indexes, *self.limits, *self.queues]
+        self._by_kind = {}
+        for value in self.values:
+            for kind in value.kinds:
+                self._by_kind.setdefault(kind, []).append(value)
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> bool:
+        """Apply a record of a peer. Return False for a kind that is not shared here. Raises Garbled."""
+        values = self._by_kind.get(kind, ())
+        for value in values:
+            value.take(peer, kind, body)
+        return bool(values)
+
+    def reset(self, peer: int) -> None:
+        for value in self.values:
+            value.reset(peer)
+
+    def vanished(self, peer: int) -> None:
+        for value in self.values:
+            value.vanished(peer)
+
+    def in_flight(self) -> Records:
+        for value in self.values:
+            yield from value.in_flight()
+
+    def memory(self, share: float) -> Records:
+        for value in self.values:
+            yield from value.memory(share)
 
 
 class Replica:
-    """`apply` is what peers have in flight on a pod; `told` gets what the hub says of the pods; `bound` the
-    (response id, pod) of peers, of which `bindings` gives those of this process; `doubted` gets the doubts of a peer,
-    of which `doubts` gives those of this process; `broke` the breakers that turned at peers, and `tried` the pods that
-    peers try, whose breakers are open; `lost` is called when the hub is gone.
-
-    A `reliability.breaker.Company`.
-    """
+    """`take(kind, body)` is called for what the supervisor publishes about pods and the process; `lost()` when the
+    supervisor is gone. The owner adds what it shares to `state`."""
 
     def __init__(
         self,
         *,
         endpoints: Callable[[], Sequence[Endpoint]],
-        apply: Apply,
-        told: Told,
-        bound: Bound,
-        bindings: Bindings,
-        doubts: Callable[[], Doubts],
-        doubted: Callable[[int, Doubts], None],
-        broke: Callable[[str, bool], None],
-        tried: Callable[[str], None],
+        apply: Callable[[Endpoint, int, int, int], None],
+        take: Callable[[Kind, bytes], None],
         lost: Callable[[], None],
         dropped: Tally,
         garbled: Tally,
     ) -> None:
-        self._endpoints = endpoints
-        self._told = told
-        self._bound = bound
-        self._bindings = bindings
-        self._doubts = doubts
-        self._doubted = doubted
-        self._broke = broke
-        self._tried = tried
+        """`apply` is called for what peers have in flight on a pod: see `shared.Apply`."""
+        self._owner_takes = take
         self._lost = lost
         self._dropped = dropped
         self._garbled = garbled
-        self._outbox = Outbox(rest=self._moves)
+        self._batch = Batch(rest=self._moves)
         self._tasks = Tasks()
-        self._link: Way
-        self._is_alone = False
-        """Whether no other process of this host is told anything."""
+        self._transport: Transport
         self.place = (1, 0)
-        """Of how many hosts this is which."""
-        self._are_heard = False
-        self.indexes: list[SharedIndex] = []
-        self.sessions: list[SharedSessions] = []
-        self.limits: list[SharedLimits] = []
-        self.queues: list[SharedQueue] = []
+        """The number of hosts, and which of them this one is."""
+        self._are_hosts_heard = False
         self.roster = Roster()
-        self.own_loads = OwnLoads(self._outbox.touch, self._outbox.touch_later)
-        self._outbox.urgent = self.own_loads.take_changes
-        self.peer_loads = PeerLoads(self.roster.get, apply)
-        self.tell = self._outbox.add
-        self.touch_later, self.flush = self._outbox.touch_later, self._outbox.flush
+        self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later)
+        self._batch.urgent = self.own_loads.take_changes
+        self.peer_loads = PeerLoads(self.roster.get, apply, lambda: OwnLoads.all(endpoints()))
+        self.state = SharedState()
+        self.state.put(loads=[self.peer_loads])
+        self.questions = Questions(self._send)
+        self.publish = self._batch.add
+        self.touch_later, self.flush = self._batch.touch_later, self._batch.flush
 
     async def connect(self, sock: socket.socket) -> None:
-        """Over a connected socket whose other end is the hub's."""
-        self._link = await Link.over(sock, self.heard, self._lost, self._resync, self._dropped)
-        self._outbox.send = self._link.tell
+        """Join the other workers of the host over a socket that is connected to the broker."""
+        self._use(await Link.over(sock, self.received, self._lost, self._resync, self._dropped))
 
-    def join(self, way: Way, interval: float) -> None:
-        """Without a hub, as the only member of its host, for which nobody else gathers what is said."""
-        self._link = way
-        self._is_alone = True
-        self._outbox.send = way.tell
-        self._outbox.pace(interval, PATIENCE, LATER)
+    def join(self, transport: Transport, interval: float) -> None:
+        """Join other hosts, as the only process of this one."""
+        self._use(transport)
+        self._batch.pace(interval, PATIENCE, LATER)
+
+    def _use(self, transport: Transport) -> None:
+        self._transport = transport
+        self._batch.send = transport.publish
 
     async def close(self, last: Sequence[tuple[Kind, bytes]] = ()) -> None:
-        """Says what is left, and `last`, to the hub."""
+        """Publish what is left, and `last` to the supervisor."""
         await self._tasks.stop()
-        self._outbox.flush()
+        await self.questions.close()
+        self._batch.flush()
         for kind, body in last:
-            self._link.send(HUB, record(kind, body))
-        self._link.close()
-        await self._link.closed.wait()
-        self._outbox.close()
+            self.send_to_supervisor(kind, body)
+        await self._transport.end()
+        self._batch.close()
 
-    def ready(self) -> None:
-        """This process serves."""
-        self._link.send(HUB, record(Kind.READY, b""))
-
-    def alive(self) -> None:
-        """Tell the hub that the event loop of this process turns."""
-        self._link.send(HUB, record(Kind.ALIVE, b""))
-
-    def leaving(self) -> None:
-        """This process ends what it has begun."""
-        self._link.send(HUB, record(Kind.LEAVING, b""))
-
-    def reloaded(self, number: int, is_good: bool) -> None:
-        """Whether this process serves with the settings of this number."""
-        self._link.send(HUB, record(Kind.RELOADED, orjson.dumps((number, is_good))))
-
-    def read_round(self, number: int) -> None:
-        """Have the hub read the models of all pods."""
-        self._link.send(HUB, record(Kind.READ_ROUND, orjson.dumps(number)))
-
-    def read_pod(self, name: str) -> None:
-        """Have the hub read the models of one pod."""
-        self._link.send(HUB, record(Kind.READ_POD, name.encode()))
+    def send_to_supervisor(self, kind: Kind, body: bytes = b"") -> None:
+        self._transport.publish(record(kind, body), BROKER)
 
     def added(self, endpoint: Endpoint) -> None:
-        """To the pods of this process, as `removed` from them."""
+        """A pod joined the fleet."""
         self.roster.added(endpoint)
         self.peer_loads.added(endpoint)
 
     def removed(self, endpoint: Endpoint) -> None:
         self.roster.removed(endpoint)
 
-    def bound(self, response_id: str, endpoint: Endpoint) -> None:
-        self.tell(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
+    def share_limits(self) -> None:
+        """While other hosts are not heard, `replicas.limits` says what they are assumed to spend."""
+        for limits in self.state.limits:
+            limits.among(self.place[0] if self._are_hosts_heard else 1)
 
-    def doubting(self) -> None:
-        """The doubts of this process have changed; those of other hosts have their own."""
-        if not self._is_alone:
-            self.tell(Kind.DOUBTS, orjson.dumps(self._doubts()))
-
-    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self.tell(Kind.BREAKER, orjson.dumps((endpoint.name, is_open)))
-
-    def breaker_tried(self, endpoint: Endpoint) -> None:
-        self.tell(Kind.TRIED, endpoint.name.encode())
-
-    def pause(self, endpoint: Endpoint) -> float:
-        """Each pod has another host that may try it first."""
-        hosts, rank = self.place
-        return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
-
-    def gone(self, peer: int) -> None:
-        """It is no more, and with it all that it had in flight."""
-        self._forget(peer)
-        for queue in self.queues:
-            queue.vanished(peer)
-        self._doubted(peer, {})
-
-    def ask(self, to: int, memory: float) -> None:
-        """Tells somebody what is in flight here, and so much of what is remembered."""
-        self._tasks.start(self._tell_all(to, memory), "snapshot")
-
-    def _moves(self) -> bytes:
-        return b"".join([index.take_changes() for index in self.indexes])
+    # Called by the transport.
 
     @property
     def members(self) -> list[int]:
-        """As of a host."""
         return [0]
 
-    def heard(self, peer: int, batch: bytes) -> None:
+    def received(self, peer: int, batch: bytes) -> None:
         try:
             for kind, body in records(batch):
                 self._take(peer, kind, body)
@@ -200,116 +168,68 @@ class Replica:
             self._garbled.add()
             log.error("dropped a message of peer %d: %s: %s", peer, type(error).__name__, error)
 
+    def gone(self, peer: int) -> None:
+        """A peer is gone, with all that it had in flight."""
+        self.state.vanished(peer)
+
+    def send_state(self, to: int, memory: float) -> None:
+        """Send what is in flight here, and this part of what is remembered."""
+        self._tasks.start(self._send_all(to, memory), "snapshot")
+
     def _take(self, peer: int, kind: Kind, body: bytes) -> None:
-        if kind is Kind.LOAD:
-            self.peer_loads.take(peer, body)
-        elif kind in _OF_INDEXES:
-            for index in self.indexes:
-                index.take(peer, kind, body)
-        elif kind is Kind.SESSIONS:
-            for table in self.sessions:
-                table.take(body)
-        elif kind is Kind.SPENT or kind is Kind.USED:
-            for limits in self.limits:
-                limits.take(peer, kind, body)
-        elif kind is Kind.WAITING:
-            for queue in self.queues:
-                queue.take(peer, body)
-        elif kind is Kind.BINDINGS:
-            for response_id, pod in bodies.bindings(body):
-                self._bound(response_id, pod)
-        elif kind is Kind.DOUBTS:
-            self._doubted(peer, bodies.doubts(body))
-        elif kind is Kind.BREAKER:
-            self._broke(*bodies.breaker(body))
-        elif kind is Kind.TRIED:
-            self._tried(bodies.pod(body))
-        elif kind is Kind.RESET:
-            self._forget(peer)
-            for queue in self.queues:
-                queue.reset(peer)
-        elif kind is Kind.HOSTS:
-            self._be_among(*bodies.hosts(body))
+        if self.state.take(peer, kind, body):
+            return
+        if kind is Kind.RESET:
+            self.state.reset(peer)
         elif kind is Kind.VANISHED:
             self.gone(int.from_bytes(body, "little"))
         elif kind is Kind.SNAPSHOT:
-            self.ask(*bodies.snapshot(body))
+            self.send_state(*messages.snapshot(body))
+        elif kind is Kind.HOSTS:
+            self._divide(*messages.hosts(body))
+        elif kind in Questions.KINDS:
+            self.questions.take(BROKER, kind, body)
         else:
-            self._told(kind, body)
+            self._owner_takes(kind, body)
 
-    def _forget(self, peer: int) -> None:
-        self.peer_loads.vanished(peer)
-        for index in self.indexes:
-            index.vanished(peer)
-        for limits in self.limits:
-            limits.vanished(peer)
-
-    def be_limited(self) -> None:
-        """Where the others are not heard of, what they spend is the policy's to say."""
-        for limits in self.limits:
-            limits.among(self.place[0] if self._are_heard else 1)
-
-    def _be_among(self, hosts: int, rank: int, are_heard: bool) -> None:
-        self.place, self._are_heard = (hosts, rank), are_heard
-        self.be_limited()
-        for queue in self.queues:
+    def _divide(self, hosts: int, rank: int, are_heard: bool) -> None:
+        self.place, self._are_hosts_heard = (hosts, rank), are_heard
+        self.share_limits()
+        for queue in self.state.queues:
             queue.among(hosts, rank, are_heard)
 
-    def _resync(self) -> None:
-        """Something of what this process said was lost on the way to everybody."""
-        self._tasks.start(self._tell_all(EVERYBODY, ALL), "snapshot")
+    def _moves(self) -> bytes:
+        return b"".join([index.take_changes() for index in self.state.indexes])
 
-    async def _tell_all(self, to: int, memory: float) -> None:
-        """What is in flight at once, what is remembered in slices. What waits is said first: a snapshot that has a
-        reservation must not be followed by its announcement."""
-        self._outbox.flush()
-        for index in self.indexes:
+    def _send(self, address: int, message: bytes) -> None:
+        self._transport.publish(message, address)
+
+    def _resync(self) -> None:
+        """Some of what this process published was lost on the way to all."""
+        self._tasks.start(self._send_all(EVERYBODY, ALL), "snapshot")
+
+    async def _send_all(self, to: int, memory: float) -> None:
+        """What is in flight is sent at once, what is remembered in slices. What waits in the batch goes first: the
+        announcement of a reservation must not follow the snapshot that has it."""
+        self._batch.flush()
+        for index in self.state.indexes:
             index.begin_anew()
-        self._link.send(to, b"".join(self._in_flight()))
+        self._transport.publish(self.in_flight(), to)
         if not memory:
             return
         batch: list[bytes] = []
         size = 0
-        for part in self._memory(memory):
-            batch.append(part)
-            size += len(part)
+        for kind, body in self.state.memory(memory):
+            batch.append(record(kind, body))
+            size += len(body)
             if size >= SLICE:
-                self._link.send(to, b"".join(batch))
+                self._transport.publish(b"".join(batch), to)
                 batch.clear()
                 size = 0
                 await asyncio.sleep(0.001)
         if batch:
-            self._link.send(to, b"".join(batch))
+            self._transport.publish(b"".join(batch), to)
 
-    def _in_flight(self) -> Iterator[bytes]:
-        yield record(Kind.RESET, b"")
-        yield self.own_loads.all(self._endpoints())
-        yield record(Kind.DOUBTS, orjson.dumps(self._doubts()))
-        for index in self.indexes:
-            for body in index.in_flight():
-                yield record(Kind.MOVES, body)
-        for limits in self.limits:
-            for body in limits.in_flight():
-                yield record(Kind.USED, body)
-        for queue in self.queues:
-            yield record(Kind.WAITING, queue.all())
-
-    def _memory(self, share: float) -> Iterator[bytes]:
-        """What was used last of each."""
-        for index in self.indexes:
-            for body in index.memory(int(share * JOURNAL_BYTES)):
-                yield record(Kind.MEMORY, body)
-        for table in self.sessions:
-            for body in table.memory(int(share * MOST_TOLD)):
-                yield record(Kind.SESSIONS, body)
-        for limits in self.limits:
-            for body in limits.memory():
-                yield record(Kind.USED, body)
-        bindings = self._bindings()
-        told = bindings[len(bindings) - int(share * len(bindings)) :]
-        bound = [(response_id, endpoint.name) for response_id, endpoint in told]
-        for start in range(0, len(bound), 200):
-            yield record(Kind.BINDINGS, orjson.dumps(bound[start : start + 200]))
-
-
-_OF_INDEXES = frozenset({Kind.MOVES, Kind.FORGET, Kind.MEMORY})
+    def in_flight(self) -> bytes:
+        """Return the records of a snapshot of what is in flight here."""
+        return record(Kind.RESET, b"") + b"".join([record(kind, body) for kind, body in self.state.in_flight()])

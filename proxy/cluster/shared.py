@@ -1,31 +1,198 @@
-"""Values that processes share: loads, limits, sessions, queues and drains."""
+"""Values that processes share: how each is published, merged and sent to a process that joins.
+
+There are three merge rules. `Absolute`: the last value of each peer counts, and none once the peer is gone (loads,
+ejection reasons, queues). `LastWriter`: of two entries with one key the later one counts (sessions, bindings, breakers,
+drains). `Additive`: what each peer spends is added up (limits). Loads have an encoding of their own, as prefixes have:
+they are published for every request. All others are JSON lists of entries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, isfinite
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 from zlib import crc32
 
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from proxy.cluster.messages import FIRST_NUMBER, Garbled, Kind, clamped, read_longs, read_words
+from proxy.auth.limits import LimitsGate
+from proxy.cluster.messages import FIRST_NUMBER, HEAD_BYTES, Garbled, Kind, clamped, read_longs, read_words
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
+from proxy.flowcontrol.capacity import Lent, Siblings
+from proxy.plugins.sessions import SessionTable
+from proxy.reliability.breaker import Breakers, Company
+
+T = TypeVar("T")
+
+PER_RECORD = 100
+"""Entries of one record, at most."""
+
+MOST_SESSIONS = MOST_BINDINGS = 20_000
+"""What a process that joins is sent, at most: what was used last."""
+
+Publish = Callable[[Kind, bytes], None]
+Records = Iterable[tuple[Kind, bytes]]
+
+
+class Shared:
+    """A value that processes share. `kinds` are those of its records."""
+
+    kinds: ClassVar[Sequence[Kind]]
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        """Apply what a peer published. Raises Garbled, and has applied nothing then."""
+        raise NotImplementedError
+
+    def reset(self, peer: int) -> None:
+        """What the peer has in flight is void. It publishes all of it again."""
+        self.vanished(peer)
+
+    def vanished(self, peer: int) -> None:
+        """The peer is gone, and with it what it had in flight."""
+
+    def in_flight(self) -> Records:
+        """What a process that joins, or has missed something, is sent at once."""
+        return ()
+
+    def memory(self, share: float) -> Records:
+        """The most recent part of what this process remembers."""
+        return ()
+
+
+class _Entries(Shared, Generic[T]):
+    """A value whose records are JSON lists of entries. `_read(*entry)` returns one, and raises ValueError or TypeError
+    for what is none."""
+
+    def _read(self, *entry: Any) -> T:
+        raise NotImplementedError
+
+    def _entries(self, kind: Kind, body: bytes) -> list[T]:
+        try:
+            return [self._read(*entry) for entry in orjson.loads(body)]
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise Garbled(f"unreadable {kind.name}: {error}") from None
+
+
+def _packed(kind: Kind, entries: Sequence[Any]) -> Records:
+    for start in range(0, len(entries), PER_RECORD):
+        yield kind, orjson.dumps(entries[start : start + PER_RECORD])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+# Absolute: the last value of each peer.
+
+
+class Ejections(_Entries[tuple[str, list[str]]]):
+    """Why processes of this host do not send requests to pods. Other hosts are not told: what this host cannot reach
+    another one may."""
+
+    kinds = (Kind.EJECTIONS,)
+
+    def __init__(
+        self,
+        own: Callable[[], Mapping[str, Sequence[str]]],
+        apply: Callable[[int, Mapping[str, Sequence[str]]], None],
+        publish: Publish,
+    ) -> None:
+        """`own` returns the reasons of this process by pod; `apply(peer, reasons)` those of a peer."""
+        self._own = own
+        self._apply = apply
+        self._publish = publish
+
+    def changed(self) -> None:
+        self._publish(Kind.EJECTIONS, orjson.dumps(list(self._own().items())))
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        self._apply(peer, dict(self._entries(kind, body)))
+
+    def reset(self, peer: int) -> None:
+        """All reasons follow in one record."""
+
+    def vanished(self, peer: int) -> None:
+        self._apply(peer, {})
+
+    def in_flight(self) -> Records:
+        yield Kind.EJECTIONS, orjson.dumps(list(self._own().items()))
+
+    def _read(self, *entry: Any) -> tuple[str, list[str]]:
+        pod, reasons = entry
+        if not isinstance(reasons, list):
+            raise TypeError("the reasons are not a list")
+        return _text(pod), [_text(reason) for reason in reasons]
+
+
+Waiting = tuple[str, str, int | None, Lent, list[str]]
+"""Pool, name of the process, the highest priority that waits there, what it lent to whom, and what it needs."""
+
+
+class SharedQueue(_Entries[Waiting]):
+    """The highest priority that waits in a pool at each process, and what processes lent each other of the caps."""
+
+    kinds = (Kind.WAITING,)
+
+    def __init__(self, pool: str, siblings: Siblings, changed: Callable[[], None]) -> None:
+        self.pool = pool
+        self._siblings = siblings
+        self._changed = changed
+
+    @staticmethod
+    def packed(pool: str, name: str, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
+        return orjson.dumps([(pool, name, highest, given, wants)])
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        for pool, name, highest, lent, wants in self._entries(kind, body):
+            if pool == self.pool:
+                self._siblings.take(peer, name, highest, lent, wants)
+                self._changed()
+
+    def reset(self, peer: int) -> None:
+        self._siblings.reset(peer)
+
+    def vanished(self, peer: int) -> None:
+        self._siblings.vanished(peer)
+        self._changed()
+
+    def among(self, hosts: int, rank: int, are_heard: bool) -> None:
+        """Divide the caps among so many hosts. What was lent to and by hosts that are not heard does not count."""
+        self._siblings.among(hosts, rank)
+        if not are_heard:
+            self._siblings.cut_off(FIRST_NUMBER)
+        self._changed()
+
+    def in_flight(self) -> Records:
+        own = self._siblings
+        yield Kind.WAITING, self.packed(self.pool, own.name, own.told, own.given, own.wants)
+
+    def _read(self, *entry: Any) -> Waiting:
+        pool, name, highest, given, wants = entry
+        if not isinstance(wants, list) or not isinstance(highest, int | None):
+            raise TypeError("a queue needs a priority and a list")
+        lent = {
+            to: None if caps is None else {cap: int(amount) for cap, amount in caps.items()}
+            for to, caps in given.items()
+        }
+        return _text(pool), _text(name), highest, lent, [_text(each) for each in wants]
 
 
 @lru_cache(maxsize=1 << 16)
 def pod_number(name: str) -> int:
+    """Return the number that all processes have for a pod: eight bytes, however long the name is."""
     return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"))
 
 
 class Roster:
-    """The pods that this process knows, as its fleet says."""
+    """The pods of this process by number."""
 
     def __init__(self) -> None:
         self._pods: dict[int, Endpoint] = {}
@@ -41,27 +208,27 @@ class Roster:
 
 
 _COUNT = Struct("<I")
-"""Of the pods; their numbers follow, then what there is of each: requests, tokens, work since the last time."""
+"""Number of pods. Their numbers follow, then the columns: requests, tokens, work added since the last record."""
 
 _LOAD = int(Kind.LOAD)
 
 Apply = Callable[[Endpoint, int, int, int], None]
-"""(pod, requests and tokens of all peers together, work that was added)"""
+"""(pod, requests and tokens of all peers together, work that was added)."""
 
 
 class OwnLoads:
-    """What this process has in flight, for its peers; `touch` is called when there is something to say, `touch_later`
-    where it is only that there is less."""
+    """What this process has in flight on each pod. `touch` is called when there is something to publish, `touch_later`
+    when there is only less in flight than before."""
 
     def __init__(self, touch: Callable[[], None], touch_later: Callable[[], None] | None = None) -> None:
         self._touch = touch
         self._changed = _Changed(touch_later or touch)
         self._has_more = False
         self.eased: Callable[[Endpoint], object] = self._changed.__getitem__
-        """There is less on the pod than there was. No code of ours runs for it, as a rule: twice per leg."""
+        """To be called when there is less on the pod. Usually runs no Python code: it is called twice per attempt."""
 
     def dispatched(self, endpoint: Endpoint, work: int) -> None:
-        """There is more on the pod. On the hot path: once per leg."""
+        """There is more on the pod: called once per attempt."""
         if not self._has_more:
             self._has_more = True
             self._touch()
@@ -69,7 +236,7 @@ class OwnLoads:
         changed[endpoint] = changed.get(endpoint, 0) + work
 
     def take_changes(self) -> bytes:
-        """A record about the pods that changed; empty if there are none."""
+        """Return a record about the pods that changed; empty if there are none."""
         changed = self._changed
         if not changed:
             return b""
@@ -80,14 +247,13 @@ class OwnLoads:
 
     @staticmethod
     def all(endpoints: Iterable[Endpoint]) -> bytes:
-        """A record that, after a reset, says everything; empty if that is nothing."""
+        """Return the body of a record about all pods; empty if nothing is in flight."""
         changed = {endpoint: 0 for endpoint in endpoints if endpoint.load.requests > endpoint.load.remote_requests}
-        return _record(changed) if changed else b""
+        return _record(changed)[HEAD_BYTES:] if changed else b""
 
 
 class _Changed(dict[Endpoint, int]):
-    """The work that was added to pods that have changed, 0 where there is but less on them; to look at one is to say
-    that it has."""
+    """The work that was added to pods that changed. Looking up a pod marks it as changed."""
 
     def __init__(self, touch: Callable[[], None]) -> None:
         super().__init__()
@@ -102,7 +268,7 @@ class _Changed(dict[Endpoint, int]):
 
 @dataclass(slots=True)
 class _Pod:
-    """What peers have on it; the sums are kept, for there may be a hundred peers."""
+    """What peers have on a pod. The sums are kept: there may be a hundred peers."""
 
     peers: dict[int, tuple[int, int]] = field(default_factory=dict)
     requests: int = 0
@@ -116,17 +282,19 @@ class _Pod:
             self.peers[peer] = (requests, tokens)
 
 
-class PeerLoads:
-    """What the peers have in flight. A pod that is not known yet is remembered until it is."""
+class PeerLoads(Shared):
+    """What peers have in flight, in absolute numbers. A pod that is not known yet is remembered until it is."""
 
-    def __init__(self, find: Callable[[int], Endpoint | None], apply: Apply) -> None:
-        """`find` gives the living pod of a number."""
+    kinds = (Kind.LOAD,)
+
+    def __init__(self, find: Callable[[int], Endpoint | None], apply: Apply, own: Callable[[], bytes] = bytes) -> None:
+        """`find` returns the pod of a number; `own` the body of a record about all that is in flight here, or b""."""
         self._find = find
         self._apply = apply
+        self._own = own
         self._of: dict[int, _Pod] = {}
 
-    def take(self, peer: int, body: bytes) -> None:
-        """Raises Garbled, and has taken nothing then."""
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
         pods, numbers, count = _read(body) if body else ([], [], 0)
         columns = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
         for number, requests, tokens, work in zip(pods, *columns, strict=True):
@@ -137,14 +305,17 @@ class PeerLoads:
             self._tell(number, pod, work)
 
     def vanished(self, peer: int) -> None:
-        """All that it had in flight is gone at once."""
         for number, pod in list(self._of.items()):
             if peer in pod.peers:
                 pod.put(peer, 0, 0)
                 self._tell(number, pod, 0)
 
+    def in_flight(self) -> Records:
+        if own := self._own():
+            yield Kind.LOAD, own
+
     def added(self, endpoint: Endpoint) -> None:
-        """A pod came that peers may have used already."""
+        """Apply what peers published about a pod before it was known here."""
         if (pod := self._of.get(pod_number(endpoint.name))) is not None:
             self._apply(endpoint, pod.requests, pod.tokens, 0)
 
@@ -185,276 +356,183 @@ def _packer(count: int) -> Callable[..., bytes]:
     return Struct(f"<BII{count}Q{3 * count}I").pack
 
 
-PER_RECORD = 100
-
-Who = tuple[str, str, str]
-"""Kind (key or tenant), name, and the name of the limits."""
-
-Tell = Callable[[Kind, bytes], None]
+# Last writer: of two entries with one key, the later one.
 
 
-class Book(Protocol):
-    """`access.gate.LimitsGate` is one. `running` are the requests that a worker has at the moment; `spent` was charged,
-    and `used` is all that still counts, limit by limit."""
+class SharedSessions(_Entries[tuple[int, bytes, float, str]]):
+    """Which pod each session of a table is bound to; of two bindings the one used last counts.
 
-    on_spent: Callable[[Who, int, Sequence[float]], None] | None
+    Two processes that bind one new session within milliseconds may each apply the other's binding. They agree from the
+    next request on."""
 
-    def among(self, hosts: int) -> None:
-        """So many share the limits, and hear of each other."""
+    kinds = (Kind.SESSIONS,)
 
-    def spent_elsewhere(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None: ...
-    def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None: ...
-    def vanished(self, peer: int) -> None: ...
-    def known(self) -> Iterable[tuple[Who, int, Sequence[float]]]:
-        """Who was limited, the requests that run here, and what was used."""
-
-
-class SharedLimits:
-    """Every charge is told when it is made, so all processes count alike. Until it is known, what each may let in is
-    the book's to say."""
-
-    def __init__(self, book: Book, tell: Tell) -> None:
-        self._book = book
-        self._tell = tell
-        book.on_spent = self._spent
-        self.among = book.among
-
-    def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        """Raises Garbled, and has taken nothing then."""
-        taken = list(entries(body))
-        take = self._book.spent_elsewhere if kind is Kind.SPENT else self._book.used_elsewhere
-        for who, running, numbers in taken:
-            take(peer, who, running, numbers)
-
-    def vanished(self, peer: int) -> None:
-        self._book.vanished(peer)
-
-    def in_flight(self) -> Iterator[bytes]:
-        """Bodies of USED, about those who have requests here."""
-        return _bodies([entry for entry in self._book.known() if entry[1]])
-
-    def memory(self) -> Iterator[bytes]:
-        """Bodies of USED."""
-        return _bodies(list(self._book.known()))
-
-    def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:
-        self._tell(Kind.SPENT, orjson.dumps([(who, running, spent)]))
-
-
-def _bodies(entries: Sequence[tuple[Who, int, Sequence[float]]]) -> Iterator[bytes]:
-    for start in range(0, len(entries), PER_RECORD):
-        yield orjson.dumps(entries[start : start + PER_RECORD])
-
-
-def entries(body: bytes) -> Iterator[tuple[Who, int, Sequence[float]]]:
-    try:
-        for (kind, name, of), running, numbers in orjson.loads(body):
-            first, second, third, fourth, fifth = map(float, numbers)
-            if not isfinite(first + second + third + fourth + fifth) or running < 0:
-                raise ValueError
-            yield (str(kind), str(name), str(of)), int(running), (first, second, third, fourth, fifth)
-    except (ValueError, TypeError, OverflowError):
-        raise Garbled("limits that are none") from None
-
-
-MOST_TOLD = 20_000
-"""Sessions that a joining worker is told of: the ones used last."""
-
-SESSIONS_PER_RECORD = 200
-
-_TABLE = Struct("<I")
-_BINDING = Struct("<16sfH")
-"""The session's key, seconds since it was used, length of the pod's name; the name follows."""
-
-Find = Callable[[str], Endpoint | None]
-
-
-class Table(Protocol):
-    """`plugins.session_table.SessionTable` is one; keys have 16 bytes."""
-
-    on_bind: Callable[[bytes, Endpoint], None]
-
-    def take(self, key: bytes, endpoint: Endpoint, used_at: float) -> None: ...
-    def recent(self, most: int) -> Iterator[tuple[bytes, Endpoint, float]]: ...
-
-
-def table_tag(name: str) -> int:
-    """What workers call a table that they share: the name of the plugin that has it."""
-    return crc32(name.encode())
-
-
-class SharedSessions:
-    """Says what is bound here, and binds here what peers say; of two bindings the one used last counts.
-
-    Two workers that bind one new session within milliseconds may each follow the other; they agree from the next
-    request on."""
-
-    def __init__(self, table: Table, clock: Clock, *, tag: int, tell: Tell, find: Find) -> None:
-        """`find` gives the living pod of a name."""
+    def __init__(
+        self,
+        table: SessionTable,
+        clock: Clock,
+        *,
+        name: str,
+        publish: Publish,
+        find: Callable[[str], Endpoint | None],
+    ) -> None:
+        """`name` is the same for one table in all processes; `find` returns the pod of a name."""
         self._table = table
         self._clock = clock
-        self._head = _TABLE.pack(tag)
-        self._tell = tell
+        self._tag = crc32(name.encode())
+        self._publish = publish
         self._find = find
         table.on_bind = self._bound
 
-    def take(self, body: bytes) -> None:
-        """Raises Garbled, and has taken nothing then. What is of another table is passed over."""
-        if body.startswith(self._head):
-            now = self._clock.now()
-            for key, age, pod in list(_bindings(body)):
-                if (endpoint := self._find(pod)) is not None:
-                    self._table.take(key, endpoint, now - age)
-
-    def memory(self, most: int = MOST_TOLD) -> Iterator[bytes]:
-        """Bodies of SESSIONS, the oldest first."""
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        """Entries of other tables are skipped."""
         now = self._clock.now()
-        known = [_binding(key, now - used_at, endpoint) for key, endpoint, used_at in self._table.recent(most)]
-        for start in range(0, len(known), SESSIONS_PER_RECORD):
-            yield self._head + b"".join(known[start : start + SESSIONS_PER_RECORD])
+        for tag, key, age, pod in self._entries(kind, body):
+            if tag == self._tag and (endpoint := self._find(pod)) is not None:
+                self._table.take(key, endpoint, now - age)
+
+    def memory(self, share: float) -> Records:
+        now = self._clock.now()
+        recent = self._table.recent(int(share * MOST_SESSIONS))
+        yield from _packed(
+            Kind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
+        )
 
     def _bound(self, key: bytes, endpoint: Endpoint) -> None:
-        self._tell(Kind.SESSIONS, self._head + _binding(key, 0.0, endpoint))
+        self._publish(Kind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
+
+    def _read(self, *entry: Any) -> tuple[int, bytes, float, str]:
+        tag, key, age, pod = entry
+        if not 0.0 <= age < inf:
+            raise ValueError("the age of a session is negative or infinite")
+        return int(tag), bytes.fromhex(key), age, _text(pod)
 
 
-def _binding(key: bytes, age: float, endpoint: Endpoint) -> bytes:
-    name = endpoint.name.encode()
-    return _BINDING.pack(key, age, len(name)) + name
+class PeerBindings(_Entries[tuple[str, str]]):
+    """Which pod stores which response. The entry that arrives last counts."""
+
+    kinds = (Kind.BINDINGS,)
+
+    def __init__(
+        self,
+        apply: Callable[[str, str], None],
+        recent: Callable[[int], Sequence[tuple[str, Endpoint]]],
+        publish: Publish,
+    ) -> None:
+        """`apply(response id, pod)` is called for those of peers; `recent(most)` returns those known here."""
+        self._apply = apply
+        self._recent = recent
+        self._publish = publish
+
+    def bound(self, response_id: str, endpoint: Endpoint) -> None:
+        self._publish(Kind.BINDINGS, orjson.dumps([(response_id, endpoint.name)]))
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        for response_id, pod in self._entries(kind, body):
+            self._apply(response_id, pod)
+
+    def memory(self, share: float) -> Records:
+        recent = self._recent(int(share * MOST_BINDINGS))
+        yield from _packed(Kind.BINDINGS, [(response_id, endpoint.name) for response_id, endpoint in recent])
+
+    def _read(self, *entry: Any) -> tuple[str, str]:
+        response_id, pod = entry
+        return _text(response_id), _text(pod)
 
 
-def _bindings(body: bytes) -> Iterator[tuple[bytes, float, str]]:
-    at = _TABLE.size
-    while at < len(body):
-        try:
-            key, age, size = _BINDING.unpack_from(body, at)
-            at += _BINDING.size + size
-            if at > len(body):
-                raise Garbled("a session's pod is cut off")
-            if not 0.0 <= age < inf:
-                raise Garbled("a session of no age")
-            yield key, age, body[at - size : at].decode()
-        except (StructError, UnicodeDecodeError):
-            raise Garbled("a session that is none") from None
+OPENED, CLOSED, TRIED = "opened", "closed", "tried"
+
+TURN = 0.2
+"""Seconds that each host has to be the one that tests a pod's recovery: ten times as long as news take."""
 
 
-Lent = Mapping[str, Mapping[str, int] | None]
-"""By name and by cap: how much one has ever given it of its part; None: nothing that counts any more."""
+class SharedBreakers(_Entries[tuple[str, str]], Company):
+    """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing."""
+
+    kinds = (Kind.BREAKER,)
+
+    def __init__(
+        self,
+        breakers: Callable[[], Breakers],
+        find: Callable[[str], Endpoint | None],
+        publish: Publish,
+        place: Callable[[], tuple[int, int]] = lambda: (1, 0),
+    ) -> None:
+        """`place` returns the number of hosts and which of them this one is."""
+        self._breakers = breakers
+        self._find = find
+        self._publish = publish
+        self._place = place
+
+    def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
+        self._publish(Kind.BREAKER, self.packed(endpoint.name, is_open))
+
+    @staticmethod
+    def packed(pod: str, is_open: bool) -> bytes:
+        return orjson.dumps([(pod, OPENED if is_open else CLOSED)])
+
+    def breaker_tried(self, endpoint: Endpoint) -> None:
+        self._publish(Kind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
+
+    def pause(self, endpoint: Endpoint) -> float:
+        """Each pod has another host that may test its recovery first."""
+        hosts, rank = self._place()
+        return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        breakers = self._breakers()
+        for name, what in self._entries(kind, body):
+            if (endpoint := self._find(name)) is None:
+                continue
+            if what == TRIED:
+                breakers.hold_off(endpoint)
+            else:
+                breakers.hear(endpoint, what == OPENED)
+
+    def _read(self, *entry: Any) -> tuple[str, str]:
+        pod, what = entry
+        if what not in (OPENED, CLOSED, TRIED):
+            raise ValueError(f"{what!r} is not a state of a breaker")
+        return _text(pod), what
 
 
-class Waiting(Protocol):
-    """`flowcontrol.siblings.Siblings` is one. Priorities are the highest that wait at a process, None: nobody does."""
+class SharedDrains(_Entries[tuple[str, int, bool]]):
+    """Which pods operators drain, known to all hosts.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def told(self) -> int | None: ...
-    @property
-    def given(self) -> Lent: ...
-    @property
-    def wants(self) -> Sequence[str]: ...
-    def take(self, peer: int, name: str, highest: int | None, lent: Lent, wants: Sequence[str]) -> None: ...
-    def reset(self, peer: int) -> None: ...
-    def vanished(self, peer: int) -> None: ...
-    def among(self, hosts: int, rank: int) -> None: ...
-    def cut_off(self, first: int) -> None: ...
-
-
-def said(pool: str, name: str, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
-    return orjson.dumps((pool, name, highest, given, wants))
-
-
-def _lent(given: Mapping[str, Any]) -> Lent:
-    """Raises Garbled."""
-    try:
-        return {
-            name: None if caps is None else {cap: int(amount) for cap, amount in caps.items()}
-            for name, caps in given.items()
-        }
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        raise Garbled("parts that are none") from None
-
-
-class SharedQueue:
-    """One priority per process and pool, said when it changes."""
-
-    def __init__(self, pool: str, waiting: Waiting, changed: Callable[[], None]) -> None:
-        self.pool = pool
-        self._waiting = waiting
-        self._changed = changed
-
-    def take(self, peer: int, body: bytes) -> None:
-        """What is of another pool is passed over. Raises Garbled."""
-        match orjson.loads(body):
-            case [str(pool), str(name), None | int() as highest, dict(given), list(wants)]:
-                lent = _lent(given)
-                if pool == self.pool:
-                    self._waiting.take(peer, name, highest, lent, [str(each) for each in wants])
-                    self._changed()
-            case _:
-                raise Garbled("a priority that is none")
-
-    def reset(self, peer: int) -> None:
-        """All that it has to say follows."""
-        self._waiting.reset(peer)
-
-    def vanished(self, peer: int) -> None:
-        self._waiting.vanished(peer)
-        self._changed()
-
-    def among(self, hosts: int, rank: int, are_heard: bool) -> None:
-        """Between which the caps are divided; of those that are not heard nothing counts that was given or got."""
-        self._waiting.among(hosts, rank)
-        if not are_heard:
-            self._waiting.cut_off(FIRST_NUMBER)
-        self._changed()
-
-    def all(self) -> bytes:
-        """What is said to those who join."""
-        waiting = self._waiting
-        return said(self.pool, waiting.name, waiting.told, waiting.given, waiting.wants)
-
-
-Set = Callable[[str, bool], None]
-
-
-class SharedDrains:
-    """Later is who knew of more changes of the pod before, so no two clocks are compared; of two who knew of the same,
-    the one that drains it.
-
-    `set(pod, drains)` is called for what others did, and for a pod that comes of which they said it; it raises
-    KeyError for a pod that is not there. `tell` gets the body of DRAINS for what was done here.
+    Later is the entry that counts more changes of the pod, so no two clocks are compared; of two with as many changes,
+    the one that drains it. `set(pod, drains)` is called for what others did; it raises KeyError for an unknown pod.
     """
 
-    def __init__(self, set_: Set, tell: Callable[[bytes], None]) -> None:
+    kinds = (Kind.DRAINS,)
+
+    def __init__(self, set_: Callable[[str, bool], None], publish: Publish) -> None:
         self._set = set_
-        self._tell = tell
+        self._publish = publish
         self._known: dict[str, tuple[int, bool]] = {}
-        """How many changes there were, and what the last one made of it."""
+        """By pod, how many changes there were, and whether the last one drains it."""
 
     def turned(self, endpoint: Endpoint, drains: bool) -> None:
-        """It is so here from now on."""
+        """An operator did this here."""
         changes, known = self._known.get(endpoint.pod_name, (0, False))
         if known is not drains:
             self._known[endpoint.pod_name] = changes + 1, drains
-            self._tell(orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
+            self._publish(Kind.DRAINS, orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
 
-    def take(self, body: bytes) -> None:
-        """Raises Garbled, and has taken nothing then."""
-        for name, changes, drains in _said(body):
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        for name, changes, drains in self._entries(kind, body):
             if (changes, drains) > self._known.get(name, (0, False)):
                 self._known[name] = changes, drains
                 self._apply(name, drains)
 
-    def all(self) -> bytes:
-        """Body of DRAINS."""
-        return orjson.dumps([(name, *known) for name, known in self._known.items()])
+    def in_flight(self) -> Records:
+        yield Kind.DRAINS, orjson.dumps([(name, *known) for name, known in self._known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
         if self._known.get(endpoint.pod_name, (0, False))[1]:
             self._apply(endpoint.pod_name, True)
 
     def removed(self, endpoint: Endpoint) -> None:
-        """Everybody sees it go: the next one of its name is another pod."""
+        """All hosts see it leave. The next pod of this name is another one."""
         changes, drains = self._known.get(endpoint.pod_name, (0, False))
         if drains and endpoint is endpoint.lead:
             self._known[endpoint.pod_name] = changes + 1, False
@@ -463,11 +541,60 @@ class SharedDrains:
         try:
             self._set(name, drains)
         except KeyError:
-            return  # it is not there yet: `added` sees to it
+            return  # `added` applies it when the pod comes
+
+    def _read(self, *entry: Any) -> tuple[str, int, bool]:
+        name, changes, drains = entry
+        return str(name), int(changes), bool(drains)
 
 
-def _said(body: bytes) -> list[tuple[str, int, bool]]:
-    try:
-        return [(str(name), int(changes), bool(drains)) for name, changes, drains in orjson.loads(body)]
-    except (ValueError, TypeError, OverflowError):
-        raise Garbled("drains that are none") from None
+# Additive: the sum of what all peers spend.
+
+Who = tuple[str, str, str]
+"""Kind (key or tenant), name, and the name of the limits."""
+
+Spent = tuple[Who, int, Sequence[float]]
+"""Who, the requests that run at the process, and amounts, limit by limit."""
+
+
+class SharedLimits(_Entries[Spent]):
+    """What keys and tenants spent of their limits. Each charge is published when it is made (SPENT) and added; what was
+    spent in all (USED) is sent to processes that join, and the larger number counts."""
+
+    kinds = (Kind.SPENT, Kind.USED)
+
+    def __init__(self, gate: LimitsGate, publish: Publish) -> None:
+        self._gate = gate
+        self._publish = publish
+        gate.on_spent = self._spent
+        self.among = gate.among
+
+    def take(self, peer: int, kind: Kind, body: bytes) -> None:
+        take = self._gate.spent_elsewhere if kind is Kind.SPENT else self._gate.used_elsewhere
+        for who, running, amounts in self._entries(kind, body):
+            take(peer, who, running, amounts)
+
+    def vanished(self, peer: int) -> None:
+        self._gate.vanished(peer)
+
+    def in_flight(self) -> Records:
+        """Those with requests that run here."""
+        return _packed(Kind.USED, [entry for entry in self._gate.known() if entry[1]])
+
+    def memory(self, share: float) -> Records:
+        """All: a limit that is forgotten could be spent again."""
+        return _packed(Kind.USED, self._gate.known())
+
+    def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:
+        self._publish(Kind.SPENT, orjson.dumps([(who, running, spent)]))
+
+    def _read(self, *entry: Any) -> Spent:
+        return read_spent(*entry)
+
+
+def read_spent(*entry: Any) -> Spent:
+    (kind, name, of), running, amounts = entry
+    first, second, third, fourth, fifth = map(float, amounts)
+    if not isfinite(first + second + third + fourth + fifth) or running < 0:
+        raise ValueError("amounts are not finite, or fewer than no requests run")
+    return (str(kind), str(name), str(of)), int(running), (first, second, third, fourth, fifth)

@@ -1,4 +1,4 @@
-"""The proxy that shares its state with others, and the proxy of one process among other hosts."""
+"""The proxy that shares its state with other processes, and the proxy of one process among other hosts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from functools import cached_property
 from typing import Any
 
 from proxy.app import App
-from proxy.cluster.deployment import Alone, Deployment, ReplicaSeries
+from proxy.cluster.deployment import Deployment, Members
 from proxy.cluster.messages import Kind, record
 from proxy.cluster.prefixes import SharedIndex, index_tag
 from proxy.cluster.redis_transport import check
-from proxy.cluster.replica import Doubts, Replica
+from proxy.cluster.replica import Replica
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
-from proxy.cluster.shared import SharedDrains, SharedLimits, SharedQueue, SharedSessions, said, table_tag
-from proxy.cluster.transport import NEWS, Local
+from proxy.cluster.shared import (
+    Ejections,
+    PeerBindings,
+    SharedBreakers,
+    SharedDrains,
+    SharedLimits,
+    SharedQueue,
+    SharedSessions,
+)
+from proxy.cluster.transport import NEWS
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
@@ -30,16 +38,13 @@ from proxy.flowcontrol.controller import FlowControl
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.sessions import SessionAffinity
 from proxy.prefix.index import PrefixIndex
-from proxy.reliability.breaker import OPEN, Company
+from proxy.reliability.breaker import OPEN
 from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue
 
-MOST_BINDINGS = 20_000
-"""That those who join are told of: the ones used last."""
-
 
 class SharingApp(App):
-    """Whoever inherits from it connects `_replica`."""
+    """Subclasses connect `_replica`."""
 
     ledger: SharedLedger
     _bindings: SharedBindings
@@ -48,48 +53,55 @@ class SharingApp(App):
 
     @cached_property
     def _name(self) -> str:
-        """That no other process has, or will have."""
+        """A name that no other process has, or will have."""
         return secrets.token_hex(6)
 
     @cached_property
     def _replica(self) -> Replica:
-        return Replica(
+        replica = Replica(
             endpoints=lambda: self.fleet.endpoints,
             apply=self._used_elsewhere,
-            told=self._told,
-            bound=self._bound_elsewhere,
-            bindings=lambda: self._bindings.recent(MOST_BINDINGS),
-            doubts=lambda: shared_doubts(self.fleet),
-            doubted=lambda peer, doubts: self.fleet.peer_ejected(peer, doubts),
-            broke=self._broke_elsewhere,
-            tried=self._tried_elsewhere,
+            take=self._take,
             lost=self._lost,
             dropped=self._catalogue.bus_dropped.cell(),
             garbled=self._catalogue.bus_garbled.cell(),
         )
+        self._ejections = Ejections(lambda: shared_ejections(self.fleet), self._ejected_elsewhere, replica.publish)
+        self._peer_bindings = PeerBindings(
+            self._bound_elsewhere, lambda most: self._bindings.recent(most), replica.publish
+        )
+        self._shared_breakers = SharedBreakers(
+            lambda: self._process.breakers, lambda name: self.fleet.get(name), replica.publish, lambda: replica.place
+        )
+        replica.state.put(ejections=[self._ejections], bindings=[self._peer_bindings], breakers=[self._shared_breakers])
+        return replica
 
-    def _told(self, kind: Kind, record: bytes) -> None:
-        """What is said of the pods."""
+    def _take(self, kind: Kind, body: bytes) -> None:
+        """Apply what the supervisor, or another host, publishes beside shared state."""
         raise NotImplementedError
 
     def _lost(self) -> None:
-        """Nobody is there any more who could say anything."""
+        """The supervisor is gone."""
 
     def _make_ledger(self) -> SharedLedger:
         loads = self._replica.own_loads
         return SharedLedger(self._clock, loads.dispatched, loads.eased)
 
     def _make_bindings(self) -> SharedBindings:
-        return SharedBindings(self._clock, self._replica.bound)
+        return SharedBindings(self._clock, self._peer_bindings.bound)
+
+    def _make_company(self) -> SharedBreakers:
+        return self._shared_breakers
 
     def _indexes(self) -> Sequence[PrefixIndex]:
-        """Those that a producer has kept, or taken over, go on."""
-        self._replica.indexes = [
+        """An index that a producer has kept, or taken over, is used further."""
+        indexes = [
             self._shared_index(pool, producer)
             for pool, scheduling in self.schedulings.items()
             for producer in scheduling.plugins(ApproxPrefixCacheProducer)
         ]
-        return self._replica.indexes
+        self._replica.state.put(indexes=indexes)
+        return indexes
 
     def _shared_index(self, pool: str, producer: ApproxPrefixCacheProducer) -> SharedIndex:
         if not isinstance(producer.index, SharedIndex):
@@ -104,41 +116,31 @@ class SharingApp(App):
         return producer.index
 
     def _share(self) -> None:
-        self._share_sessions()
-        self._share_limits()
-        self._share_queues()
-
-    def _share_sessions(self) -> None:
-        """Nothing is told of tables whose sessions are kept by the clients: nothing is bound in them."""
-        replica = self._replica
-        replica.sessions = [
+        replica, state = self._replica, self._replica.state
+        sessions = [
             SharedSessions(
-                plugin.table, self._clock, tag=table_tag(f"{pool}/{name}"), tell=replica.tell, find=self.fleet.get
+                plugin.table, self._clock, name=f"{pool}/{name}", publish=replica.publish, find=self.fleet.get
             )
             for pool, scheduling in self.schedulings.items()
             for name, plugin in scheduling.instances.items()
             if isinstance(plugin, SessionAffinity)
         ]
-
-    def _share_limits(self) -> None:
+        known = {queue.pool: queue for queue in state.queues}
+        queues = [
+            known.get(pool) or self._shared_queue(pool, control) for pool, control in self.serving.flow_controls.items()
+        ]
+        state.put(sessions=sessions, queues=queues)
         limits = self.serving.limits
         if limits is not None and limits.on_spent is None:
-            self._replica.limits = [SharedLimits(limits, self._replica.tell)]
+            state.put(limits=[SharedLimits(limits, replica.publish)])
             limits.seated(self._workers, self._seat, NEWS)
-            self._replica.be_limited()
-
-    def _share_queues(self) -> None:
-        """Those that are shared stay: siblings have said who waits."""
-        flow_controls, known = self.serving.flow_controls, {queue.pool: queue for queue in self._replica.queues}
-        self._replica.queues = [
-            known.get(pool) or self._shared_queue(pool, control) for pool, control in flow_controls.items()
-        ]
+            replica.share_limits()
 
     def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
-        def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
-            self._replica.tell(Kind.WAITING, said(pool, self._name, highest, given, wants))
+        def publish(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
+            self._replica.publish(Kind.WAITING, SharedQueue.packed(pool, self._name, highest, given, wants))
 
-        siblings = flow_control.siblings = Siblings(self._workers, tell, self._seat, self._name)
+        siblings = flow_control.siblings = Siblings(self._workers, publish, self._seat, self._name)
         siblings.among(*self._replica.place)
         return SharedQueue(pool, siblings, flow_control.look)
 
@@ -150,25 +152,19 @@ class SharingApp(App):
         if endpoint := self.fleet.get(name):
             self._bindings.bound_elsewhere(response_id, endpoint)
 
-    def _make_company(self) -> Company:
-        return self._replica
-
-    def _broke_elsewhere(self, name: str, is_open: bool) -> None:
-        if endpoint := self.fleet.get(name):
-            self._process.breakers.hear(endpoint, is_open)
-
-    def _tried_elsewhere(self, name: str) -> None:
-        if endpoint := self.fleet.get(name):
-            self._process.breakers.hold_off(endpoint)
+    def _ejected_elsewhere(self, peer: int, reasons: Mapping[str, Sequence[str]]) -> None:
+        self.fleet.peer_ejected(peer, reasons)
 
 
-def shared_doubts(fleet: Fleet) -> Doubts:
-    """All of its own but those of open breakers: each process that hears of one opens its own, with its own timer."""
-    return {name: [why for why in whys if why != OPEN] for name, whys in fleet.own_ejections().items()}
+def shared_ejections(fleet: Fleet) -> Mapping[str, Sequence[str]]:
+    """Return this process's reasons against pods, except open breakers: each process that receives one opens its own
+    breaker, with its own timer."""
+    return {name: [why for why in reasons if why != OPEN] for name, reasons in fleet.own_ejections().items()}
 
 
-class Others:
-    """The other hosts, and what operators told any of them about pods. Raises ConfigError if the library is missing."""
+class OtherHosts:
+    """The other hosts of the deployment, and which pods operators drained at any of them. Raises ConfigError if the
+    library for the store is missing."""
 
     def __init__(
         self,
@@ -178,20 +174,20 @@ class Others:
         rng: Random,
         catalogue: Catalogue,
         configurations: Configurations,
-        local: Local,
+        members: Members,
         gathers: bool = True,
     ) -> None:
         check(settings)
         self._fleet = fleet
-        self.drains = SharedDrains(self._drain, lambda body: self.deployment.say(0, record(Kind.DRAINS, body)))
+        self.drains = SharedDrains(self._drain, lambda kind, body: self.deployment.publish(record(kind, body)))
         self.deployment = Deployment(
             settings,
             clock,
             rng,
-            ReplicaSeries(catalogue),
-            local,
+            catalogue,
+            members,
             config=lambda: configurations.of_deployment,
-            own=lambda: record(Kind.DRAINS, self.drains.all()),
+            own=self.drains.in_flight,
             gathers=gathers,
         )
         fleet.watch(self.drains.added, self.drains.removed)
@@ -204,12 +200,12 @@ class Others:
 
 
 class Replicated(SharingApp):
-    """Without workers, and among other proxies."""
+    """The proxy of one process, among other hosts."""
 
     def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
         super().__init__(settings, registry, reader)
         self.fleet.watch(self._replica.added, self._replica.removed)
-        self._others = Others(
+        self._others = OtherHosts(
             settings.replicas,
             self.fleet,
             self._clock,
@@ -219,18 +215,18 @@ class Replicated(SharingApp):
             self._replica,
             gathers=False,
         )
-        self._replica.join(Alone(self._others.deployment), INTERVAL)
+        self._replica.join(self._others.deployment, INTERVAL)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
-        """The pods first: what others say of pods that are not known is lost."""
+        """The pods first: what others publish about unknown pods is lost."""
         first_contact = await super()._know_the_fleet(stack)
         await stack.enter_async_context(self._others.deployment)
         stack.push_async_callback(self._replica.close)
         return first_contact
 
-    def _told(self, kind: Kind, record: bytes) -> None:
+    def _take(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.DRAINS:
-            self._others.drains.take(record)
+            self._others.drains.take(0, kind, body)
 
     def _drained(self, endpoint: Endpoint) -> None:
         self._others.drains.turned(endpoint, self.fleet.drains(endpoint))
@@ -240,5 +236,5 @@ class Replicated(SharingApp):
 
 
 def app_of(settings: Settings, reader: Reader | None = None) -> App:
-    """The proxy of one process. Raises ConfigError."""
+    """Return the proxy of one process. Raises ConfigError."""
     return (Replicated if settings.replicas.is_shared else App)(settings, reader=reader)

@@ -1,4 +1,4 @@
-"""`kvlane serve --workers N`: asks the pods, holds the sockets and the admin port, and has workers do the rest."""
+"""`kvlane serve --workers N`: polls the pods, holds the sockets and the admin port, and has worker processes serve."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import asyncio
 import logging
 import os
 import random
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-
-import orjson
+from typing import Any
 
 from proxy import __version__, outbound
 from proxy.app import App
 from proxy.auth.authenticator import Door
 from proxy.autoscale.autoscaling import Autoscaling
-from proxy.cluster import messages as bodies
 from proxy.cluster.messages import Kind, records
-from proxy.cluster.queries import HostExposition, RoundsForWorkers, WorkersDecisions, WorkersSenses
-from proxy.cluster.shared import PeerLoads, Roster
-from proxy.cluster.sharing import Others, shared_doubts
-from proxy.cluster.transport import Hub
-from proxy.cluster.workers import Child, Crew, bound
+from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkersSenses
+from proxy.cluster.replica import SharedState
+from proxy.cluster.shared import Ejections, PeerLoads, Roster, SharedBreakers
+from proxy.cluster.sharing import OtherHosts, shared_ejections
+from proxy.cluster.transport import Broker
+from proxy.cluster.workers import Child, Workers, bound
 from proxy.config.diff import OF_THE_HOST, servable
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
@@ -54,45 +51,29 @@ log = logging.getLogger(__name__)
 _KINDS = {News.POD: Kind.POD, News.METRICS: Kind.METRICS, News.ROLL: Kind.ROLL}
 
 
-def _check_tls(settings: Settings) -> None:
-    """Raise OSError if the TLS files of a port that workers serve cannot be used: each worker would end with it."""
-    for tls in (settings.listen.tls, settings.extproc.tls):
-        if tls is not None:
-            server_context(tls)
-
-
 class Supervisor:
     """`async with Supervisor(settings, workers)`: inside of it `workers` processes serve. Raises ConfigError when
-    constructed with settings that no worker could run with; entering it raises OSError if an address cannot be had,
-    and StartFailed if a worker does not come up.
+    constructed with settings that no worker could serve with; OSError from entering it if an address is not available,
+    and StartFailed if a worker does not start.
 
-    With `shares` false workers do not know of each other's requests: for measurements of what that is worth.
+    With `shares` false, workers do not share their state: to measure what sharing is worth.
     """
 
     def __init__(self, settings: Settings, workers: int, *, shares: bool = True, reader: Reader | None = None) -> None:
         self._settings = settings
-        self._workers = workers
+        self._number_of_workers = workers
         self._single = App(settings)
+        """What each worker serves with, built to validate it, and never started."""
         self._clock = SystemClock()
         self._random = random.Random()
         self._catalogue = Catalogue(__version__)
         reader = reader or Reader(environ=os.environ)
         self.configurations = Configurations(settings, self, reader, self._clock, self._catalogue)
-        self.fleet = Origin(
-            self._clock,
-            self._tell,
-            on_missed=self._missed,
-            on_moved=self._moved,
-            on_restarted=self._restarted,
-            on_removed=self._restarted,
-            on_ejection_change=self._doubting,
-            on_drained=self._drained,
-        )
+        self.fleet = self._make_fleet()
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, call_later)
-        self._ledger = Ledger(self._clock)
-        roster = Roster()
-        self.fleet.watch(roster.added, roster.removed)
-        self._peer_loads = PeerLoads(roster.get, self._ledger.elsewhere)
+        dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
+        self._broker = Broker(self._snapshot, self._take, self._vanished, dropped, garbled, shares=shares)
+        self._shared = self._make_shared_state()
         self._series = EndpointSeries(
             self._catalogue,
             self.fleet,
@@ -101,47 +82,38 @@ class Supervisor:
             doubts=self.fleet.ejection_reasons,
             breaker=self._breakers.state,
         )
-        dropped, garbled = self._catalogue.bus_dropped.cell(), self._catalogue.bus_garbled.cell()
-        self._hub = Hub(self._everything, self._take, self._vanished, dropped, garbled, shares=shares)
-        self._readers: list[Callable[[], None]] = []
         self._levels = LogLevels(
-            lambda: self._settings.telemetry.log_level, lambda levels: self._hub.tell(Kind.LEVELS, levels)
+            lambda: self._settings.telemetry.log_level, lambda levels: self._broker.publish(Kind.LEVELS, levels)
         )
+        readers: list[Callable[[], None]] = []
+        questions = self._broker.questions
         self._exposition = HostExposition(
-            self._catalogue,
-            self._series,
-            lambda: list(self._crew.children.values()),
-            lambda: self.serving,
-            self._readers,
+            self._catalogue, self._series, questions, self._children, lambda: self.serving, readers
         )
-        self._senses = WorkersSenses(self._catalogue, self._exposition.of_workers)
+        self._senses = WorkersSenses(self._catalogue, questions, self._children)
         self.autoscaling = Autoscaling(
             settings.autoscale, settings.replicas, self.fleet, self._senses, self._catalogue, self._clock, self._random
         )
-        self._readers.extend((self._senses.read, self.autoscaling.read))
+        readers.extend((self._senses.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
-        self._others: Others | None = None
-        """Of other hosts; the supervisor speaks for this one."""
+        self._others: OtherHosts | None = None
         if settings.replicas.is_shared and shares:
-            self._others = Others(
+            self._others = OtherHosts(
                 settings.replicas,
                 self.fleet,
                 self._clock,
                 self._random,
                 self._catalogue,
                 self.configurations,
-                self._hub,
+                self._broker,
             )
-            self._hub.uplink = self._others.deployment
-        self._has_started = self._stopping = False
+            self._broker.deployment = self._others.deployment
+        self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
-        """Where gateways ask; None if they may not."""
+        """The port for gateways, if there is one."""
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
-        self._model_rounds = RoundsForWorkers(
-            self._polling,
-            lambda numbers: self._hub.tell(Kind.MODELS_READ, orjson.dumps(list(numbers.items()))),
-        )
+        questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
         self._door: Door | None = None
         """Of the admin port; each worker has its own for the data port."""
         self._state = State()
@@ -151,8 +123,9 @@ class Supervisor:
     async def __aenter__(self) -> Supervisor:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            _check_tls(settings)
-            self._directory = directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvlane-"))
+            for tls in (settings.listen.tls, settings.extproc.tls):
+                if tls is not None:
+                    server_context(tls)  # raises OSError for files that no worker could use
             sockets = self._bound(stack, settings.listen.host, settings.listen.port)
             self.port: int = sockets[0][0].getsockname()[1]
             for_gateways: list[list[socket.socket]] = [[] for _ in sockets]
@@ -168,14 +141,14 @@ class Supervisor:
             await self._state.settle()
             if self._others is not None:
                 await stack.enter_async_context(self._others.deployment)
+            restarts = self._catalogue.worker_restarts.cell()
+            self._workers = Workers(sockets, self._broker, self._clock, self._exposition.retire, restarts, for_gateways)
             await self._open_admin(stack)
             for sock in self._sockets:
-                sock.listen(BACKLOG)  # they wait until the first worker is there
-            restarts = self._catalogue.worker_restarts.cell()
-            self._crew = Crew(sockets, directory, self._hub, self._clock, self._left, restarts, for_gateways)
-            stack.callback(self._hub.close)
-            stack.push_async_callback(self._crew.stop)
-            await self._crew.start(settings.source, settings.reliability.drain.grace)
+                sock.listen(BACKLOG)  # connections wait until the first worker serves
+            stack.push_async_callback(self._broker.close)
+            stack.push_async_callback(self._workers.stop)
+            await self._workers.start(settings.source, settings.reliability.drain.grace)
             self._has_started = True
             await self._polling.first_contact()
             await self.autoscaling.begin(stack)
@@ -185,28 +158,27 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nobody new is let in; workers drain, then everything stops, last started first."""
-        self._stopping = True
+        """Accept nothing new; workers drain, then everything stops, last started first."""
+        self._is_stopping = True
         for sock in self._sockets:
             sock.close()
         await self._stack.aclose()
 
     def _bound(self, stack: AsyncExitStack, host: str, port: int) -> list[list[socket.socket]]:
-        sockets = bound(host, port, self._workers)
+        sockets = bound(host, port, self._number_of_workers)
         for sock in (sock for seat in sockets for sock in seat):
             stack.callback(sock.close)
         return sockets
 
     async def settle(self) -> None:
-        """Says that new requests are not wanted, and serves those that come all the same until balancers have heard."""
-        self._stopping = True
-        self._hub.tell(Kind.STOPPING, b"")
+        """Announce that no new requests are wanted, and serve those that still come until balancers have noticed."""
+        self._is_stopping = True
+        self._broker.publish(Kind.STOPPING, b"")
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
     def kill(self) -> None:
-        """What runs is cut, at once; nothing is left behind."""
-        self._crew.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """End all workers at once."""
+        self._workers.kill()
 
     @property
     def admin_port(self) -> int:
@@ -214,18 +186,17 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that live."""
-        return [child.pid for child in self._crew.children.values()]
+        """The process ids of the workers that live."""
+        return [child.pid for child in self._workers.children.values()]
 
     @property
     def serving(self) -> int:
-        """Workers that take new requests."""
-        return self._crew.serving
+        """The number of workers that take new requests."""
+        return self._workers.serving
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
-        """Serves with other settings: workers change them as they are or, where that cannot be, are replaced one after
-        the other. Gives the paths of what can only be had by a restart, and stays as it was. Raises ConfigError, and
-        nothing has changed then."""
+        """Serve with other settings: workers reload them or, where that is not possible, are replaced one by one.
+        Return the paths of what needs a restart. Raises ConfigError, and nothing has changed then."""
         before, (settings, left) = self._settings, servable(self._settings, wanted, OF_THE_HOST)
         draft = self._build(settings)
         await self._change_workers(before, settings)
@@ -234,8 +205,14 @@ class Supervisor:
         log.info("reloaded: %d workers serve with the new configuration", self.serving)
         return left
 
+    def check(self, wanted: Settings) -> Sequence[str]:
+        """Return what `reload` would. Raises ConfigError."""
+        settings, left = servable(self._settings, wanted, OF_THE_HOST)
+        App(settings)
+        return left
+
     def _build(self, settings: Settings) -> Draft:
-        """Raises ConfigError for what no worker could serve with either."""
+        """Raises ConfigError for settings that no worker could serve with."""
         draft, single = self._state.draft(), App(settings)
         draft.assign(self, _settings=settings, _single=single)
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
@@ -247,21 +224,15 @@ class Supervisor:
         draft.assign(self.autoscaling, settings=settings.autoscale)
         return draft
 
-    def check(self, wanted: Settings) -> Sequence[str]:
-        """What `reload` would give. Raises ConfigError."""
-        settings, left = servable(self._settings, wanted, OF_THE_HOST)
-        App(settings)
-        return left
-
     async def _change_workers(self, before: Settings, settings: Settings) -> None:
-        """All of them, or none."""
+        """Change all of them, or none."""
         grace = settings.reliability.drain.grace
         if not servable(before, settings)[1]:
-            serve = await self._crew.reload(settings.source, grace)
+            serve = await self._workers.reload(settings.source, grace)
         else:
-            serve = await self._crew.replace(settings.source, grace)
+            serve = await self._workers.replace(settings.source, grace)
             if not serve:
-                await self._crew.replace(before.source, before.reliability.drain.grace)
+                await self._workers.replace(before.source, before.reliability.drain.grace)
         if not serve:
             raise ConfigError([Problem("", "a worker cannot serve with it; the log says why")])
 
@@ -272,8 +243,8 @@ class Supervisor:
             config=lambda: self._single.effective(),
             session=self._session,
             trust=self._trust,
-            stopping=lambda: self._stopping or not (self._has_started and self.serving),
-            workers=lambda: {"serving": self.serving, "total": self._workers},
+            stopping=lambda: self._is_stopping or not (self._has_started and self.serving),
+            workers=lambda: {"serving": self.serving, "total": self._number_of_workers},
             keys=lambda: (self._settings.admin.api_key, self._door),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
@@ -281,12 +252,34 @@ class Supervisor:
             scaled=lambda: self.autoscaling.pools,
             replicas=lambda: self._others.deployment.status() if self._others is not None else {},
             dashboard=self._dashboard.routes,
-            explained=WorkersDecisions(lambda: list(self._crew.children.values())),
+            explained=WorkersDecisions(self._broker.questions, self._children),
             levels=self._levels,
         )
         self._admin = AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
         await stack.enter_async_context(self._admin)
         await self._dashboard.begin(stack, samples_always=False)
+
+    def _make_fleet(self) -> Origin:
+        return Origin(
+            self._clock,
+            lambda news, body: self._broker.publish(_KINDS[news], body),
+            on_missed=lambda endpoint: self._missed(endpoint),
+            on_moved=lambda endpoint: self._series.moved(endpoint),
+            on_restarted=lambda endpoint: self._breakers.forget(endpoint),
+            on_removed=lambda endpoint: self._breakers.forget(endpoint),
+            on_ejection_change=lambda endpoint: self._ejections.changed(),
+            on_drained=self._drained,
+        )
+
+    def _make_shared_state(self) -> SharedState:
+        """What the admin port shows of the workers' requests, breakers and ejections."""
+        roster, state, publish = Roster(), SharedState(), self._broker.publish
+        self.fleet.watch(roster.added, roster.removed)
+        self._ejections = Ejections(lambda: shared_ejections(self.fleet), self.fleet.peer_ejected, publish)
+        loads = PeerLoads(roster.get, Ledger(self._clock).elsewhere)
+        breakers = SharedBreakers(lambda: self._breakers, self.fleet.get, publish)
+        state.put(loads=[loads], ejections=[self._ejections], breakers=[breakers])
+        return state
 
     def _make_dashboard(self) -> Dashboard:
         return Dashboard(
@@ -299,83 +292,68 @@ class Supervisor:
             lambda: {
                 "config": self.configurations.described(),
                 "workers": self.serving,
-                "stopping": self._stopping,
+                "stopping": self._is_stopping,
             },
         )
 
-    # What happens in one room and is known in another.
+    # Called by the broker and the fleet.
 
-    def _tell(self, news: News, record: bytes) -> None:
-        self._hub.tell(_KINDS[news], record)
+    def _children(self) -> list[Child]:
+        return list(self._workers.children.values())
 
-    def _everything(self) -> Iterable[tuple[Kind, bytes]]:
-        known = [(_KINDS[news], record) for news, record in self.fleet.messages()]
-        open_breakers = [pod.name for pod in self.fleet.endpoints if self._breakers.state(pod) == "open"]
-        broken = [(Kind.BREAKER, orjson.dumps((name, True))) for name in open_breakers]
-        stopping = [(Kind.STOPPING, b"")] if self._stopping else []
-        levels = [(Kind.LEVELS, self._levels.record)] if self._levels.is_changed else []
-        hosts = [] if self._others is None else records(self._others.deployment.shares.record)
-        return [*known, (Kind.DOUBTS, self._doubts()), *broken, *stopping, *levels, *hosts]
-
-    def _doubts(self) -> bytes:
-        return orjson.dumps(shared_doubts(self.fleet))
+    def _snapshot(self) -> Iterable[tuple[Kind, bytes]]:
+        """Yield what a worker must know before it serves."""
+        for news, body in self.fleet.messages():
+            yield _KINDS[news], body
+        yield from self._ejections.in_flight()
+        for pod in self.fleet.endpoints:
+            if self._breakers.state(pod) == "open":
+                yield Kind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
+        if self._is_stopping:
+            yield Kind.STOPPING, b""
+        if self._levels.is_changed:
+            yield Kind.LEVELS, self._levels.record
+        if self._others is not None:
+            yield from records(self._others.deployment.shares.record)
 
     def _take(self, worker: int, kind: Kind, body: bytes) -> None:
-        child = self._crew.children.get(worker)
-        if kind is Kind.LOAD:
-            self._peer_loads.take(worker, body)
-        elif kind is Kind.RESET:
-            self._peer_loads.vanished(worker)
-        elif kind is Kind.DOUBTS:
-            self.fleet.peer_ejected(worker, bodies.doubts(body))
-        elif kind is Kind.BREAKER:
-            self._broke(*bodies.breaker(body))
-        elif kind is Kind.TRIED and (endpoint := self.fleet.get(bodies.pod(body))):
-            self._breakers.hold_off(endpoint)
+        if self._shared.take(worker, kind, body):
+            return
+        child = self._workers.children.get(worker)
+        if kind is Kind.RESET:
+            self._shared.reset(worker)
         elif kind is Kind.DRAINS and self._others is not None:
-            self._others.drains.take(body)
-        elif kind is Kind.RELOADED:
-            self._crew.reloaded(worker, *bodies.reloaded(body))
-        elif kind is Kind.READ_ROUND:
-            self._model_rounds.ask(worker, bodies.number(body))
-        elif kind is Kind.READ_POD and (endpoint := self.fleet.get(bodies.pod(body))):
-            self._polling.read_soon(endpoint)
-        elif kind is Kind.ALIVE and child is not None:
+            self._others.drains.take(worker, kind, body)
+        elif child is None:
+            return
+        elif kind is Kind.ALIVE:
             child.alive_at = self._clock.now()
-        elif kind is Kind.READY and child is not None:
+        elif kind is Kind.READY:
             child.alive_at = self._clock.now()
             child.ready.set()
-        elif kind is Kind.LEAVING and child is not None:
+        elif kind is Kind.LEAVING:
             child.leaving.set()
-        elif kind is Kind.FAREWELL and child is not None:
+        elif kind is Kind.FAREWELL:
             child.exposition = body
 
     def _vanished(self, worker: int) -> None:
-        self._peer_loads.vanished(worker)
-        self.fleet.peer_ejected(worker, {})
-        if child := self._crew.children.get(worker):
+        self._shared.vanished(worker)
+        if child := self._workers.children.get(worker):
             child.leaving.set()
             child.unlinked.set()
 
-    def _left(self, child: Child) -> None:
-        self._exposition.retire(child)
+    async def _read_models(self, _: Any) -> bytes:
+        await self._polling.next_round()
+        return b""
 
-    def _broke(self, name: str, is_open: bool) -> None:
+    async def _read_pod(self, name: Any) -> bytes:
         if endpoint := self.fleet.get(name):
-            self._breakers.hear(endpoint, is_open)
-
-    def _doubting(self, endpoint: Endpoint) -> None:
-        self._hub.tell(Kind.DOUBTS, self._doubts())
+            self._polling.read_soon(endpoint)
+        return b""
 
     def _drained(self, endpoint: Endpoint) -> None:
         if self._others is not None:
             self._others.drains.turned(endpoint, self.fleet.drains(endpoint))
-
-    def _moved(self, endpoint: Endpoint) -> None:
-        self._series.moved(endpoint)
-
-    def _restarted(self, endpoint: Endpoint) -> None:
-        self._breakers.forget(endpoint)
 
     def _missed(self, endpoint: Endpoint) -> None:
         self._series.of(endpoint).scrape_failures += 1

@@ -1,4 +1,4 @@
-"""The transport within a host: a link from each worker to the broker, over unix sockets."""
+"""Messages between the processes of a host: a link from each worker to the broker, which the supervisor runs."""
 
 from __future__ import annotations
 
@@ -12,162 +12,29 @@ from typing import Protocol, cast
 
 import orjson
 
-from proxy.cluster.messages import EVERYBODY, HUB, UNREADABLE, Frames, Garbled, Kind, frame, record, records
+from proxy.cluster.deployment import Deployment
+from proxy.cluster.messages import (
+    BROKER,
+    EVERYBODY,
+    OTHER_HOSTS,
+    UNREADABLE,
+    Frames,
+    Garbled,
+    Kind,
+    frame,
+    record,
+    records,
+)
+from proxy.cluster.questions import Questions
 from proxy.core.ports import Tally
-
-
-class Way(Protocol):
-    """`Link` is one, `replicas.deployment.Alone` another."""
-
-    closed: asyncio.Event
-
-    def tell(self, records: bytes) -> None:
-        """To everybody, if all of them are for everybody. Never waits, as `send`."""
-
-    def send(self, address: int, records: bytes) -> None: ...
-
-    def close(self) -> None:
-        """What was said still goes out; wait for `closed`."""
-
-
-class Uplink(Protocol):
-    """The other hosts, as a host sees them; `Deployment` is one."""
-
-    def say(self, member: int, batch: bytes) -> None:
-        """To all of them."""
-
-    def answer(self, number: int, member: int, batch: bytes) -> None:
-        """To the host of that number."""
-
-    def joined(self, is_first: bool) -> None:
-        """A member has to be told all that is in flight; the first one, what is remembered too."""
-
-    def left(self, member: int) -> None: ...
-
-
-class Local(Protocol):
-    """A host, as the others see it; `Hub` and `replicas.replica.Replica` are such."""
-
-    @property
-    def members(self) -> list[int]: ...
-
-    def heard(self, number: int, batch: bytes) -> None:
-        """From a member of another host."""
-
-    def gone(self, number: int) -> None:
-        """A member of another host is no more, and with it all that it had in flight."""
-
-    def ask(self, to: int, memory: float) -> None:
-        """All members tell what they have in flight; and one of them the latest part of what it remembers, 1.0: all."""
-
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 8 * 1024 * 1024
-"""Bytes that wait for a reader who is slow; beyond it the oldest frames are dropped."""
+"""Bytes that wait for a slow reader. Beyond them the oldest frames are dropped."""
 
-_BUFFER = 256 * 1024
-
-
-class Link(asyncio.Protocol):
-    """`received(address, records)` for every frame, `lost()` once when the other side is gone, `missed()` when the
-    reader has caught up after frames were dropped: only a snapshot helps then."""
-
-    def __init__(
-        self,
-        received: Callable[[int, bytes], None],
-        lost: Callable[[], None],
-        missed: Callable[[], None],
-        dropped: Tally,
-        backlog: int = BACKLOG,
-    ) -> None:
-        self._received = received
-        self._lost = lost
-        self._missed = missed
-        self._dropped = dropped
-        self._backlog = backlog
-        self._frames = Frames()
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._paused = False
-        self._gap = False
-        self._is_over = False
-        """Nothing more is said."""
-        self._transport: asyncio.Transport
-        self.closed = asyncio.Event()
-
-    @classmethod
-    async def over(cls, sock: socket.socket, *arguments: object) -> Link:
-        """A link over a connected socket; the arguments are those of the class."""
-        loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: cls(*arguments), sock=sock)  # type: ignore[arg-type]
-        return link
-
-    def tell(self, records: bytes) -> None:
-        self.send(EVERYBODY, records)
-
-    def send(self, address: int, records: bytes) -> None:
-        """Never waits."""
-        data = frame(address, records)
-        if not self._paused:
-            self._transport.write(data)
-            return
-        if self._is_over:
-            return
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        while self._waiting_bytes > self._backlog:
-            self._waiting_bytes -= len(self._waiting.popleft())
-            self._dropped.add(1)
-            self._gap = True
-
-    def close(self) -> None:
-        """What was said goes out, and the other side hangs up when it has heard it; wait for `closed`. If this side
-        did, what the other one writes just then would fail there, before it has read the rest."""
-        if self._is_over:
-            return
-        self._is_over = self._paused = True
-        self._transport.writelines(self._waiting)
-        self._waiting.clear()
-        self._transport.write_eof()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_BUFFER)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for address, records in self._frames.feed(data):
-                self._received(address, records)
-        except Garbled as error:
-            log.error("the bus is garbled, its link is cut: %s", error)
-            self.abort()
-
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        if self._is_over:
-            return
-        self._paused = False
-        while self._waiting and not self._paused:
-            data = self._waiting.popleft()
-            self._waiting_bytes -= len(data)
-            self._transport.write(data)
-        if self._gap and not self._waiting:
-            self._gap = False
-            self._missed()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._is_over = self._paused = True
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        self.closed.set()
-        self._lost()
-
+SNAPSHOT_FRAME = 4 * 1024 * 1024
+"""Bytes after which a snapshot continues in another frame."""
 
 INTERVAL = 0.005
 """Seconds. Two requests that reach two workers within it do not know of each other."""
@@ -194,6 +61,276 @@ SMOOTH = 0.1
 _NEVER = -math.inf
 
 
+_BUFFER = 256 * 1024
+
+
+class Transport(Protocol):
+    """How a process reaches the others: a `Link` within a host, a `Deployment` between hosts. Both call a function for
+    each message that arrives, which they are given when they are made."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def publish(self, batch: bytes, to: int = EVERYBODY) -> None:
+        """Send records to one process or to all. Never waits."""
+
+    async def end(self) -> None:
+        """Send what still waits, and close."""
+
+
+class Link(asyncio.Protocol):
+    """One connection between a worker and the broker: whole frames, and a bound on what waits for a slow reader.
+
+    `received(address, batch)` is called for each frame; `lost()` once, when the other side is gone; `missed()` when the
+    reader has caught up after frames were dropped: only a snapshot helps then.
+    """
+
+    def __init__(
+        self,
+        received: Callable[[int, bytes], None],
+        lost: Callable[[], None],
+        missed: Callable[[], None],
+        dropped: Tally,
+        backlog: int = BACKLOG,
+    ) -> None:
+        self._received = received
+        self._lost = lost
+        self._missed = missed
+        self._dropped = dropped
+        self._backlog = backlog
+        self._frames = Frames()
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_paused = False
+        self._has_gap = False
+        self._has_ended = False
+        self._transport: asyncio.Transport
+        self.closed = asyncio.Event()
+
+    @classmethod
+    async def over(cls, sock: socket.socket, *arguments: object) -> Link:
+        """Return a link over a connected socket. The arguments are those of the class."""
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: cls(*arguments), sock=sock)  # type: ignore[arg-type]
+        return link
+
+    @property
+    def is_connected(self) -> bool:
+        return not self._has_ended
+
+    def publish(self, batch: bytes, to: int = EVERYBODY) -> None:
+        data = frame(to, batch)
+        if not self._is_paused:
+            self._transport.write(data)
+            return
+        if self._has_ended:
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        while self._waiting_bytes > self._backlog:
+            self._waiting_bytes -= len(self._waiting.popleft())
+            self._dropped.add(1)
+            self._has_gap = True
+
+    async def end(self) -> None:
+        """The other side hangs up when it has read everything. If this side did, a write of the other side just then
+        would fail before it has read the rest."""
+        if not self._has_ended:
+            self._has_ended = self._is_paused = True
+            self._transport.writelines(self._waiting)
+            self._waiting.clear()
+            self._transport.write_eof()
+        await self.closed.wait()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for address, batch in self._frames.feed(data):
+                self._received(address, batch)
+        except Garbled as error:
+            log.error("closed the link to a process of this host: unreadable frame: %s", error)
+            self.abort()
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        if self._has_ended:
+            return
+        self._is_paused = False
+        while self._waiting and not self._is_paused:
+            data = self._waiting.popleft()
+            self._waiting_bytes -= len(data)
+            self._transport.write(data)
+        if self._has_gap and not self._waiting:
+            self._has_gap = False
+            self._missed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._has_ended = self._is_paused = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self.closed.set()
+        self._lost()
+
+
+class Broker:
+    """Passes messages between the workers of a host and, if there is a `deployment`, between them and other hosts.
+
+    `snapshot()` returns the records that a new worker needs before it serves; `take(worker, kind, body)` is called for
+    each record that a worker publishes; `vanished(worker)` when a worker is gone.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Iterable[tuple[Kind, bytes]]],
+        take: Callable[[int, Kind, bytes], None],
+        vanished: Callable[[int], None],
+        dropped: Tally,
+        garbled: Tally,
+        *,
+        shares: bool = True,
+    ) -> None:
+        """`shares`: whether workers receive each other's messages."""
+        self._snapshot = snapshot
+        self._take = take
+        self._vanished = vanished
+        self._dropped = dropped
+        self._garbled = garbled
+        self._shares = shares
+        self._links: dict[int, Link] = {}
+        self._batch = Batch(self._to_all)
+        self.publish = self._batch.add
+        """Send a record to all workers, with the next batch."""
+        self.deployment: Deployment | None = None
+        """The other hosts. Set by the owner where there are any."""
+        self.questions = Questions(self._send_at_once)
+
+    async def attach(self, worker: int, sock: socket.socket, first: bytes = b"") -> None:
+        """Connect a new worker, and send it `first` before anything else. Numbers of workers are never used again."""
+        link = await Link.over(
+            sock,
+            lambda address, batch: self._received(worker, address, batch),
+            lambda: self._lost(worker),
+            lambda: self._catch_up(worker),
+            self._dropped,
+        )
+        if link.closed.is_set():
+            self._vanished(worker)
+            return
+        self._links[worker] = link
+        if first:
+            link.publish(first, BROKER)
+        self._catch_up(worker)
+
+    async def close(self) -> None:
+        await self.questions.close()
+        self._batch.close()
+        for link in list(self._links.values()):
+            link.abort()
+
+    # Called by the deployment.
+
+    @property
+    def members(self) -> list[int]:
+        return list(self._links)
+
+    def received(self, number: int, batch: bytes) -> None:
+        """Pass on what a member of another host published."""
+        for link in self._links.values():
+            link.publish(batch, number)
+        self._apply(number, batch)
+
+    def gone(self, number: int) -> None:
+        """A member of another host is gone, with all that it had in flight."""
+        self.publish(Kind.VANISHED, number.to_bytes(4, "little"))
+        self._batch.flush()
+        self._vanished(number)
+
+    def send_state(self, to: int, memory: float) -> None:
+        """Have all members send what they have in flight, and one of them this part of what it remembers."""
+        self._request_state(list(self._links.values()), to, memory)
+
+    def _received(self, worker: int, address: int, batch: bytes) -> None:
+        if address == EVERYBODY:
+            if self._shares:
+                for other, link in self._links.items():
+                    if other != worker:
+                        link.publish(batch, worker)
+            if self.deployment is not None:
+                self.deployment.publish(batch, member=worker)
+            self._apply(worker, batch)
+        elif address == BROKER:
+            self._apply(worker, batch)
+        elif (to := self._links.get(address)) is not None and self._shares:
+            to.publish(batch, worker)
+        elif self.deployment is not None:
+            self.deployment.publish(batch, address, worker)
+
+    def _apply(self, worker: int, batch: bytes) -> None:
+        try:
+            for kind, body in records(batch):
+                if kind in Questions.KINDS:
+                    self.questions.take(worker, kind, body)
+                else:
+                    self._take(worker, kind, body)
+        except UNREADABLE as error:
+            self._garbled.add()
+            log.error("dropped a message of worker %d: %s: %s", worker, type(error).__name__, error)
+
+    def _catch_up(self, worker: int) -> None:
+        """What waits in the batch is older than the snapshot, so it is sent first."""
+        self._batch.flush()
+        self._send_snapshot(self._links[worker])
+        if not self._shares:
+            return
+        self._request_state([link for other, link in self._links.items() if other != worker], worker, 1.0)
+        if self.deployment is not None:
+            self.deployment.joined(is_first=len(self._links) == 1)
+
+    def _send_snapshot(self, link: Link) -> None:
+        batch, size = list[bytes](), 0
+        for kind, body in self._snapshot():
+            batch.append(record(kind, body))
+            size += len(body)
+            if size >= SNAPSHOT_FRAME:
+                link.publish(b"".join(batch), BROKER)
+                batch, size = [], 0
+        link.publish(b"".join(batch), BROKER)
+
+    def _request_state(self, links: Sequence[Link], to: int, memory: float) -> None:
+        for position, link in enumerate(links):
+            wanted = {"to": to, "memory": 0.0 if position else memory}
+            link.publish(record(Kind.SNAPSHOT, orjson.dumps(wanted)), BROKER)
+
+    def _lost(self, worker: int) -> None:
+        if self._links.pop(worker, None) is None:
+            return
+        if self._shares:
+            self.publish(Kind.VANISHED, worker.to_bytes(4, "little"))
+            self._batch.flush()
+        if self.deployment is not None:
+            self.deployment.publish(record(Kind.RESET, b""), OTHER_HOSTS, worker)
+        self.questions.forget(worker)
+        self._vanished(worker)
+
+    def _to_all(self, batch: bytes) -> None:
+        for link in self._links.values():
+            link.publish(batch, BROKER)
+
+    def _send_at_once(self, worker: int, message: bytes) -> None:
+        """After what waits for all workers: a reply must not overtake what it is about."""
+        self._batch.flush()
+        if (link := self._links.get(worker)) is not None:
+            link.publish(message, BROKER)
+
+
 def _nothing() -> bytes:
     return b""
 
@@ -202,7 +339,7 @@ def _to_nobody(batch: bytes) -> None:
     """As long as there is no way."""
 
 
-class Outbox:
+class Batch:
     """Records stand behind what `urgent()` gives, which is gathered for as long as they are, and `rest()`, which may
     wait; b"" for none.
 
@@ -294,144 +431,3 @@ class Outbox:
             if timer is not None:
                 timer.cancel()
         self._soon = self._late = None
-
-
-SNAPSHOT_FRAME = 4 * 1024 * 1024
-"""Bytes after which a snapshot goes on in another frame."""
-
-Take = Callable[[int, Kind, bytes], None]
-
-
-class Hub:
-    """`everything()` gives the records that a joining worker must have before it serves; `take(worker, kind, body)`
-    gets what workers say; `vanished(worker)` is called when one is gone."""
-
-    def __init__(
-        self,
-        everything: Callable[[], Iterable[tuple[Kind, bytes]]],
-        take: Take,
-        vanished: Callable[[int], None],
-        dropped: Tally,
-        garbled: Tally,
-        *,
-        shares: bool = True,
-    ) -> None:
-        """Where nothing is shared, workers hear of the pods and not of each other."""
-        self._everything = everything
-        self._take = take
-        self._vanished = vanished
-        self._dropped = dropped
-        self._garbled = garbled
-        self._shares = shares
-        self._links: dict[int, Link] = {}
-        self.uplink: Uplink | None = None
-        """To the other hosts, where there are any; whoever has one sets it."""
-        self._outbox = Outbox(self._to_all)
-        self.tell = self._outbox.add
-        """Soon, to all workers."""
-
-    async def attach(self, worker: int, sock: socket.socket) -> None:
-        """A worker that joins: no two ever have the same number."""
-        link = await Link.over(
-            sock,
-            lambda address, batch: self._received(worker, address, batch),
-            lambda: self._lost(worker),
-            lambda: self._catch_up(worker),
-            self._dropped,
-        )
-        if link.closed.is_set():
-            self._vanished(worker)
-            return
-        self._links[worker] = link
-        self._catch_up(worker)
-
-    def close(self) -> None:
-        self._outbox.close()
-        for link in list(self._links.values()):
-            link.abort()
-
-    # What other hosts say.
-
-    @property
-    def members(self) -> list[int]:
-        return list(self._links)
-
-    def heard(self, number: int, batch: bytes) -> None:
-        for link in self._links.values():
-            link.send(number, batch)
-        self._hear(number, batch)
-
-    def gone(self, number: int) -> None:
-        self.tell(Kind.VANISHED, number.to_bytes(4, "little"))
-        self._outbox.flush()
-        self._vanished(number)
-
-    def ask(self, to: int, memory: float) -> None:
-        self._ask(list(self._links.values()), to, memory)
-
-    # Below: how.
-
-    def _received(self, worker: int, address: int, batch: bytes) -> None:
-        if address == EVERYBODY:
-            if self._shares:
-                for other, link in self._links.items():
-                    if other != worker:
-                        link.send(worker, batch)
-            if self.uplink is not None:
-                self.uplink.say(worker, batch)
-            self._hear(worker, batch)
-        elif address == HUB:
-            self._hear(worker, batch)
-        elif (to := self._links.get(address)) is not None and self._shares:
-            to.send(worker, batch)
-        elif self.uplink is not None:
-            self.uplink.answer(address, worker, batch)
-
-    def _hear(self, worker: int, batch: bytes) -> None:
-        try:
-            for kind, body in records(batch):
-                self._take(worker, kind, body)
-        except UNREADABLE as error:
-            self._garbled.add()
-            log.error("dropped a message of worker %d: %s: %s", worker, type(error).__name__, error)
-
-    def _catch_up(self, worker: int) -> None:
-        """What waits in the outbox is told first: it is older than the snapshot. One of the others is asked for what
-        all of them remember, each for what it has in flight."""
-        self._outbox.flush()
-        self._tell_everything(self._links[worker])
-        if not self._shares:
-            return
-        self._ask([link for other, link in self._links.items() if other != worker], worker, 1.0)
-        if self.uplink is not None:
-            self.uplink.joined(is_first=len(self._links) == 1)
-
-    def _tell_everything(self, link: Link) -> None:
-        """In several frames, as each has a largest size."""
-        batch, size = list[bytes](), 0
-        for kind, body in self._everything():
-            batch.append(record(kind, body))
-            size += len(body)
-            if size >= SNAPSHOT_FRAME:
-                link.send(HUB, b"".join(batch))
-                batch, size = [], 0
-        link.send(HUB, b"".join(batch))
-
-    def _ask(self, links: Sequence[Link], to: int, memory: float) -> None:
-        for position, link in enumerate(links):
-            asked = {"to": to, "memory": 0.0 if position else memory}
-            link.send(HUB, record(Kind.SNAPSHOT, orjson.dumps(asked)))
-
-    def _lost(self, worker: int) -> None:
-        if self._links.pop(worker, None) is None:
-            return
-        if self._shares:
-            self.tell(Kind.VANISHED, worker.to_bytes(4, "little"))
-            self._outbox.flush()
-        if self.uplink is not None:
-            self.uplink.left(worker)
-        self._vanished(worker)
-
-    def _to_all(self, batch: bytes) -> None:
-        for link in self._links.values():
-            link.send(HUB, batch)

@@ -1,11 +1,10 @@
-"""One of several workers: the proxy, told of its pods and its siblings by the supervisor."""
+"""One of several workers: the proxy, told of its pods and of the other workers by the supervisor."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -13,21 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 import uvloop
-from aiohttp import web
 
-from proxy.cluster import messages as bodies
 from proxy.cluster.messages import Kind
-from proxy.cluster.queries import WorkerModelReads
+from proxy.cluster.questions import DECISIONS, METRICS, RELOAD, SIGNALS, WorkerModelReads, decisions
 from proxy.cluster.sharing import SharingApp
-from proxy.cluster.workers import LockedWriter, Setup
+from proxy.cluster.workers import LockedWriter, Setup, read_settings
 from proxy.collector import Collector, resident
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
-from proxy.http.admin import LARGEST_BODY, in_json
-from proxy.http.admin_config import DecisionRoutes
 from proxy.http.tls import Trust
 from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
@@ -38,37 +34,37 @@ from proxy.telemetry.observation import Observation
 log = logging.getLogger(__name__)
 
 ALIVE_EVERY = 1.0
-"""Seconds between two messages that tell the supervisor that the event loop turns."""
+"""Seconds between two signs of life."""
 
 _NEWS = {Kind.POD: News.POD, Kind.METRICS: News.METRICS, Kind.ROLL: News.ROLL}
 
 
 class Worker(SharingApp):
-    """Serves on sockets it was given; `lost` is called when the supervisor is gone."""
+    """Serves on inherited sockets. `bus` is connected to the broker; `lost` is called when the supervisor is gone."""
 
     fleet: Mirror
 
-    def __init__(self, settings: Settings, setup: Setup, lost: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, setup: Setup, bus: socket.socket, lost: Callable[[], None]) -> None:
         self._setup = setup
+        self._bus = bus
         self._workers, self._seat = setup.workers, setup.seat
-        self._decision_prefix = f"w{setup.worker}-"
+        self._decision_prefix = f"w{setup.number}-"
         self._on_lost = lost
-        self._known = asyncio.Event()
+        self._knows_the_fleet = asyncio.Event()
         self._is_up = asyncio.Event()
         self._reloading = asyncio.Lock()
-        self._reloads = Tasks()
         super().__init__(settings)
 
     async def __aenter__(self) -> Worker:
         await super().__aenter__()
         self._is_up.set()
-        self._replica.ready()
+        self._replica.send_to_supervisor(Kind.READY)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._replica.leaving()
+        self._replica.send_to_supervisor(Kind.LEAVING)
         await super().__aexit__(kind, error, trace)
 
     def _make_fleet(self) -> Mirror:
@@ -78,7 +74,7 @@ class Worker(SharingApp):
             on_restarted=self._restarted,
             on_removed=self._removed,
             on_changed=self._roomier,
-            on_ejection_change=lambda endpoint: self._replica.doubting(),
+            on_ejection_change=lambda endpoint: self._ejections.changed(),
             slow_start=self._make_slow_start(),
         )
         fleet.watch(self._replica.added, self._replica.removed)
@@ -88,42 +84,36 @@ class Worker(SharingApp):
         """The supervisor polls the pods."""
 
     def _make_model_reads(self, polling: Polling | None) -> WorkerModelReads:
-        self._model_reads = WorkerModelReads(
-            lambda number: self._replica.read_round(number), lambda name: self._replica.read_pod(name)
-        )
-        return self._model_reads
+        return WorkerModelReads(self._replica.questions)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         return partial(self._join, stack)
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
-        """Not before it knows what its siblings know: it may stand in for one of them."""
+        """Not before the worker knows the pods: it may replace another worker."""
         await known()
-        await super()._listen(stack, self._known.wait)
+        await super()._listen(stack, self._knows_the_fleet.wait)
 
     async def _join(self, stack: AsyncExitStack) -> None:
-        await stack.enter_async_context(self._reloads)
-        await self._replica.connect(socket.socket(fileno=self._setup.bus))
-        stack.push_async_callback(self._say_farewell)
-        self._reloads.keep(self._tell_that_it_is_alive, "worker-alive")
-        await self._known.wait()
+        tasks = await stack.enter_async_context(Tasks())
+        await self._replica.connect(self._bus)
+        stack.push_async_callback(self._end)
+        tasks.keep(self._show_signs_of_life, "worker-alive")
+        await self._knows_the_fleet.wait()
 
     async def _open_admin(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> None:
-        """The admin port is the supervisor's; here is only what it adds up, or passes on."""
-        application = web.Application(middlewares=[in_json], client_max_size=LARGEST_BODY)
-        application.router.add_get("/metrics", self._metrics)
-        DecisionRoutes(self._explained()).add_to(application.router)
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.UnixSite(runner, self._setup.metrics_path).start()
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        body, _ = await self._observation.exposition.render("")
-        return web.Response(body=body)
+        """The admin port is the supervisor's. A worker answers its questions."""
+        self._replica.questions.handlers.update(
+            {
+                METRICS: self._metrics,
+                SIGNALS: self._signals,
+                DECISIONS: partial(decisions, self._explained()),
+                RELOAD: self._reload_with,
+            }
+        )
 
     async def _begin_scaling(self, stack: AsyncExitStack) -> None:
-        """The supervisor does."""
+        """The supervisor scales."""
 
     def _sockets(self) -> Sequence[socket.socket]:
         return [socket.socket(fileno=number) for number in self._setup.listeners]
@@ -132,80 +122,74 @@ class Worker(SharingApp):
         return [socket.socket(fileno=number) for number in self._setup.for_gateways]
 
     def _log_writer(self) -> Callable[[bytes], int]:
-        return LockedWriter(self._setup.log_lock_path, sys.stdout.fileno())
+        return LockedWriter(self._setup.log_lock, sys.stdout.fileno())
 
-    async def _tell_that_it_is_alive(self) -> None:
+    async def _show_signs_of_life(self) -> None:
         while True:
-            self._replica.alive()
+            self._replica.send_to_supervisor(Kind.ALIVE)
             await asyncio.sleep(ALIVE_EVERY)
 
-    async def _say_farewell(self) -> None:
-        """What was counted since the last scrape would be lost with this process."""
-        body, _ = await self._observation.exposition.render("")
-        await self._replica.close([(Kind.FAREWELL, body)])
+    async def _end(self) -> None:
+        """Without the last metrics, what was counted since they were asked for would be lost with this process."""
+        await self._replica.close([(Kind.FAREWELL, await self._metrics())])
 
-    def _told(self, kind: Kind, record: bytes) -> None:
+    async def _metrics(self, _: Any = None) -> bytes:
+        body, _ = await self._observation.exposition.render("")
+        return body
+
+    async def _signals(self, _: Any) -> bytes:
+        return self._senses.current().packed()
+
+    async def _reload_with(self, packed: Any) -> bytes:
+        """If it fails, the supervisor has all workers return to the settings before."""
+        await self._is_up.wait()
+        async with self._reloading:
+            await self.reload(await asyncio.to_thread(from_mapping, read_settings(json.loads(packed))))
+        return b""
+
+    def _take(self, kind: Kind, body: bytes) -> None:
         if kind in _NEWS:
-            self.fleet.apply(_NEWS[kind], record)
-        elif kind is Kind.MODELS_READ:
-            self._model_reads.over(bodies.numbers(record).get(self._setup.worker, 0))
+            self.fleet.apply(_NEWS[kind], body)
+            if kind is Kind.ROLL:
+                self._knows_the_fleet.set()
         elif kind is Kind.STOPPING:
             self._turn_away()
         elif kind is Kind.LEVELS:
-            self._levels.take(record)
-        elif kind is Kind.SETTINGS:
-            self._reloads.start(self._reload_with(record), "reload")
-        if kind is Kind.ROLL:
-            self._known.set()
-
-    async def _reload_with(self, record: bytes) -> None:
-        """What cannot be had is had by nobody: the supervisor sees to that."""
-        number, given = pickle.loads(record)
-        await self._is_up.wait()
-        try:
-            async with self._reloading:
-                await self.reload(await asyncio.to_thread(from_mapping, given))
-        except Exception:
-            log.exception("the settings of reload %d cannot be had", number)
-            self._replica.reloaded(number, False)
-        else:
-            self._replica.reloaded(number, True)
+            self._levels.take(body)
 
     def _lost(self) -> None:
-        """Whoever waits for the fleet must not wait for ever."""
-        self._known.set()
+        self._knows_the_fleet.set()  # so that a start that waits for it ends
         self._on_lost()
 
 
 def main() -> None:
-    """The supervisor decides when to stop, also when a terminal interrupts all of its processes."""
+    """The only argument is the number of the socket to the broker. The supervisor decides when to stop, also when a
+    terminal interrupts all of its processes."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    setup = Setup.read(sys.stdin.buffer)
-    settings = from_mapping(setup.given)
+    bus = socket.socket(fileno=int(sys.argv[1]))
+    setup = Setup.receive(bus)
+    settings = from_mapping(setup.settings)
     guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
-    uvloop.run(_serve(settings, setup))
+    uvloop.run(_serve(settings, setup, bus))
 
 
-async def _serve(settings: Settings, setup: Setup) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    lost = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+async def _serve(settings: Settings, setup: Setup, bus: socket.socket) -> None:
+    stop, is_orphaned = asyncio.Event(), False
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
-    def orphaned() -> None:
-        """Called at the end of every worker; before it was told to stop, it means that nobody will tell it."""
-        if not stop.is_set():
-            lost.set()
-            stop.set()
+    def lost() -> None:
+        """The link ends with every worker. Before it was told to stop, it means that the supervisor is gone."""
+        nonlocal is_orphaned
+        is_orphaned |= not stop.is_set()
+        stop.set()
 
-    worker = Worker(settings, setup, orphaned)
+    worker = Worker(settings, setup, bus, lost)
     async with Collector(lambda: not worker.ledger.in_flight, lambda: resident() - worker.index_bytes), worker:
         await stop.wait()
-    if lost.is_set():
-        log.error("the supervisor is gone, and this worker with it")
-        shutil.rmtree(setup.directory, ignore_errors=True)
+    if is_orphaned:
+        log.error("lost the supervisor; this worker ended")
 
 
 if __name__ == "__main__":

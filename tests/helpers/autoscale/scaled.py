@@ -14,10 +14,12 @@ from proxy.autoscale.measures import Known
 from proxy.autoscale.prometheus import Unanswered
 from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
+from proxy.autoscale.signals import Senses
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
+from proxy.telemetry.metrics import Catalogue
 
 EXEC = {"type": "exec", "command": ["scale"], "upInterval": "0s", "downInterval": "0s"}
 
@@ -57,10 +59,11 @@ def policy(**changed: Any) -> PoolSettings:
     return policies(**changed).pools["default"]
 
 
-class Sixth:
+class Sixth(Senses):
     """Senses that know what they are told."""
 
     def __init__(self) -> None:
+        super().__init__(Catalogue("test"))
         self.all: dict[str, Known] = {"prefill": Known(backlog=1.5), "decode": Known()}
 
     async def look(self) -> None:

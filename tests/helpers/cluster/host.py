@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.cluster import queries, workers
+from proxy.cluster import questions, workers
 from proxy.cluster.supervisor import Supervisor
 from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet, SimPod
@@ -53,8 +53,8 @@ def question(text: str, tokens: int = 4, stream: bool = False) -> dict[str, Any]
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the supervisor bounds is bounded generously: a worker has a CPU only when others leave it one."""
-    for name in ("TIMEOUT", "METRICS_TIMEOUT"):
-        monkeypatch.setattr(queries, name, PATIENCE)
+    for name in ("DECISIONS_TIMEOUT", "METRICS_TIMEOUT"):
+        monkeypatch.setattr(questions, name, PATIENCE)
     for name in ("START_TIMEOUT", "RELOAD_TIMEOUT", "SILENT_AFTER", "KILL_SILENT_AFTER"):
         monkeypatch.setattr(workers, name, PATIENCE)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 import socket
 from collections.abc import AsyncIterator
@@ -14,13 +13,12 @@ from typing import Any, Literal
 import orjson
 import pytest
 
-from proxy.cluster.deployment import Alone, Deployment, ReplicaSeries
+from proxy.cluster.deployment import Deployment
 from proxy.cluster.messages import Kind, Packet, Say, frame, packed, record
-from proxy.cluster.redis_transport import Lease, RedisLine
-from proxy.cluster.replica import TURN
+from proxy.cluster.redis_transport import Lease, RedisConnection
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
-from proxy.cluster.shared import Who
-from proxy.cluster.transport import Hub
+from proxy.cluster.shared import TURN, Who
+from proxy.cluster.transport import Broker
 from proxy.core.clock import SystemClock
 from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.store import Store, Wall, needs_redis, store
@@ -45,12 +43,12 @@ class Proxy(Member):
 
     def __init__(self, wanted: ReplicaSettings, config: str = "a") -> None:
         super().__init__()
-        self.series = ReplicaSeries(Catalogue("test"))
         self.config = config
         self.deployment = Deployment(
-            wanted, SystemClock(), random.Random(1), self.series, self.replica, lambda: self.config, gathers=False
+            wanted, SystemClock(), random.Random(1), Catalogue("test"), self.replica, lambda: self.config, gathers=False
         )
-        self.replica.join(Alone(self.deployment), INTERVAL)
+        self.series = self.deployment.series
+        self.replica.join(self.deployment, INTERVAL)
 
     @property
     def knows(self) -> int:
@@ -59,6 +57,10 @@ class Proxy(Member):
     @property
     def remote(self) -> int:
         return self.pod.load.remote_requests
+
+
+def are_connected(one: Proxy, two: Proxy) -> bool:
+    return one.knows == two.knows == 1 and one.deployment.is_connected and two.deployment.is_connected
 
 
 class Deployed:
@@ -77,7 +79,7 @@ class Deployed:
 
     async def pair(self, **given: Any) -> tuple[Proxy, Proxy]:
         one, two = await self.join(**given), await self.join(**given)
-        await until(lambda: one.knows == two.knows == 1 and one.deployment.is_up and two.deployment.is_up)
+        await until(lambda: are_connected(one, two))
         return one, two
 
     async def wall(self) -> Wall:
@@ -92,7 +94,7 @@ async def deployed(tmp_path: Path) -> AsyncIterator[Deployed]:
 
 def vanish(proxy: Proxy) -> None:
     """As after kill -9: it says nothing any more, not even that."""
-    proxy.deployment._tells = False
+    proxy.deployment._publishes = False
     for task in list(proxy.deployment._tasks._tasks):
         task.cancel()
 
@@ -102,8 +104,8 @@ async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.dispatch(2)
     one.remember([1, 2, 3])
-    one.replica.bound("resp-1", one.pod)
-    one.replica.breaker_turned(one.pod, True)
+    one.bindings.bound("resp-1", one.pod)
+    one.shared_breakers.breaker_turned(one.pod, True)
     await until(lambda: two.pod.load.requests == two.remote == 2)
     await until(lambda: two.depth([1, 2, 3]) == 3 and two.bound == {"resp-1": "a"} and two.breakers == [("a", True)])
     assert one.remote == 0
@@ -113,11 +115,11 @@ async def test_what_one_does_the_others_know(deployed: Deployed) -> None:
 async def test_doubts_stay_with_the_host_that_has_them(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.own_doubts["a"] = ["ill"]
-    one.replica.doubting()
+    one.ejections.changed()
     one.dispatch(1)
     await until(lambda: two.remote == 1)
     assert not any(two.doubts.values())
-    assert not one.replica._outbox._records
+    assert not one.replica._batch._records
 
 
 async def test_who_stood_still_takes_nobody_to_have_been_silent(deployed: Deployed) -> None:
@@ -149,8 +151,8 @@ async def test_who_joins_learns_what_is_in_flight_and_what_is_remembered(deploye
 async def test_hosts_divide_by_those_they_hear_of_and_one_at_a_time_tries_a_pod(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     await until(lambda: sorted([one.replica.place, two.replica.place]) == [(2, 0), (2, 1)])
-    assert abs(one.replica.pause(one.pod) - two.replica.pause(two.pod)) == TURN
-    one.replica.breaker_tried(one.pod)
+    assert abs(one.shared_breakers.pause(one.pod) - two.shared_breakers.pause(two.pod)) == TURN
+    one.shared_breakers.breaker_tried(one.pod)
     await until(lambda: two.tried == ["a"])
     await two.deployment.__aexit__(None, None, None)
     await until(lambda: one.replica.place == (1, 0))
@@ -181,7 +183,7 @@ async def test_without_the_store_each_goes_on_alone_and_all_is_right_when_it_is_
     one.dispatch(2)
     await until(lambda: two.remote == 2)
     deployed.redis.kill()
-    await until(lambda: not one.deployment.is_up and not two.deployment.is_up)
+    await until(lambda: not one.deployment.is_connected and not two.deployment.is_connected)
     assert two.deployment.status()["store"] == "away"
     await until(lambda: two.remote == 0 and two.series.staleness.value > SHORT / 2)
     one.dispatch(1)
@@ -190,7 +192,7 @@ async def test_without_the_store_each_goes_on_alone_and_all_is_right_when_it_is_
     await deployed.redis.start()
     await until(lambda: one.remote == 5 and two.remote == 3 and two.depth([1, 2]) == 2)
     assert (one.pod.load.requests, two.pod.load.requests) == (8, 8)
-    await until(lambda: two.deployment.is_up and two.series.up.value == 1)
+    await until(lambda: two.deployment.is_connected and two.series.up.value == 1)
     assert two.series.losses.value == 1
     one.dispatch(-3)
     await until(lambda: two.remote == 0)
@@ -199,14 +201,14 @@ async def test_without_the_store_each_goes_on_alone_and_all_is_right_when_it_is_
 async def test_who_is_cut_off_is_forgotten_and_what_was_on_its_way_counts_no_more(deployed: Deployed) -> None:
     wall = await deployed.wall()
     near, far = await deployed.join(lease=SHORT), await deployed.join(wall.url, lease=SHORT)
-    await until(lambda: near.knows == far.knows == 1 and far.deployment.is_up)
+    await until(lambda: near.knows == far.knows == 1 and far.deployment.is_connected)
     far.dispatch(7)
     await until(lambda: near.remote == 7)
     wall.up()
     far.dispatch(4)
     near.dispatch(1)
     await asyncio.sleep(0.1)
-    await until(lambda: near.remote == 0 and not far.deployment.is_up)
+    await until(lambda: near.remote == 0 and not far.deployment.is_connected)
     far.dispatch(-10)
     wall.down()
     await until(lambda: near.remote == 1 and far.remote == 1 and near.knows == 1)
@@ -217,10 +219,10 @@ async def test_who_is_cut_off_is_forgotten_and_what_was_on_its_way_counts_no_mor
 async def test_a_store_that_hangs_is_noticed_and_used_again_when_it_goes_on(deployed: Deployed) -> None:
     one, two = await deployed.pair(lease=SHORT)
     deployed.redis.stop()
-    await until(lambda: not one.deployment.is_up and not two.deployment.is_up)
+    await until(lambda: not one.deployment.is_connected and not two.deployment.is_connected)
     one.dispatch(3)
     deployed.redis.stop(goes_on=True)
-    await until(lambda: two.remote == 3 and one.deployment.is_up and two.deployment.is_up)
+    await until(lambda: two.remote == 3 and one.deployment.is_connected and two.deployment.is_connected)
 
 
 async def test_nothing_waits_for_a_store_that_was_never_there(deployed: Deployed) -> None:
@@ -241,7 +243,7 @@ async def test_who_missed_a_packet_asks_for_what_is_in_flight(deployed: Deployed
     await until(lambda: two.remote == 2)
     one.pod.charge(5, 0)  # told to nobody
     one.deployment._number += 1
-    one.replica.bound("later", one.pod)
+    one.bindings.bound("later", one.pod)
     await until(lambda: two.remote == 7)
     assert two.series.missed.value == 1
 
@@ -253,12 +255,12 @@ async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
     one, two = await deployed.pair()
     one.pod.charge(4, 0)  # told to nobody
     deployed.redis.stop()
-    while one.deployment._at_once is not None and not one.deployment._at_once.is_slow:
-        one.deployment.say(0, record(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]"))
+    while one.deployment._direct is not None and not one.deployment._direct.is_slow:
+        one.deployment.publish(record(Kind.BINDINGS, b"[" + b" " * 500_000 + b"]"))
         await asyncio.sleep(0)
-    one.deployment.say(0, record(Kind.BINDINGS, b"[]"))
+    one.deployment.publish(record(Kind.BINDINGS, b"[]"))
     assert one.deployment._queue
-    one.deployment.say(0, record(Kind.BINDINGS, b"[" + b" " * 2000 + b"]"))
+    one.deployment.publish(record(Kind.BINDINGS, b"[" + b" " * 2000 + b"]"))
     assert not one.deployment._queue
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)
@@ -268,9 +270,9 @@ async def test_a_slow_store_makes_what_waits_be_dropped_and_asked_for(
 async def test_what_waits_is_not_overtaken(deployed: Deployed) -> None:
     """A store that reads again, before what waited for it has gone out."""
     one, two = await deployed.pair()
-    await until(lambda: one.deployment._at_once is not None)
+    await until(lambda: one.deployment._direct is not None)
     one.deployment._queue.append((Say.NEWS, one.deployment._everybody, frame(0, record(Kind.LOAD, b""))))
-    one.deployment.tell(0, record(Kind.LOAD, b""))
+    one.deployment.publish(record(Kind.LOAD, b""))
     assert len(one.deployment._queue) == 2
     one.pod.charge(3, 0)
     one.replica.own_loads.dispatched(one.pod, 1)
@@ -294,7 +296,7 @@ async def test_one_that_has_not_said_who_it_is_has_no_other_configuration(deploy
 
 async def test_those_of_another_prefix_are_others(deployed: Deployed) -> None:
     one, two = await deployed.join(), await deployed.join(prefix="else")
-    await until(lambda: one.deployment.is_up and two.deployment.is_up)
+    await until(lambda: one.deployment.is_connected and two.deployment.is_connected)
     one.dispatch(1)
     await asyncio.sleep(0.1)
     assert (two.remote, two.knows) == (0, 0)
@@ -305,11 +307,11 @@ async def test_staleness_is_what_news_take(deployed: Deployed) -> None:
     await until(lambda: 0.0 < one.deployment.status()["staleness"] < LEASE)
 
 
-async def test_nobody_is_told_to_unpickle_or_believes_who_makes_no_sense(deployed: Deployed) -> None:
+async def test_nobody_is_reloaded_by_another_host_or_believes_who_makes_no_sense(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     stranger = b"stranger"
-    settings_of_a_supervisor = frame(0, record(Kind.SETTINGS, pickle.dumps((1, {}))))
-    async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
+    settings_of_a_supervisor = frame(0, record(Kind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}"))))
+    async with RedisConnection(settings(deployed.redis.url), ("none",)) as line:
         for number, (say, body) in enumerate(
             [
                 (Say.NEWS, settings_of_a_supervisor),
@@ -335,7 +337,7 @@ async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
     deployed: Deployed, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = await deployed.pair()
-    async with RedisLine(settings(deployed.redis.url), ("none",)) as line:
+    async with RedisConnection(settings(deployed.redis.url), ("none",)) as line:
         for number in range(1, 41):
             other = Packet(Say.BEAT, bytes([number % 2]) * 8, number, b"of a form that nobody knows").packed()
             line.publish("kvlane:all", bytes([1]) + other[1:])
@@ -344,7 +346,7 @@ async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
         line.publish("kvlane:all", later[:1] + b"\xee" + later[2:])
         await until(lambda: two.series.foreign.value == 41)
     assert [record.levelname for record in caplog.records].count("WARNING") == 2, "each of the two says it"
-    assert "others speak version 1, this one 2" in caplog.text
+    assert "with version 1 (this one: 3)" in caplog.text
     assert (one.series.garbled.value, one.knows, two.knows) == (0, 1, 1)
     one.dispatch(1)
     await until(lambda: two.remote == 1)
@@ -353,7 +355,7 @@ async def test_hosts_of_another_version_are_passed_over_and_said_so_once(
 async def test_a_turn_of_a_conversation_takes_few_bytes_even_where_nothing_can_be_gathered() -> None:
     """Of 100 blocks and 5 more; each of its three moments has a packet of its own."""
     proxy = Proxy(settings("redis://nobody"))
-    proxy.deployment._tells = True
+    proxy.deployment._publishes = True
     chain = list(range(1, 206))
     sizes = []
     for end in range(100, 205, 5):
@@ -370,7 +372,7 @@ async def test_a_turn_of_a_conversation_takes_few_bytes_even_where_nothing_can_b
 
 
 def _told(proxy: Proxy) -> int:
-    proxy.replica._outbox.flush()
+    proxy.replica._batch.flush()
     return sum(len(message) for _, message in proxy.deployment._packets())
 
 
@@ -387,19 +389,19 @@ async def test_what_the_others_spend_while_nobody_hears_of_them(
 ) -> None:
     """Two others are taken to do the same as this one, or nothing."""
     proxies = [await deployed.join(limits=policy) for _ in range(3)]
-    await until(lambda: all(proxy.knows == 2 and proxy.deployment.is_up for proxy in proxies))
+    await until(lambda: all(proxy.knows == 2 and proxy.deployment.is_connected for proxy in proxies))
     one = proxies[0]
     heard: list[bytes] = []
-    one.deployment._absence._spent = heard.append
+    one.deployment._assumed._spent = heard.append
     deployed.redis.kill()
-    await until(lambda: not one.deployment.is_up)
-    one.replica.tell(Kind.SPENT, _spent(3, SPENT))
+    await until(lambda: not one.deployment.is_connected)
+    one.replica.publish(Kind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
     expected = [record(Kind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
     assert heard == expected
     await deployed.redis.start()
-    await until(lambda: one.deployment.is_up)
-    one.replica.tell(Kind.SPENT, _spent(3, SPENT))
+    await until(lambda: one.deployment.is_connected)
+    one.replica.publish(Kind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
     assert heard == expected
 
@@ -418,11 +420,9 @@ class HostOfMany:
         self.members: dict[int, Member] = {}
         self.heard: list[Kind] = []
         self.vanished: list[int] = []
-        self.hub = Hub(list, lambda _, kind, __: self.heard.append(kind), self.vanished.append, Counter(), Counter())
-        self.deployment = Deployment(
-            wanted, SystemClock(), random.Random(2), ReplicaSeries(Catalogue("test")), self.hub, lambda: "a"
-        )
-        self.hub.uplink = self.deployment
+        self.hub = Broker(list, lambda _, kind, __: self.heard.append(kind), self.vanished.append, Counter(), Counter())
+        self.deployment = Deployment(wanted, SystemClock(), random.Random(2), Catalogue("test"), self.hub, lambda: "a")
+        self.hub.deployment = self.deployment
 
     async def join(self, number: int) -> Member:
         member = self.members[number] = Member()
@@ -442,14 +442,14 @@ async def host_of_many(redis: Store, lease: float = LEASE) -> AsyncIterator[Host
         yield host
     for number in list(host.members):
         await host.leave(number)
-    host.hub.close()
+    await host.hub.close()
 
 
 async def test_workers_of_one_host_and_a_process_of_another_know_of_each_other(deployed: Deployed) -> None:
     async with host_of_many(deployed.redis) as host:
         a, b = await host.join(1), await host.join(2)
         other = await deployed.join()
-        await until(lambda: other.deployment.is_up and host.deployment.is_up)
+        await until(lambda: other.deployment.is_connected and host.deployment.is_connected)
         a.dispatch(1)
         b.dispatch(2)
         other.dispatch(4)
@@ -466,7 +466,7 @@ async def test_a_worker_that_joins_late_hears_of_other_hosts_too(deployed: Deplo
     other.dispatch(4)
     other.remember([1, 2, 3])
     async with host_of_many(deployed.redis) as host:
-        await until(lambda: host.deployment.is_up)
+        await until(lambda: host.deployment.is_connected)
         first = await host.join(1)
         await until(lambda: first.pod.load.requests == 4 and first.depth([1, 2, 3]) == 3)
         second = await host.join(2)
@@ -480,7 +480,7 @@ async def test_when_another_host_is_gone_all_workers_forget_it(deployed: Deploye
     async with host_of_many(deployed.redis, SHORT) as host:
         a = await host.join(1)
         other = await deployed.join(lease=SHORT)
-        await until(lambda: other.deployment.is_up and host.deployment.is_up)
+        await until(lambda: other.deployment.is_connected and host.deployment.is_connected)
         other.dispatch(4)
         other.reserve([1, 2])
         await until(lambda: a.pod.load.requests == 4 and a.depth([1, 2]) == 2)

@@ -107,16 +107,18 @@ async def test_when_the_master_dies_hosts_go_on_over_the_one_that_sentinels_put_
         one, two = Proxy(settings(url, lease=2.0)), Proxy(settings(url, lease=2.0))
         for proxy in (one, two):
             await stack.enter_async_context(proxy.deployment)
-        await until(lambda: one.deployment.is_up and two.deployment.is_up and one.knows == two.knows == 1, LONG)
+        await until(
+            lambda: one.deployment.is_connected and two.deployment.is_connected and one.knows == two.knows == 1, LONG
+        )
         one.dispatch(2)
         await until(lambda: two.remote == 2, LONG)
         master.kill()
         one.dispatch(3)
-        await until(lambda: not one.deployment.is_up and not two.deployment.is_up, LONG)
+        await until(lambda: not one.deployment.is_connected and not two.deployment.is_connected, LONG)
         async with asyncio.timeout(LONG):
             while await sentinels.master() != replica.port:
                 await asyncio.sleep(0.1)
-        await until(lambda: one.deployment.is_up and two.deployment.is_up, LONG)
+        await until(lambda: one.deployment.is_connected and two.deployment.is_connected, LONG)
         await until(lambda: two.remote == 5 and one.knows == two.knows == 1, LONG)
         two.dispatch(1)
         await until(lambda: one.remote == 1, LONG)

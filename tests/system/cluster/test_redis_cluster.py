@@ -71,18 +71,18 @@ async def test_hosts_at_different_nodes_know_of_each_other_and_go_on_when_a_node
         for host in hosts:
             await stack.enter_async_context(host.deployment)
             stack.push_async_callback(host.replica.close)
-        await until(lambda: all(host.knows == 2 and host.deployment.is_up for host in hosts), LONG)
+        await until(lambda: all(host.knows == 2 and host.deployment.is_connected for host in hosts), LONG)
         for number, host in enumerate(hosts, 1):
             host.dispatch(number)
         await until(lambda: all(host.pod.load.requests == 6 for host in hosts), LONG)
         hosts[0].remember([1, 2, 3])
         await until(lambda: all(host.depth([1, 2, 3]) == 3 for host in hosts), LONG)
         cluster.nodes[2].kill()
-        await until(lambda: not hosts[2].deployment.is_up and hosts[0].knows == hosts[1].knows == 1, LONG)
+        await until(lambda: not hosts[2].deployment.is_connected and hosts[0].knows == hosts[1].knows == 1, LONG)
         hosts[0].dispatch(1)
         await until(lambda: [host.pod.load.requests for host in hosts] == [4, 4, 3], LONG)
         await cluster.nodes[2].start()
-        await until(lambda: all(host.knows == 2 and host.deployment.is_up for host in hosts), LONG)
+        await until(lambda: all(host.knows == 2 and host.deployment.is_connected for host in hosts), LONG)
         await until(lambda: all(host.pod.load.requests == 7 for host in hosts), LONG)
 
 
@@ -93,10 +93,12 @@ async def test_who_knows_several_nodes_goes_on_over_the_next_when_one_dies(clust
         for host in (one, two):
             await stack.enter_async_context(host.deployment)
             stack.push_async_callback(host.replica.close)
-        await until(lambda: one.knows == two.knows == 1 and one.deployment.is_up and two.deployment.is_up, LONG)
+        await until(
+            lambda: one.knows == two.knows == 1 and one.deployment.is_connected and two.deployment.is_connected, LONG
+        )
         cluster.nodes[2].kill()
         await until(lambda: one.series.losses.value >= 1, LONG)
-        await until(lambda: one.deployment.is_up and one.knows == two.knows == 1, LONG)
+        await until(lambda: one.deployment.is_connected and one.knows == two.knows == 1, LONG)
         one.dispatch(2)
         await until(lambda: two.remote == 2, LONG)
         lease = Lease(settings(url), "of a node that may be there", 30.0)

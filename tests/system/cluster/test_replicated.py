@@ -105,7 +105,7 @@ def in_flight(proxy: Replicated | Supervisor) -> int:
 
 async def all_known(proxy: Replicated, prompts: int) -> None:
     """It remembers so many, and its scrapes of the pods are younger than their answers."""
-    indexes = proxy._replica.indexes
+    indexes = proxy._replica.state.indexes
     await until(lambda: sum(1 for index in indexes for _ in index._journal) == prompts)
     known_at = proxy._clock.now()
     await until(lambda: all(pod.metrics.scraped_at > known_at for pod in proxy.fleet.endpoints))
@@ -229,7 +229,7 @@ async def test_without_the_store_each_allows_its_part(site: Site) -> None:
     one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
     await met(site, one, two)
     site.redis.kill()
-    await until(lambda: not one._others.deployment.is_up)
+    await until(lambda: not one._others.deployment.is_connected)
     for counted in (1.5, 3.5, 5.5):
         assert (await site.chat(one, "x", key="secret"))[0] == 200
         await until(partial(counts, one, counted))  # the other one is taken to spend as much
@@ -256,7 +256,7 @@ async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_comes_back
     asking = [asyncio.ensure_future(ask(one, statuses[0])), asyncio.ensure_future(ask(two, statuses[1]))]
     site.redis.stop()
     await answers_go_on()
-    await until(lambda: not one._others.deployment.is_up)
+    await until(lambda: not one._others.deployment.is_connected)
     await answers_go_on()
     assert (await site.admin(two, "GET", "/readyz"))["ready"]
     site.redis.kill()

@@ -15,8 +15,8 @@ import pytest
 
 from proxy.cluster import workers
 from proxy.cluster.supervisor import Supervisor
-from proxy.cluster.transport import Hub
-from proxy.cluster.workers import KILL_SILENT_AFTER, SILENT_AFTER, Child, Setup, StartFailed
+from proxy.cluster.transport import Broker
+from proxy.cluster.workers import KILL_SILENT_AFTER, SILENT_AFTER, Child, StartFailed
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
 from proxy.core.tasks import Tasks
@@ -112,7 +112,7 @@ async def test_a_host_is_not_ready_before_all_of_its_workers_are() -> None:
         supervisor = Supervisor(configured(sim), 2)
         async with Tasks() as tasks, aiohttp.ClientSession() as http:
             start = tasks.start(supervisor.__aenter__(), "start")
-            await until(lambda: hasattr(supervisor, "_crew") and len(supervisor.pids) == 2)
+            await until(lambda: hasattr(supervisor, "_workers") and len(supervisor.pids) == 2)
             late = max(supervisor.pids)
             os.kill(late, signal.SIGSTOP)
             try:
@@ -151,10 +151,10 @@ async def test_a_supervisor_that_was_blocked_itself_does_not_blame_its_workers(m
     monkeypatch.setattr(workers, "SILENT_AFTER", SILENT_AFTER)
     monkeypatch.setattr(workers, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
     clock = ManualClock()
-    hub = Hub(lambda: (), lambda worker, kind, body: None, lambda worker: None, Counter(), Counter())
-    them = workers.Crew([[]], "", hub, clock, lambda child: None, Counter(), [[]])
+    hub = Broker(lambda: (), lambda worker, kind, body: None, lambda worker: None, Counter(), Counter())
+    them = workers.Workers([[]], hub, clock, lambda child: None, Counter(), [[]])
     process = await asyncio.create_subprocess_exec("sleep", "600")
-    child = Child(1, 0, process, Setup({}, 1, 0, (), ""), clock.now())
+    child = Child(1, 0, process, clock.now())
     child.ready.set()
     them._seat(child)
     clock.advance(60.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cluster.redis_transport import Lease, RedisLine, StoreLost
+from proxy.cluster.redis_transport import Lease, RedisConnection, StoreLost
 from tests.helpers.cluster.store import Store, Wall, needs_redis, store
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import until
@@ -29,7 +29,7 @@ async def goes_on_alone(proxy: Proxy, why: str) -> None:
     await until(lambda: why in proxy.deployment.status().get("why", ""))
     await until(lambda: proxy.knows == 0)
     proxy.dispatch(1)
-    assert (proxy.pod.load.requests, proxy.deployment.is_up) == (1, False)
+    assert (proxy.pod.load.requests, proxy.deployment.is_connected) == (1, False)
 
 
 async def know_each_other(one: Proxy, two: Proxy) -> None:
@@ -67,12 +67,12 @@ async def test_a_store_with_no_place_left_is_tried_until_it_has_one(tmp_path: Pa
     async with deployed_on(tmp_path, "--maxclients", "2") as deployed, AsyncExitStack() as first:
         one = Proxy(settings(deployed.redis.url))
         await first.enter_async_context(one.deployment)
-        await until(lambda: one.deployment.is_up)
+        await until(lambda: one.deployment.is_connected)
         two = await deployed.join()
         await goes_on_alone(two, "max number of clients")
         await one.replica.close()
         await first.aclose()
-        await until(lambda: two.deployment.is_up)
+        await until(lambda: two.deployment.is_connected)
 
 
 async def test_a_store_that_accepts_and_says_nothing_is_given_up(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_connections_that_are_cut_over_and_over_leave_no_sockets(tmp_path:
         for losses in range(1, 6):
             await said_to(deployed.redis, "CLIENT", "KILL", "TYPE", "pubsub")
             await until(lambda: one.series.losses.value >= losses and two.series.losses.value >= losses)  # noqa: B023
-            await until(lambda: one.deployment.is_up and two.deployment.is_up)
+            await until(lambda: one.deployment.is_connected and two.deployment.is_connected)
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
         await know_each_other(one, two)
 
@@ -146,7 +146,7 @@ async def test_whatever_goes_wrong_with_a_message_is_a_loss_and_not_silence(tmp_
 
     async with (
         deployed_on(tmp_path) as deployed,
-        RedisLine(settings(deployed.redis.url), ("a",), fails) as line,
+        RedisConnection(settings(deployed.redis.url), ("a",), fails) as line,
     ):
         line.publish("a", b"message")
         with pytest.raises(StoreLost, match="ArithmeticError"):

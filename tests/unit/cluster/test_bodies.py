@@ -6,21 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from proxy.auth.limits import LimitsGate
 from proxy.cluster import messages as bodies
-from proxy.cluster.messages import Garbled
-from proxy.cluster.shared import entries
+from proxy.cluster.messages import Garbled, Kind
+from proxy.cluster.shared import Ejections, PeerBindings, Shared, SharedBreakers, SharedLimits
+from proxy.core.clock import ManualClock
+from proxy.fleet.store import Fleet
+from proxy.reliability.breaker import Breakers
+from proxy.reliability.settings import BreakerSettings
 
 
 @pytest.mark.parametrize(
     ("read", "body", "value"),
     [
-        (bodies.breaker, b'["p",true]', ("p", True)),
-        (bodies.pod, b"p", "p"),
-        (bodies.bindings, b'[["resp_1","p"]]', [("resp_1", "p")]),
-        (bodies.doubts, b'{"p":["x"]}', {"p": ["x"]}),
-        (bodies.reloaded, b"[1,false]", (1, False)),
-        (bodies.number, b"3", 3),
-        (bodies.numbers, b"[[0,3],[1,4]]", {0: 3, 1: 4}),
         (bodies.hosts, b"[2,1,true]", (2, 1, True)),
         (bodies.snapshot, b'{"to":5,"memory":1.0}', (5, 1.0)),
         (bodies.facts, b'{"name":"n","config":"c","members":[0,1]}', ("n", "c", [0, 1])),
@@ -33,18 +31,6 @@ def test_a_body_is_read_into_typed_values(read: Callable[[bytes], object], body:
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (bodies.breaker, b"["),
-        (bodies.breaker, b'[["p"],true]'),
-        (bodies.breaker, b'["p"]'),
-        (bodies.pod, b"\xff"),
-        (bodies.bindings, b"5"),
-        (bodies.bindings, b'[["resp_1",["p"]]]'),
-        (bodies.doubts, b'{"p":5}'),
-        (bodies.doubts, b'["p"]'),
-        (bodies.reloaded, b'[1,"yes"]'),
-        (bodies.number, b'"3"'),
-        (bodies.numbers, b"3"),
-        (bodies.numbers, b"[[0]]"),
         (bodies.hosts, b"[0,0,true]"),
         (bodies.hosts, b"[2,2,true]"),
         (bodies.snapshot, b'{"to":4294967296,"memory":1.0}'),
@@ -58,8 +44,38 @@ def test_a_body_of_another_shape_is_refused(read: Callable[[bytes], object], bod
         read(body)
 
 
-@pytest.mark.parametrize("spent", [b'[1,["nan",1,1,1,1]]', b"[1,[1e308,1e308,1,1,1]]", b"[-1,[1,1,1,1,1]]"])
-def test_limits_that_no_process_can_have_spent_are_refused(spent: bytes) -> None:
-    running, amounts = spent[1:-1].split(b",", 1)
+def nothing(*_: object) -> None:
+    raise AssertionError("nothing of a garbled record is applied")
+
+
+FLEET = Fleet(ManualClock())
+EJECTIONS = Ejections(dict, nothing, nothing)
+BINDINGS = PeerBindings(nothing, lambda most: [], nothing)
+BREAKERS = SharedBreakers(lambda: Breakers(BreakerSettings(), ManualClock(), FLEET, nothing), FLEET.get, nothing)
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [
+        (EJECTIONS, b'[["p",5]]'),
+        (EJECTIONS, b'["p"]'),
+        (EJECTIONS, b'[["p",[5]]]'),
+        (BINDINGS, b"5"),
+        (BINDINGS, b'[["resp_1",["p"]]]'),
+        (BINDINGS, b'[["a","b"],["resp_1"]]'),
+        (BREAKERS, b"["),
+        (BREAKERS, b'[["p"],"opened"]'),
+        (BREAKERS, b'[["p","ajar"]]'),
+        (BREAKERS, b'[[["p"],"opened"]]'),
+    ],
+)
+def test_entries_of_another_shape_are_refused_and_none_is_applied(value: Shared, body: bytes) -> None:
     with pytest.raises(Garbled):
-        list(entries(b'[[["key","team","default"],%b,%b]]' % (running, amounts)))
+        value.take(1, value.kinds[0], body)
+
+
+@pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
+def test_limits_that_no_process_can_have_spent_are_refused(spent: bytes) -> None:
+    gate = LimitsGate({}, {}, ManualClock(), None)  # type: ignore[arg-type]
+    with pytest.raises(Garbled):
+        SharedLimits(gate, nothing).take(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)

@@ -98,8 +98,8 @@ async def test_who_joins_is_told_and_being_told_twice_changes_nothing() -> None:
     first.peers = [second]
     async with first.running():
         for _ in range(2):
-            for body in [*first.shared.in_flight(), *first.shared.memory()]:
-                third.shared.take(first.number, Kind.USED, body)
+            for kind, body in [*first.shared.in_flight(), *first.shared.memory(1.0)]:
+                third.shared.take(first.number, kind, body)
         async with third.running():
             with pytest.raises(RateLimited, match="at the same time"):
                 await third.ask()
@@ -112,7 +112,7 @@ async def test_only_those_who_run_are_in_flight() -> None:
     first, _ = host(requests_per_minute=3)
     await first.ask()
     assert list(first.shared.in_flight()) == []
-    assert len(list(first.shared.memory())) == 1
+    assert len(list(first.shared.memory(1.0))) == 1
 
 
 async def test_limits_that_are_not_known_here_yet_are_passed_over() -> None:

@@ -56,11 +56,11 @@ def test_what_a_peer_has_in_flight_is_part_of_the_load_and_of_the_view() -> None
     here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0)
     there.work("a", 3, 100)
     here.work("a", 1, 10)
-    here.peers.take(7, body_of(there.own.take_changes()))
+    here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
     assert load(here, "a") == (4, 110)
     assert here.pods["a"].view.running == 9
     there.work("a", -2, -100)
-    here.peers.take(7, body_of(there.own.take_changes()))
+    here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
     assert load(here, "a") == (2, 10)
     assert here.pods["a"].view.running == 7
 
@@ -69,20 +69,20 @@ def test_a_message_that_comes_twice_counts_once() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
     body = body_of(there.own.take_changes())
-    here.peers.take(7, body)
-    here.peers.take(7, body)
+    here.peers.take(7, Kind.LOAD, body)
+    here.peers.take(7, Kind.LOAD, body)
     assert load(here, "a") == (3, 100)
 
 
 def test_what_peers_said_is_not_said_again() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
-    here.peers.take(7, body_of(there.own.take_changes()))
+    here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
     assert here.own.take_changes() == b""
     assert OwnLoads.all(here.pods.values()) == b""
     here.work("a", 1, 1)
     third = Process("a")
-    third.peers.take(1, body_of(OwnLoads.all(here.pods.values())))
+    third.peers.take(1, Kind.LOAD, OwnLoads.all(here.pods.values()))
     assert load(third, "a") == (1, 1)
 
 
@@ -91,8 +91,8 @@ def test_a_peer_that_vanishes_takes_its_load_along() -> None:
     one.work("a", 3, 100)
     other.work("a", 2, 50)
     other.work("b", 1, 5)
-    here.peers.take(1, body_of(one.own.take_changes()))
-    here.peers.take(2, body_of(other.own.take_changes()))
+    here.peers.take(1, Kind.LOAD, body_of(one.own.take_changes()))
+    here.peers.take(2, Kind.LOAD, body_of(other.own.take_changes()))
     here.peers.vanished(2)
     assert load(here, "a") == (3, 100)
     assert load(here, "b") == (0, 0)
@@ -103,7 +103,7 @@ def test_a_peer_that_vanishes_takes_its_load_along() -> None:
 def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
     here, there = Process(), Process("a")
     there.work("a", 3, 100)
-    here.peers.take(7, body_of(there.own.take_changes()))
+    here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
     here.add("a")
     assert load(here, "a") == (3, 100)
 
@@ -111,7 +111,7 @@ def test_a_pod_that_comes_later_has_the_load_it_had_all_along() -> None:
 def test_a_pod_that_peers_work_for_loses_ties() -> None:
     here, there = Process("a", "b"), Process("a", "b")
     there.work("a", 1, 1000)
-    here.peers.take(7, body_of(there.own.take_changes()))
+    here.peers.take(7, Kind.LOAD, body_of(there.own.take_changes()))
     assert here.pods["a"].load.recent > here.pods["b"].load.recent
 
 
@@ -130,7 +130,7 @@ def test_garbage_changes_nothing(cut: int) -> None:
     there.work("b", 1, 10)
     body = body_of(there.own.take_changes())
     with pytest.raises(Garbled):
-        here.peers.take(7, body[:-cut])
+        here.peers.take(7, Kind.LOAD, body[:-cut])
     assert load(here, "a") == (0, 0)
 
 
@@ -156,8 +156,8 @@ def test_the_work_that_was_added_is_told_once_and_what_does_not_fit_is_the_most_
     there.own.dispatched(there.pods["a"], 11)
     there.own.dispatched(there.pods["a"], 5)
     there.own.eased(there.pods["b"])
-    here.peers.take(1, body_of(there.own.take_changes()))
+    here.peers.take(1, Kind.LOAD, body_of(there.own.take_changes()))
     there.pods["a"].charge(0, 1 << 40)
     there.own.eased(there.pods["a"])
-    here.peers.take(1, body_of(there.own.take_changes()))
+    here.peers.take(1, Kind.LOAD, body_of(there.own.take_changes()))
     assert heard == [("a", 1, 10, 16), ("b", 0, 0, 0), ("a", 1, MOST, 0)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +70,17 @@ def test_only_what_hosts_may_tell_each_other_is_told(kinds: list[Kind]) -> None:
     assert [kind for kind, _ in records(shared(batch))] == [kind for kind in kinds if kind in SHARED]
 
 
-def test_settings_which_workers_unpickle_are_never_taken_from_another_host() -> None:
-    assert shared(record(Kind.SETTINGS, pickle.dumps(1))) == b""
-    assert not SHARED & {Kind.POD, Kind.METRICS, Kind.ROLL, Kind.SNAPSHOT, Kind.VANISHED, Kind.STOPPING}
+def test_what_a_supervisor_tells_its_workers_is_never_taken_from_another_host() -> None:
+    assert shared(record(Kind.QUESTION, b"reload")) == b""
+    assert not SHARED & {
+        Kind.QUESTION,
+        Kind.REPLY,
+        Kind.EJECTIONS,
+        Kind.POD,
+        Kind.METRICS,
+        Kind.ROLL,
+        Kind.SNAPSHOT,
+        Kind.VANISHED,
+        Kind.STOPPING,
+    }
     assert len(HOST) == ID_BYTES

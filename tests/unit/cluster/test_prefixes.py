@@ -132,10 +132,10 @@ def test_who_joins_is_told_what_was_confirmed_and_what_is_in_flight() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     here.reserve([1, 2, 9])
     here.said.clear()
-    for body in here.index.in_flight():
-        joins.index.take(1, Kind.MOVES, body)
-    for body in here.index.memory():
-        joins.index.take(1, Kind.MEMORY, body)
+    for kind, body in here.index.in_flight():
+        joins.index.take(1, kind, body)
+    for kind, body in here.index.memory(1.0):
+        joins.index.take(1, kind, body)
     for chain in ([1, 2, 3], [1, 2, 9], [5, 6]):
         assert joins.match(chain) == here.match(chain) != {}
     joins.index.vanished(1)
@@ -147,7 +147,7 @@ def test_what_was_forgotten_is_not_told() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     here.said.clear()
     here.index.forget(here.pods["a"])
-    assert list(here.index.memory()) == []
+    assert list(here.index.memory(1.0)) == []
 
 
 def test_an_announcement_that_comes_twice_is_settled_at_once() -> None:
@@ -191,7 +191,7 @@ def test_a_prompt_that_goes_on_from_one_that_all_know_is_told_from_there_on() ->
         here.index.confirm(reservation)
         attempt(here, there)
     assert sizes[1] == sizes[2] == sizes[0] - 8 * (30 - 6)
-    assert list(there.index.memory()) == list(here.index.memory())
+    assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
     there.index.vanished(1)
     assert there.match(turns[-1]) == {"a": 40}
 
@@ -204,8 +204,8 @@ def test_who_joined_in_between_is_told_the_whole_prompt() -> None:
     attempt(here, joins)
     assert joins.match([1, 2, 3, 4]) == {}
     here.index.begin_anew()
-    for body in here.index.in_flight():
-        joins.index.take(1, Kind.MOVES, body)
+    for kind, body in here.index.in_flight():
+        joins.index.take(1, kind, body)
     assert joins.match([1, 2, 3, 4]) == {"a": 4}
     here.reserve([1, 2, 3, 5])
     attempt(here, joins)
@@ -243,7 +243,7 @@ def test_a_chain_that_is_cut_off_is_refused(kind: Kind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     ((_, moves),) = here.said
-    body = moves if kind is Kind.MOVES else next(here.index.memory())
+    body = moves if kind is Kind.MOVES else next(iter(here.index.memory(1.0)))[1]
     with pytest.raises(Garbled):
         there.index.take(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
@@ -275,7 +275,7 @@ def test_what_begins_and_ends_within_a_batch_is_known_as_if_it_had_been_told_at_
     attempt(here, there)
     assert there.match([1, 2, 3, 7]) == {"a": 4}
     assert there.match([4, 5, 6]) == {}
-    assert list(there.index.memory()) == list(here.index.memory())
+    assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
 
 
 def test_what_was_reserved_before_a_pod_lost_its_memory_is_told_before() -> None:
@@ -309,7 +309,7 @@ def test_a_prompt_that_all_know_is_told_by_its_end() -> None:
     attempt(here, there)
     here.index.confirm(again)
     attempt(here, there)
-    assert list(there.index.memory()) == list(here.index.memory())
+    assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
 
 
 def test_several_prompts_of_one_request_are_told_and_settled_together() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cluster.deployment import BEATS, Alone, Deployment, ReplicaSeries
+from proxy.cluster.deployment import BEATS, Deployment
 from proxy.cluster.redis_transport import OPEN_TIMEOUT, StoreLost
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.telemetry.metrics import Catalogue
@@ -46,7 +46,7 @@ class MemoryStore:
 
 
 class MemoryLine:
-    """A `proxy.cluster.deployment.Line`."""
+    """A `proxy.cluster.deployment.Connection`."""
 
     is_slow = False
 
@@ -81,12 +81,11 @@ class Host(Member):
     def __init__(self, number: int, store: MemoryStore, loop: VirtualLoop, lease: float) -> None:
         super().__init__()
         wanted = ReplicaSettings(store="redis://memory", lease=lease, name=f"host-{number}")  # type: ignore[arg-type]
-        series = ReplicaSeries(Catalogue("test"))
         rng = random.Random(number)
         self.deployment = Deployment(
-            wanted, loop, rng, series, self.replica, lambda: "a", line=store.line, gathers=False
+            wanted, loop, rng, Catalogue("test"), self.replica, lambda: "a", connect=store.line, gathers=False
         )
-        self.replica.join(Alone(self.deployment), INTERVAL)
+        self.replica.join(self.deployment, INTERVAL)
 
 
 def seconds_until_right(seed: int, lease: float, upset: Callable[[MemoryStore, float], Awaitable[Any]]) -> float:

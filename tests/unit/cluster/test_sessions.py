@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cluster.messages import Garbled, Kind
-from proxy.cluster.shared import SESSIONS_PER_RECORD, SharedSessions
+from proxy.cluster.shared import PER_RECORD, SharedSessions
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.plugins.sessions import SessionTable
@@ -20,17 +20,17 @@ TTL = 100.0
 class Worker:
     """With pods of its own, which have the same names everywhere; what it says reaches `heard_by`."""
 
-    def __init__(self, tag: int = 1) -> None:
+    def __init__(self, name: str = "table") -> None:
         self.clock = ManualClock(1000.0)
         self.table = SessionTable(TTL, 10.0)
         self.pods = {name: Endpoint(name) for name in ("a", "b")}
         self.heard_by: list[Worker] = []
-        self.shared = SharedSessions(self.table, self.clock, tag=tag, tell=self._tell, find=self.pods.get)
+        self.shared = SharedSessions(self.table, self.clock, name=name, publish=self._tell, find=self.pods.get)
 
     def _tell(self, kind: Kind, body: bytes) -> None:
         assert kind is Kind.SESSIONS
         for worker in self.heard_by:
-            worker.shared.take(body)
+            worker.shared.take(1, kind, body)
 
     def bind(self, session: str, pod: str) -> None:
         self.table.bind(session, self.pods[pod], self.clock.now())
@@ -69,18 +69,18 @@ def test_use_in_one_worker_keeps_it_in_the_others() -> None:
 
 def test_a_worker_that_joins_is_told_what_is_bound_and_since_when() -> None:
     one, late = Worker(), Worker()
-    for number in range(2 * SESSIONS_PER_RECORD + 1):
+    for number in range(2 * PER_RECORD + 1):
         one.bind(f"{number}", "a")
     one.clock.advance(60.0)
     one.bind("0", "b")
     late.clock.advance(500.0)
-    bodies = list(one.shared.memory())
+    bodies = list(one.shared.memory(1.0))
     assert len(bodies) == 3
-    for body in bodies:
-        late.shared.take(body)
-    assert (late.pod_of("0"), late.pod_of("400"), len(late.table)) == ("b", "a", 2 * SESSIONS_PER_RECORD + 1)
+    for kind, body in bodies:
+        late.shared.take(1, kind, body)
+    assert (late.pod_of("0"), late.pod_of(f"{2 * PER_RECORD}"), len(late.table)) == ("b", "a", 2 * PER_RECORD + 1)
     late.clock.advance(TTL - 60.0)
-    assert (late.pod_of("0"), late.pod_of("400")) == ("b", None)
+    assert (late.pod_of("0"), late.pod_of(f"{2 * PER_RECORD}")) == ("b", None)
 
 
 def test_what_is_older_than_what_is_known_does_not_count() -> None:
@@ -88,13 +88,13 @@ def test_what_is_older_than_what_is_known_does_not_count() -> None:
     one.bind("s", "a")
     one.clock.advance(5.0)
     late.bind("s", "b")
-    for body in one.shared.memory():
-        late.shared.take(body)
+    for kind, body in one.shared.memory(1.0):
+        late.shared.take(1, kind, body)
     assert late.pod_of("s") == "b"
 
 
 def test_pods_that_are_unknown_and_tables_of_others_are_passed_over() -> None:
-    one, stranger, poor = Worker(), Worker(tag=2), Worker()
+    one, stranger, poor = Worker(), Worker("other"), Worker()
     one.heard_by = [stranger, poor]
     del poor.pods["a"]
     one.bind("s", "a")
@@ -106,9 +106,9 @@ def test_what_is_garbled_is_refused_as_a_whole(harm: Callable[[bytes], bytes]) -
     one, other = Worker(), Worker()
     one.bind("s", "a")
     one.bind("t", "b")
-    (body,) = one.shared.memory()
+    ((kind, body),) = one.shared.memory(1.0)
     with pytest.raises(Garbled):
-        other.shared.take(harm(body))
+        other.shared.take(1, kind, harm(body))
     assert len(other.table) == 0
 
 
@@ -116,6 +116,6 @@ def test_what_is_garbled_is_refused_as_a_whole(harm: Callable[[bytes], bytes]) -
 def test_no_bytes_do_any_harm(noise: bytes) -> None:
     worker = Worker()
     try:
-        worker.shared.take(b"\x01\0\0\0" + noise)
+        worker.shared.take(1, Kind.SESSIONS, noise)
     except Garbled:
         assert len(worker.table) == 0

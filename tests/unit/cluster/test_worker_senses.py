@@ -1,50 +1,86 @@
-"""What the supervisor reads off its workers."""
+"""What the supervisor learns from its workers for the autoscaler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from math import inf
+from typing import Any
 
-from proxy.cluster.queries import Shown, WorkersSenses
+import pytest
+
+from proxy.autoscale.signals import Signals
+from proxy.cluster.questions import SIGNALS, Questions, Unanswered, WorkersSenses
 from proxy.settings import from_mapping
 from proxy.telemetry.metrics import Catalogue
 
-BUCKET = "kvlane_autoscale_time_to_first_token_seconds_bucket"
+ROLE = ("default", "prefill")
 
 
-def exposition(slow: int, fast: int) -> bytes:
-    lines = [
-        '# TYPE kvlane_queue_requests gauge\nkvlane_queue_requests{band="a",pool="default"} 2.0',
-        'kvlane_queue_requests{band="b",pool="default"} 1.0',
-        'kvlane_queue_bytes{band="b",pool="default"} 1.0',
-        'kvlane_autoscale_prefill_backlog_seconds{pool="default",role="prefill"} 0.5',
-        f'{BUCKET}{{le="0.1",pool="default",role="prefill"}} {fast}.0',
-        f'{BUCKET}{{le="+Inf",pool="default",role="prefill"}} {fast + slow}.0',
-    ]
-    return "\n".join(lines).encode()
+def signals(slow: int, fast: int) -> Signals:
+    found = Signals()
+    found.queued, found.backlogs = {"default": 3}, {ROLE: 0.5}
+    found.ttfts = {ROLE: [(0.1, float(fast)), (inf, float(fast + slow))]}
+    return found
 
 
-def test_workers_are_added_up() -> None:
-    found = Shown([exposition(1, 2), exposition(0, 4), b""])
+class Workers(Questions):
+    """Workers that answer what `said` has for them."""
+
+    def __init__(self, said: Mapping[int, bytes]) -> None:
+        super().__init__(lambda address, message: None)
+        self.said = dict(said)
+
+    async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
+        assert topic == SIGNALS
+        if address not in self.said:
+            raise Unanswered("it has ended")
+        return self.said[address]
+
+
+class Worker:
+    takes_requests = answers = True
+    exposition = b""
+
+    def __init__(self, number: int) -> None:
+        self.number = self.seat = number
+
+
+def test_workers_are_added_up_and_what_they_say_survives_its_way() -> None:
+    found = Signals.sum(Signals.read(each.packed()) for each in (signals(1, 2), signals(0, 4), Signals()))
     assert found.queued == {"default": 6}
-    assert found.backlogs == {("default", "prefill"): 1.0}
-    assert found.ttfts(("default", "prefill")) == [(0.1, 6.0), (float("inf"), 7.0)]
+    assert found.backlogs == {ROLE: 1.0}
+    assert found.ttfts == {ROLE: [(0.1, 6.0), (inf, 7.0)]}
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"[{},[],[[1,2]]]", b'[{"a":"b"},[],[]]', b"[[],[],[]]"])
+def test_signals_of_another_shape_are_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="unreadable signals"):
+        Signals.read(body)
 
 
 async def test_a_percentile_is_of_what_came_since_the_last_looks() -> None:
     settings = from_mapping({"autoscale": {"pools": {"default": {"roles": [{"name": "prefill", "min": 1, "max": 1}]}}}})
-    said = [exposition(100, 0)]
-
-    async def ask() -> Iterable[bytes]:
-        return said
-
-    senses = WorkersSenses(Catalogue("test"), ask)
+    workers = Workers({1: signals(100, 0).packed()})
+    senses = WorkersSenses(Catalogue("test"), workers, lambda: [Worker(1)])
     senses.pools = settings.autoscale.pools
     await senses.look()
     assert senses.known("default", "prefill", 0.0).ttft is None
-    said[0] = exposition(100, 10)
+    workers.said[1] = signals(100, 10).packed()
     await senses.look()
     assert senses.known("default", "prefill", 15.0).ttft == 0.1 * 0.9
-    said[0] = exposition(0, 1)
+    workers.said[1] = signals(0, 1).packed()
     await senses.look()
     known = senses.known("default", "prefill", 30.0)
     assert (known.ttft, known.queued, known.backlog) == (None, 3, 0.5)
+
+
+async def test_a_worker_that_does_not_answer_counts_with_its_last_answer_until_it_is_gone() -> None:
+    workers, there = Workers({1: signals(1, 0).packed(), 2: signals(1, 0).packed()}), [Worker(1), Worker(2)]
+    senses = WorkersSenses(Catalogue("test"), workers, lambda: there)
+    await senses.look()
+    del workers.said[2]
+    await senses.look()
+    assert senses.signals.queued == {"default": 6}
+    del there[1]
+    await senses.look()
+    assert senses.signals.queued == {"default": 3}

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import FIRST_NUMBER, Garbled
+from proxy.cluster.messages import FIRST_NUMBER, Garbled, Kind
 from proxy.cluster.shared import SharedQueue
-from proxy.cluster.shared import said as told
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.flowcontrol.capacity import Lent, Siblings, Tell
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
@@ -71,7 +70,9 @@ def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_t
     def teller(number: int) -> Tell:
         def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
             said.extend(
-                (number, to, told("p", str(number), highest, given, wants)) for to in range(workers) if to != number
+                (number, to, SharedQueue.packed("p", str(number), highest, given, wants))
+                for to in range(workers)
+                if to != number
             )
 
         return tell
@@ -85,10 +86,10 @@ def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_t
         one.say(data.draw(st.none() | st.integers(0, 2)), ("m",))
         for _ in range(data.draw(st.integers(0, len(said)))):
             number, to, body = said.pop(0)
-            queues[to].take(number, body)
+            queues[to].take(number, Kind.WAITING, body)
         assert sum(one.part("x", most) for one in all_of_them) <= most
     for number, to, body in said:
-        queues[to].take(number, body)
+        queues[to].take(number, Kind.WAITING, body)
     assert sum(one.part("x", most) for one in all_of_them) == most
 
 
@@ -101,6 +102,15 @@ def test_what_was_given_to_one_that_is_gone_comes_back_and_what_it_gave_goes() -
     assert siblings.part("x", 8) == 4
 
 
+def told(number: int, highest: int | None, given: Lent, wants: Sequence[str]) -> bytes:
+    return SharedQueue.packed("p", str(number), highest, given, wants)
+
+
+def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
+    for kind, body in speaker.in_flight():
+        queue.take(3, kind, body)
+
+
 def test_what_is_said_to_others_is_what_they_take() -> None:
     looked: list[bool] = []
     speaker, hearer = Siblings(2, heard), Siblings(2, heard, 1, "5")
@@ -108,9 +118,9 @@ def test_what_is_said_to_others_is_what_they_take() -> None:
     speaker.lend("requests ", 2, "m")
     speaker.say(7, ("m",))
     queue = SharedQueue("large", hearer, lambda: looked.append(True))
-    queue.take(3, SharedQueue("default", speaker, lambda: None).all())
+    hear(queue, SharedQueue("default", speaker, lambda: None))
     assert not hearer.wait
-    queue.take(3, SharedQueue("large", speaker, lambda: None).all())
+    hear(queue, SharedQueue("large", speaker, lambda: None))
     assert hearer.go_first(0, 0, 1)
     assert hearer.part("requests ", 4) == 4
     queue.vanished(3)
@@ -120,16 +130,15 @@ def test_what_is_said_to_others_is_what_they_take() -> None:
         b'"x"',
         b"[1]",
         b"1.5",
-        b'["large","a","x",{},[]]',
-        b'[1,"a",1,{},[]]',
-        b'["large","a",1]',
-        b'["large","a",1,{},1]',
+        b'[["large","a","x",{},[]]]',
+        b'[[1,"a",1,{},[]]]',
+        b'[["large","a",1]]',
+        b'[["large","a",1,{},1]]',
+        b'[["large","a",1,{"5":{"requests ":null}},[]]]',
     )
     for body in nonsense:
         with pytest.raises(Garbled):
-            queue.take(3, body)
-    with pytest.raises(Garbled):
-        queue.take(3, b'["large","a",1,{"5":{"requests ":null}},[]]')
+            queue.take(3, Kind.WAITING, body)
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
@@ -162,14 +171,16 @@ class Hosts:
             one.among(count, rank)
 
     def _teller(self, number: int) -> Tell:
-        return lambda highest, given, wants: self._said.append((number, told("p", str(number), highest, given, wants)))
+        return lambda highest, given, wants: self._said.append(
+            (number, SharedQueue.packed("p", str(number), highest, given, wants))
+        )
 
     def deliver(self, to: Sequence[int]) -> None:
         """To these; others never hear of it."""
         for number, body in self._said:
             for other in to:
                 if other != number:
-                    self._queues[other].take(peer(number), body)
+                    self._queues[other].take(peer(number), Kind.WAITING, body)
         self._said.clear()
 
     def vanishes_for(self, one: int, other: int) -> None:
@@ -181,7 +192,8 @@ class Hosts:
     def says_all(self, one: int, to: int) -> None:
         """A snapshot."""
         self._queues[to].reset(peer(one))
-        self._queues[to].take(peer(one), self._queues[one].all())
+        for kind, body in self._queues[one].in_flight():
+            self._queues[to].take(peer(one), kind, body)
 
     @property
     def parts(self) -> int:

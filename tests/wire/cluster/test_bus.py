@@ -6,16 +6,18 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
-from proxy.cluster import messages as bodies
-from proxy.cluster.messages import EVERYBODY, Kind, record
+from proxy.cluster.messages import Kind, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import Replica
-from proxy.cluster.transport import Hub, Link
+from proxy.cluster.shared import Ejections, PeerBindings, SharedBreakers
+from proxy.cluster.transport import Broker, Link
 from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
+from proxy.reliability.breaker import Breakers
 from proxy.telemetry.metrics import Counter
 from tests.helpers.waiting import PATIENCE, until
 
@@ -41,13 +43,7 @@ class Member:
         self.replica = Replica(
             endpoints=lambda: [self.pod],
             apply=self.ledger.elsewhere,
-            told=lambda kind, body: self.told.append((kind, body)),
-            bound=self.bound.__setitem__,
-            bindings=lambda: self.own_bound,
-            doubts=lambda: self.own_doubts,
-            doubted=self.doubts.__setitem__,
-            broke=lambda name, is_open: self.breakers.append((name, is_open)),
-            tried=self.tried.append,
+            take=lambda kind, body: self.told.append((kind, body)),
             lost=self.lost.set,
             dropped=self.dropped,
             garbled=self.garbled,
@@ -56,7 +52,25 @@ class Member:
         self.index = SharedIndex(
             SystemClock(), 1 << 24, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get
         )
-        self.replica.indexes.append(self.index)
+        publish = self.replica.publish
+        self.ejections = Ejections(lambda: self.own_doubts, self.doubts.__setitem__, publish)
+        self.bindings = PeerBindings(self.bound.__setitem__, lambda most: self.own_bound, publish)
+        self.shared_breakers = SharedBreakers(
+            lambda: cast(Breakers, self), lambda name: self.pod, publish, lambda: self.replica.place
+        )
+        self.replica.state.put(
+            ejections=[self.ejections],
+            bindings=[self.bindings],
+            breakers=[self.shared_breakers],
+            indexes=[self.index],
+        )
+
+    def hear(self, endpoint: Endpoint, is_open: bool) -> None:
+        """As breakers do, also below."""
+        self.breakers.append((endpoint.name, is_open))
+
+    def hold_off(self, endpoint: Endpoint) -> None:
+        self.tried.append(endpoint.name)
 
     def dispatch(self, requests: int) -> None:
         self.pod.charge(requests, 0)
@@ -80,7 +94,7 @@ class Bus:
         self.vanished: list[int] = []
         self.dropped, self.garbled = Counter(), Counter()
         self.members: dict[int, Member] = {}
-        self.hub = Hub(
+        self.hub = Broker(
             lambda: [(Kind.ROLL, ROLL)],
             lambda worker, kind, body: self.heard.append((worker, kind, body)),
             self.vanished.append,
@@ -112,7 +126,7 @@ async def bus() -> AsyncIterator[Bus]:
     finally:
         for member in found.members.values():
             await member.replica.close()
-        found.hub.close()
+        await found.hub.close()
         await asyncio.sleep(0)
 
 
@@ -121,7 +135,7 @@ async def test_what_one_does_all_others_and_the_hub_know() -> None:
         one, two, three = [await it.join(number) for number in (1, 2, 3)]
         one.dispatch(2)
         one.remember([1, 2, 3])
-        one.replica.bound("resp-1", one.pod)
+        one.bindings.bound("resp-1", one.pod)
         await until(lambda: all(each.pod.load.requests == 2 for each in (two, three)))
         await until(lambda: all(each.depth([1, 2, 3]) == 3 for each in (two, three)))
         await until(lambda: two.bound == three.bound == {"resp-1": "a"})
@@ -159,9 +173,9 @@ async def test_doubts_are_known_to_all_to_those_who_join_and_go_with_those_who_h
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.own_doubts["a"] = ["ill"]
-        one.replica.doubting()
+        one.ejections.changed()
         await until(lambda: two.doubts.get(1) == {"a": ["ill"]})
-        assert Kind.DOUBTS in [kind for worker, kind, _ in it.heard if worker == 1]
+        assert Kind.EJECTIONS in [kind for worker, kind, _ in it.heard if worker == 1]
         late = await it.join(3)
         await until(lambda: late.doubts.get(1) == {"a": ["ill"]})
         await it.members.pop(1).replica.close()
@@ -171,8 +185,8 @@ async def test_doubts_are_known_to_all_to_those_who_join_and_go_with_those_who_h
 async def test_a_breaker_that_turns_is_known_to_all() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
-        one.replica.breaker_turned(one.pod, True)
-        one.replica.breaker_turned(one.pod, False)
+        one.shared_breakers.breaker_turned(one.pod, True)
+        one.shared_breakers.breaker_turned(one.pod, False)
         await until(lambda: two.breakers == [("a", True), ("a", False)])
         assert [kind for _, kind, _ in it.heard].count(Kind.BREAKER) == 2
 
@@ -182,7 +196,7 @@ async def test_nobody_waits_for_a_slow_reader_and_it_is_told_all_when_it_reads_a
         one = await it.join(1)
         slow = await it.join_raw(2)
         for _ in range(40):
-            one.replica._outbox.send(record(Kind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
+            one.replica._batch.send(record(Kind.BINDINGS, b"[" + b" " * (1 << 20) + b"]"))
             await asyncio.sleep(0)
         one.dispatch(2)
         await until(lambda: (1, Kind.LOAD) in [(worker, kind) for worker, kind, _ in it.heard])
@@ -203,16 +217,16 @@ def _read(sock: socket.socket, into: bytearray) -> bool:
 
 
 def _snapshot_of(member: Member) -> bytes:
-    return b"".join(member.replica._in_flight())
+    return member.replica.in_flight()
 
 
 async def test_garbage_from_one_harms_nobody_and_cuts_nobody_else_off() -> None:
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
-        one.replica._outbox.send(b"\x11\xff\xff")
-        one.replica._outbox.send(record(Kind.LOAD, b"\xff" * 9))
-        one.replica._outbox.send(record(Kind.BINDINGS, b"{]"))
-        one.replica._outbox.send(record(Kind.BINDINGS, b"[1]"))
+        one.replica._batch.send(b"\x11\xff\xff")
+        one.replica._batch.send(record(Kind.LOAD, b"\xff" * 9))
+        one.replica._batch.send(record(Kind.BINDINGS, b"{]"))
+        one.replica._batch.send(record(Kind.BINDINGS, b"[1]"))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2)
         assert two.garbled.value == 4
@@ -231,7 +245,7 @@ async def test_a_stream_that_makes_no_sense_is_cut() -> None:
 async def test_a_worker_hears_that_the_hub_is_gone() -> None:
     async with bus() as it:
         one = await it.join(1)
-        it.hub.close()
+        await it.hub.close()
         await asyncio.wait_for(one.lost.wait(), PATIENCE)
         one.dispatch(1)
         await asyncio.sleep(0.01)
@@ -249,13 +263,13 @@ async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
 async def test_a_worker_whose_words_were_lost_says_all_of_it_again() -> None:
     ours, theirs = socket.socketpair()
     member = Member()
-    member.replica._link = link = await Link.over(
+    member.replica._transport = link = await Link.over(
         ours, lambda *_: None, lambda: None, member.replica._resync, member.dropped, 100_000
     )
     theirs.setblocking(False)
     member.dispatch(2)
     for _ in range(30):
-        link.send(EVERYBODY, bytes(50_000))
+        link.publish(bytes(50_000))
         await asyncio.sleep(0)
     got = bytearray()
     assert member.dropped.value > 0
@@ -267,7 +281,9 @@ async def test_a_worker_whose_words_were_lost_says_all_of_it_again() -> None:
 
 async def test_where_nothing_is_shared_workers_hear_of_the_pods_only() -> None:
     heard: list[int] = []
-    hub = Hub(lambda: [(Kind.ROLL, ROLL)], lambda *_: heard.append(1), heard.append, Counter(), Counter(), shares=False)
+    hub = Broker(
+        lambda: [(Kind.ROLL, ROLL)], lambda *_: heard.append(1), heard.append, Counter(), Counter(), shares=False
+    )
     members = []
     for number in (1, 2):
         member = Member()
@@ -277,26 +293,25 @@ async def test_where_nothing_is_shared_workers_hear_of_the_pods_only() -> None:
         members.append(member)
     members[0].dispatch(2)
     await until(lambda: bool(heard))
-    hub.tell(Kind.METRICS, b"{}")
+    hub.publish(Kind.METRICS, b"{}")
     await until(lambda: (Kind.METRICS, b"{}") in members[1].told)
     assert members[1].pod.load.requests == 0
     for member in members:
         await member.replica.close()
-    hub.close()
+    await hub.close()
 
 
 async def test_a_record_that_the_hub_cannot_use_costs_that_record_and_not_the_link_of_its_worker() -> None:
     async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
 
         def refuse(worker: int, kind: Kind, body: bytes) -> None:
-            if kind is Kind.BREAKER:
-                bodies.breaker(body)
+            two.shared_breakers.take(worker, kind, body) if kind is Kind.BREAKER else None
             it.heard.append((worker, kind, body))
 
         it.hub._take = refuse
-        one, two = [await it.join(number) for number in (1, 2)]
-        one.replica._outbox.send(record(Kind.BREAKER, b"{]"))
-        one.replica._outbox.send(record(Kind.BREAKER, b'[["a"],true]'))
+        one.replica._batch.send(record(Kind.BREAKER, b"{]"))
+        one.replica._batch.send(record(Kind.BREAKER, b'[["a"],"opened"]'))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2 and any(kind is Kind.LOAD for _, kind, _ in it.heard))
         assert it.garbled.value == two.garbled.value == 2

@@ -18,17 +18,18 @@ async def test_all_that_was_said_before_the_end_is_heard_by_one_who_talks_meanwh
 
     def answer(_: int, records: bytes) -> None:
         heard.append(records)
-        hub.send(NOBODY, b"so did the others")
+        hub.publish(b"so did the others", NOBODY)
 
     hub = await Link.over(ours, answer, _nothing, _nothing, Counter())
     worker = await Link.over(theirs, lambda *_: None, _nothing, _nothing, Counter())
     said = [bytes([number]) * 50_000 for number in range(20)]
     for records in said:
-        worker.send(NOBODY, records)
-    worker.close()
-    worker.send(NOBODY, b"too late")
+        worker.publish(records, NOBODY)
+    ending = asyncio.create_task(worker.end())
+    await asyncio.sleep(0)
+    worker.publish(b"too late", NOBODY)
     async with asyncio.timeout(PATIENCE):
-        await worker.closed.wait()
+        await ending
         await hub.closed.wait()
     assert heard == said
 

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from proxy.cluster.messages import Kind, record
-from proxy.cluster.transport import ENOUGH, LATER, Outbox
+from proxy.cluster.transport import ENOUGH, LATER, Batch
 from tests.helpers.cluster.virtual import VirtualLoop
 
 INTERVAL, PATIENCE = 0.01, 5.0
@@ -20,7 +20,7 @@ def batches(gap: float, seconds: float = 4.0) -> list[float]:
     sent: list[float] = []
 
     async def work() -> None:
-        outbox = Outbox(lambda batch: sent.append(asyncio.get_running_loop().time()))
+        outbox = Batch(lambda batch: sent.append(asyncio.get_running_loop().time()))
         outbox.pace(INTERVAL, PATIENCE)
         for _ in range(int(seconds / gap)):
             outbox.add(Kind.SESSIONS, bytes(95))
@@ -73,7 +73,7 @@ def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        outbox = Outbox(lambda batch: found.append((loop.time(), batch)), lambda: taken("touch_later"))
+        outbox = Batch(lambda batch: found.append((loop.time(), batch)), lambda: taken("touch_later"))
         outbox.urgent = lambda: taken("touch")
         outbox.pace(*pace)
         for at, which in touches:
@@ -115,7 +115,7 @@ def test_within_a_host_all_is_said_together() -> None:
 
 
 def test_at_once_is_never_later_than_the_interval() -> None:
-    outbox = Outbox(lambda batch: None)
+    outbox = Batch(lambda batch: None)
     outbox.pace(0.0005, PATIENCE)
     outbox._follow(1, 0.0)
     assert outbox._interval == 0.0005

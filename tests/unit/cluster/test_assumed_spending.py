@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.membership import Absence
+from proxy.cluster.membership import AssumedSpending
 from proxy.cluster.messages import Garbled, Kind, record, records
 from proxy.cluster.shared import SharedDrains
 from proxy.core.endpoint import Endpoint
@@ -19,7 +19,7 @@ SPENT = [1.0, 20.0, 15.0, 5.0, 20.0]
 class Assumed:
     def __init__(self, others: int) -> None:
         self.heard: list[tuple[list[str], int, list[float]]] = []
-        self.absence = Absence(self._hear)
+        self.absence = AssumedSpending(self._hear)
         self.absence.begin(others)
 
     def _hear(self, batch: bytes) -> None:
@@ -56,7 +56,12 @@ class Operated:
         self.has_pod = has_pod
         self.drains = False
         self.said: list[bytes] = []
-        self.shared = SharedDrains(self._set, self.said.append)
+        self.shared = SharedDrains(self._set, lambda kind, body: self.said.append(body))
+
+    def hear(self, other: Operated) -> None:
+        """What the other sends to who joins."""
+        for kind, body in other.shared.in_flight():
+            self.shared.take(1, kind, body)
 
     def _set(self, name: str, drains: bool) -> None:
         if not self.has_pod:
@@ -79,10 +84,10 @@ def test_when_all_have_told_all_they_agree(steps: list[tuple[int, bool, bool]]) 
         host.operate(drains)
         for other in hosts:
             for body in host.said if reaches and other is not host else ():
-                other.shared.take(body)
+                other.shared.take(1, Kind.DRAINS, body)
     for host in hosts:
         for other in hosts:
-            other.shared.take(host.shared.all())
+            other.hear(host)
     assert len({host.drains for host in hosts}) == 1
     last = [(index, reaches) for index, _, reaches in steps]
     if last and all(reaches for _, reaches in last):
@@ -92,7 +97,7 @@ def test_when_all_have_told_all_they_agree(steps: list[tuple[int, bool, bool]]) 
 def test_what_is_heard_is_not_told_again() -> None:
     one, two = Operated(), Operated()
     one.operate(True)
-    two.shared.take(one.said[0])
+    two.shared.take(1, Kind.DRAINS, one.said[0])
     assert two.drains
     assert not two.said
 
@@ -100,18 +105,18 @@ def test_what_is_heard_is_not_told_again() -> None:
 def test_a_pod_that_comes_later_is_drained_then_and_the_next_of_its_name_is_not() -> None:
     one, two = Operated(), Operated(has_pod=False)
     one.operate(True)
-    two.shared.take(one.shared.all())
+    two.hear(one)
     two.has_pod = True
     two.shared.added(two.pod)
     assert two.drains
     two.shared.removed(two.pod)
     two.drains = False
     two.shared.added(Endpoint("a"))
-    two.shared.take(one.shared.all())
+    two.hear(one)
     assert not two.drains
 
 
 @pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true]]'])
 def test_drains_that_are_none_are_garbled(body: bytes) -> None:
     with pytest.raises(Garbled):
-        Operated().shared.take(body)
+        Operated().shared.take(1, Kind.DRAINS, body)
