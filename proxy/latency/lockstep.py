@@ -44,6 +44,11 @@ class Lockstep:
         self._lessons = 0.0
         self._together = self._apart = 0.0
 
+    @property
+    def running(self) -> int:
+        """Running requests of all ranks."""
+        return sum(model.running for model in self.models)
+
     def elsewhere(self, model: PodModel) -> float:
         """Return the running requests on other ranks that a prompt on the rank of `model` delays. Prompts that several
         ranks compute at the same time delay them once."""

@@ -56,6 +56,10 @@ Terms = tuple[float, float, float]
 NO_TERMS: Terms = (0.0, 0.0, 0.0)
 
 
+LEAST_SHARE = 0.05
+"""The share of `Lockstep` from which on ranks are charged for each other's responses."""
+
+
 class Prices(NamedTuple):
     """What a choice costs others, in seconds before a first token: a second of the pod's work on a prompt, for requests
     that come later, and a second of delay of a response that runs, this one or another."""
@@ -193,6 +197,14 @@ class PodModel:
         if self.lockstep is not None:
             self.lockstep.leave(self)
 
+    @property
+    def decode_price(self) -> float:
+        return self._prices.decode
+
+    def wait(self, now: float) -> float:
+        """Return the seconds of prefill that a prompt waits for, as published."""
+        return self.rest + max(0.0, self.due - now) if self.due else self.rest
+
     def set_prices(self, prices: Prices) -> None:
         self._prices = prices
         self._invalidate()
@@ -315,9 +327,10 @@ class PodModel:
         self._publish_cost(1.0)
 
     def _publish_cost(self, in_turn: float) -> None:
-        """Where prompts are computed in turn, responses stand still meanwhile, on all ranks that step together."""
+        """Where prompts are computed in turn, responses stand still meanwhile. What ranks that step together cost each
+        other is for `charge_lockstep`."""
         (work, decode), (fixed, per_token, per_pair), running = self._prices, self.own, self._running
-        standing = running if self.lockstep is None else running + self.lockstep.elsewhere(self)
+        standing = running if self.lockstep is None else running * (1.0 - self.lockstep.share)
         delayed = 1.0 + work + in_turn * decode * standing
         response = decode * self._fleet.output
         base = delayed * fixed + response * (self.step + self.rates.per_running * (1 + running))
@@ -576,3 +589,30 @@ def costs(
             cost += left if left > 0.0 else left * pod.patience
         add(cost)
     return found
+
+
+def charge_lockstep(
+    pods: Sequence[PodModel],
+    found: list[float],
+    cold: float,
+    size: float,
+    held: Mapping[Endpoint, int],
+    prompt: float,
+    now: float,
+) -> None:
+    """Add to the `costs` that were found what a prompt costs the responses on all ranks that step together.
+
+    A step takes as long as on the slowest rank. So a prompt delays them only for the time by which it makes the longest
+    queue of all ranks longer: a rank with a shorter queue computes it while the responses stand still anyway."""
+    longest: dict[Lockstep, float] = {}
+    for at, pod in enumerate(pods):
+        lockstep = pod.lockstep
+        if lockstep is None or lockstep.share < LEAST_SHARE:
+            continue
+        if lockstep not in longest:
+            longest[lockstep] = max(model.wait(now) for model in lockstep.models)
+        tokens = cold - size * held.get(pod.endpoint, 0)
+        _, per_token, per_pair = pod.own
+        work = tokens * (per_token + per_pair * (2.0 * prompt - tokens))
+        if (longer := pod.wait(now) + work - longest[lockstep]) > 0.0:
+            found[at] += pod.decode_price * lockstep.share * lockstep.running * longer

@@ -19,7 +19,7 @@ from proxy.core.state import PluginState
 from proxy.core.units import Duration
 from proxy.latency.forecast import LATENCY
 from proxy.latency.lockstep import Lockstep
-from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, costs, seconds
+from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, charge_lockstep, costs, seconds
 from proxy.latency.rates import FleetModel
 from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
@@ -58,6 +58,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
+    has_ranks: bool = field(init=False, repr=False, compare=False)
+    """Whether a pod was seen that has data-parallel ranks."""
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False)
     _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False)
     _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
@@ -70,6 +72,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def __post_init__(self) -> None:
         self.fleet, self._pods = self.state.get("fleet", FleetModel), self.state.get("pods", dict)
         self._work = self.state.get("work", dict)
+        self.has_ranks = any(pod.lockstep is not None for pod in self._pods.values())
         self._prices = Prices(self.work_cost, self.decode_cost)
         self.state.at_commit(self._apply_prices)
         self._key = DataKey(LATENCY.kind, self.name)
@@ -160,6 +163,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         """Return what the ranks of a pod share; None for a pod without ranks."""
         if endpoint.rank is None:
             return None
+        self.has_ranks = True
         known = (pod.lockstep for rank in endpoint.ranks if (pod := self._pods.get(rank)) is not None)
         return next(known, None) or Lockstep()
 
@@ -189,7 +193,11 @@ class Forecast(NamedTuple):
         producer, tokens, match = self
         now = producer.clock.now()
         cold, size, held = match.lacks(endpoints, tokens) if match is not None else (tokens, 0, NOTHING_HELD)
-        return costs(producer.known(endpoints, now), 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
+        pods = producer.known(endpoints, now)
+        found = costs(pods, 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
+        if producer.has_ranks:
+            charge_lockstep(pods, found, 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
+        return found
 
     def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
         producer, tokens, _ = self

@@ -11,7 +11,7 @@ from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
 from proxy.core.ports import InstanceName
 from proxy.core.state import PluginState
 from proxy.latency.lockstep import Lockstep
-from proxy.latency.pod import PodModel, Prices
+from proxy.latency.pod import PodModel, Prices, charge_lockstep
 from proxy.latency.rates import FleetModel
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
 
@@ -48,6 +48,11 @@ class Ranks:
         for model in self.models:
             model.catch_up(self.now)
 
+    def charged(self, tokens: float) -> list[float]:
+        found = [0.0] * len(self.models)
+        charge_lockstep(self.models, found, tokens, 0.0, {}, 0.5 * tokens, self.now)
+        return found
+
     def work(self, scrapes: int = 200) -> None:
         for _ in range(scrapes):
             self.scrape()
@@ -81,11 +86,28 @@ def test_a_prompt_is_charged_for_the_responses_on_all_ranks_that_step_together()
     ranks.work()
     first, second, *_ = ranks.models
     own, share = first.own[1], ranks.lockstep.share
-    assert first.cost[1] == pytest.approx(own * (1.0 + 0.03 * (10 + share * 30)), rel=0.01)
+    assert first.cost[1] == pytest.approx(own * (1.0 + 0.03 * 10 * (1.0 - share)), rel=0.01)
+    assert ranks.charged(1000.0) == pytest.approx([0.03 * share * 40 * 1000.0 * own] * 4, rel=0.01)
     assert first.delay(1000, 1000) == pytest.approx(first.work(1000, 1000) * (10 + share * 30), rel=0.01)
     for other in ranks.models[2:]:
         other.leave()
     assert ranks.lockstep.elsewhere(second) == pytest.approx(share * 10)
+
+
+def test_a_prompt_that_is_computed_beside_a_longer_queue_delays_nothing() -> None:
+    ranks = Ranks(together=True)
+    ranks.work()
+    ranks.models[0].rest += 2000.0 * ranks.models[0].own[1]
+    longest, beside, *_ = ranks.charged(1000.0)
+    assert longest > 0.0
+    assert beside == 0.0
+    assert ranks.charged(3000.0)[1] == pytest.approx(longest, rel=0.05)
+
+
+def test_independent_ranks_are_charged_nothing_for_each_other() -> None:
+    ranks = Ranks(together=False)
+    ranks.work(3)
+    assert ranks.charged(1000.0) == [0.0] * 4
 
 
 def test_while_ranks_compute_prompts_all_the_time_one_more_delays_nothing_elsewhere() -> None:
