@@ -41,7 +41,7 @@ import uvloop
 from rig import HERE, PATH, Engines, Program, Rig, Running, Site, chat, free_ports, prose, say, table
 
 from proxy.app import App
-from proxy.collector import Collector, resident
+from proxy.cluster.gc_tuning import Collector, resident
 from proxy.config.load import load
 from proxy.core.tasks import Tasks
 

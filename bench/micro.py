@@ -32,7 +32,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger
 from proxy.http.framing import CLOSED, OPENED, WholeChunks
-from proxy.openai.observe import usage_from
+from proxy.openai.events import usage_from
 from proxy.openai.parse import Parsed, parse
 from proxy.prefix.hashing import chains
 from proxy.prefix.index import PrefixIndex

@@ -54,8 +54,7 @@ from proxy.polling import Polling
 from proxy.prefix.exact import ExactIndex
 from proxy.prefix.index import PrefixIndex
 from proxy.reliability.breaker import NOBODY, Breakers, Company, call_later
-from proxy.reliability.health import generates
-from proxy.reliability.liveness import Liveness
+from proxy.reliability.health import Liveness, generates
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_log import Explaining
 from proxy.serving import Decisions, Process, Serving, build_serving

@@ -22,8 +22,7 @@ from proxy.core.state import Draft
 from proxy.fleet.drain_affinity import steer
 from proxy.openai.parse import Parsed, parse
 from proxy.parsing import request_of
-from proxy.pool import Pool
-from proxy.production import Production
+from proxy.pool import Pool, Production
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileEntry, read
 from proxy.scheduling.explained_decision import Entry, imagined, short

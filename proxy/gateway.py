@@ -30,10 +30,9 @@ from proxy.fleet.drain_affinity import steer
 from proxy.fleet.models import LONGEST_WAIT, ModelReads
 from proxy.fleet.store import Fleet
 from proxy.models.resolver import anew
-from proxy.openai.asked_usage import asking
-from proxy.openai.parse import Parsed
-from proxy.openai.paths import response_id
-from proxy.openai.weight import SMALL
+from proxy.openai.bodies import SMALL
+from proxy.openai.events import asking
+from proxy.openai.parse import Parsed, response_id
 from proxy.parsing import (
     BodyParser,
     is_large_form,

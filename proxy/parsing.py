@@ -10,13 +10,11 @@ from types import TracebackType
 
 from proxy.core.errors import BodyTooLarge, RequestError
 from proxy.core.ports import Call
-from proxy.core.request import EMPTY_PROMPT, InferenceRequest, Prompt
+from proxy.core.request import EMPTY_PROMPT, TIME_LIMIT, InferenceRequest, Prompt, time_limit
 from proxy.offload import OffloadPool, serve
+from proxy.openai.bodies import is_light
 from proxy.openai.multipart import STEP, Form, is_multipart
-from proxy.openai.parse import Parsed, parse
-from proxy.openai.paths import model_in
-from proxy.openai.weight import is_light
-from proxy.reliability import deadline
+from proxy.openai.parse import Parsed, model_in, parse
 from proxy.telemetry.lines import guard_standard_error
 
 QUICK = 8 << 20
@@ -76,8 +74,8 @@ def question(call: Call) -> tuple[str, bytes, str]:
 def request_of(call: Call, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
     """`seconds` it has, unless its client gives it less. Raises BadRequest."""
     headers = call.headers
-    if deadline.HEADER in headers:
-        seconds = deadline.time_limit(headers, seconds)
+    if TIME_LIMIT in headers:
+        seconds = time_limit(headers, seconds)
     _, body, prompt, stream, max_tokens, _, _ = parsed
     priority, tenant, since = 0, "", call.received_at
     # By position: as keywords they would be put into a dictionary first, and take 6,300 instructions, not 3,000.

@@ -53,12 +53,9 @@ from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.polling import Polling, fleet_settings
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.budget import RetryBudget
-from proxy.reliability.failover import Failover, Narrow
-from proxy.reliability.hedging import SAVED_UP, Hedging
-from proxy.reliability.lateness import Lateness
-from proxy.reliability.liveness import Liveness
-from proxy.reliability.poison import Poison
+from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
+from proxy.reliability.health import Liveness
+from proxy.reliability.hedging import SAVED_UP, Hedging, Lateness
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
 from proxy.scheduling.explained_log import Explained, Explaining, Kept

@@ -11,8 +11,8 @@ from proxy.core.ports import Clock, Poster
 from proxy.core.request import InferenceRequest
 from proxy.gateway import Gateway, Running
 from proxy.http.rank import body_for
-from proxy.openai.heads import Head
 from proxy.openai.parse import parse
+from proxy.openai.prompts import Head
 from proxy.prefix.keys import PREFIX_MATCH
 
 

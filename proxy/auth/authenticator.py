@@ -23,7 +23,7 @@ from proxy.core.request import InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
 from proxy.core.watched_files import WatchedFiles
-from proxy.openai.asked_usage import asking
+from proxy.openai.events import asking
 
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
 """URL -> status and body. Raises `outbound.FAILURES`."""

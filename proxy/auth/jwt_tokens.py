@@ -19,9 +19,9 @@ from proxy import outbound
 from proxy.auth.authenticator import Fetch
 from proxy.auth.settings import Jwt, Scope
 from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerAway, Unauthorized
-from proxy.core.frozen import frozen
 from proxy.core.identity import Identity
 from proxy.core.ports import Clock
+from proxy.core.request import frozen
 from proxy.core.tasks import Tasks
 
 REMEMBERED = 10_000

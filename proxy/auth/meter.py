@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from proxy.auth.settings import Limits
 from proxy.core.attempt import Usage
-from proxy.core.frozen import frozen
 from proxy.core.ports import Clock
+from proxy.core.request import frozen
 
 FIRST_OUTPUT = 256.0
 OUTPUT_MEMORY = 0.9

@@ -21,10 +21,10 @@ import uvloop
 
 from proxy import yaml_source
 from proxy.cli.configuration import Misconfigured, config_option, pod_option, reader, settings_of
+from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.sharing import app_of
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.workers import StartFailed
-from proxy.collector import Collector, resident
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
 from proxy.config.warnings import NO_PODS

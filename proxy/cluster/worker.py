@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.messages import Kind
 from proxy.cluster.questions import DECISIONS, METRICS, RELOAD, SIGNALS, WorkerModelReads, decisions
 from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import LockedWriter, Setup, read_settings
-from proxy.collector import Collector, resident
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
 from proxy.http.tls import Trust

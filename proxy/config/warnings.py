@@ -9,10 +9,10 @@ from pathlib import Path
 from proxy.autoscale import settings as autoscale
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL
 from proxy.core.registry import Registry
-from proxy.disagg import cautions as disagg
+from proxy.disagg import settings as disagg
 from proxy.flowcontrol import settings as flowcontrol
 from proxy.http.upstream.pool import is_address
-from proxy.reliability import cautions as reliability
+from proxy.reliability import settings as reliability
 from proxy.scheduling import layout as scheduling
 from proxy.settings import Settings
 
@@ -25,7 +25,7 @@ def cautions(settings: Settings) -> Iterator[str]:
     yield from _of_files(settings)
     yield from map(str, settings.remarks)
     pools = settings.all_pools
-    yield from reliability.cautions(settings.reliability, [pool.pods.most for pool in pools.values()])
+    yield from reliability.warnings(settings.reliability, [pool.pods.most for pool in pools.values()])
     registry = Registry.discover()
     for name, pool in pools.items():
         yield from scheduling.warnings(pool.scheduling, registry)
@@ -33,7 +33,7 @@ def cautions(settings: Settings) -> Iterator[str]:
         yield from flowcontrol.warnings(pool.flow_control, section, settings.reliability.timeouts.request)
         types = {entry.type for entry in pool.scheduling.plugins}
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
-        yield from disagg.cautions(pool.disaggregation.connector, name, types, roles)
+        yield from disagg.warnings(pool.disaggregation.connector, name, types, roles)
     if settings.autoscale.pools:
         yield from map(str, autoscale.warnings(settings.autoscale))
     if not settings.has_pods:

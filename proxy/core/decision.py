@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.frozen import frozen
+from proxy.core.request import frozen
 
 
 @frozen

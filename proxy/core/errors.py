@@ -41,7 +41,7 @@
     │   └── UpstreamTimedOut
     └── ConfigError                        all faults of a configuration, each with its path
 
-A RequestError is raised where it is known and rendered once, in `openai.render`, in the shape of the API called.
+A RequestError is raised where it is known and rendered once, in `openai.errors`, in the shape of the API called.
 Messages name what to do and never name a pod's URL.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.cycle_state import DataKey
-from proxy.core.frozen import frozen
+from proxy.core.request import frozen
 
 
 @frozen

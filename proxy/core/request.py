@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from proxy.core.cycle_state import CycleState, DataKey
-from proxy.core.frozen import frozen
+from proxy.core.errors import BadRequest
+
+T = TypeVar("T")
+
+
+@dataclass_transform(eq_default=True, frozen_default=True, field_specifiers=(field,))
+def frozen(cls: type[T]) -> type[T]:
+    """A slotted dataclass that nobody changes."""
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
 
 BYTES_PER_TOKEN = 4
 """One token counts as four bytes of prompt, wherever a tokenizer is not asked."""
@@ -104,3 +113,17 @@ _VALUES = attrgetter(*_NAMES)
 
 OUTPUT_ESTIMATE: DataKey[int] = DataKey("OutputEstimate", value_type=int)
 """Tokens the answer is expected to have; the load ledger counts them until the leg ends. Absent: not counted."""
+
+
+def time_limit(headers: Mapping[str, str], most: float) -> float:
+    """Seconds from receipt to the end of the answer: `most`, or less if the client says so. Raises BadRequest."""
+    asked = headers.get(TIME_LIMIT)
+    if asked is None:
+        return most
+    try:
+        seconds = float(asked) / 1000
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0.0:
+        raise BadRequest(f"The header {TIME_LIMIT} must be a positive number of milliseconds, not '{asked[:40]}'.")
+    return min(most, seconds)

@@ -9,17 +9,24 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from proxy.core.attempt import NOT_YET, Attempt, Ending, Stage
-from proxy.core.casualties import CASUALTIES, casualties_of
+from proxy.core.attempt import CASUALTIES, NOT_YET, Attempt, Ending, Stage, casualties_of
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConnectFailed, KvlaneError, NoEndpoints, UpstreamFailed
 from proxy.core.ports import Legs, Relay
 from proxy.core.request import InferenceRequest, changed
 from proxy.disagg.connector import Split
-from proxy.disagg.requests import SPLIT_PATHS, fields_of, fields_of_pod, for_prefill, why_whole, with_fields
-from proxy.disagg.stages import Shared, Stages
-from proxy.openai.weight import has_many_values
+from proxy.disagg.requests import (
+    SPLIT_PATHS,
+    Shared,
+    Stages,
+    fields_of,
+    fields_of_pod,
+    for_prefill,
+    why_whole,
+    with_fields,
+)
+from proxy.openai.bodies import has_many_values
 
 log = logging.getLogger(__name__)
 

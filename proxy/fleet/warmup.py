@@ -19,7 +19,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import WarmupSettings
-from proxy.openai.heads import Head, head
+from proxy.openai.prompts import Head, head
 
 log = logging.getLogger(__name__)
 

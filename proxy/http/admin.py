@@ -36,7 +36,7 @@ from proxy.http.admin_pods import PodRelay, PodRoutes
 from proxy.http.guards import SendProgress, Sweep, reset
 from proxy.http.settings import SEND_TIMEOUT, Admin
 from proxy.http.tls import HANDSHAKE_TIMEOUT, Trust, server_context
-from proxy.openai.render import render
+from proxy.openai.errors import render
 from proxy.telemetry.logs import LogLevels
 from proxy.telemetry.observation import Exposition
 

@@ -12,9 +12,9 @@ from itertools import compress, starmap
 from operator import itemgetter
 
 from proxy.core.errors import Declined, Garbled
-from proxy.core.frozen import frozen
-from proxy.openai import first_event
-from proxy.openai.missing_model import says_that_model_is_missing
+from proxy.core.request import frozen
+from proxy.openai import errors as api_errors
+from proxy.openai.errors import says_that_model_is_missing
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 Pairs = Sequence[tuple[str, str]]
@@ -251,19 +251,19 @@ _DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]{1,60}?)[ \t]*\r\n", re.IGNORECASE)
 def is_open(head: AnswerHead, beginning: bytes) -> bool:
     """Whether it takes more of the body to know; the reason for a status may be anywhere in it."""
     waits_for_end = head.declines or head.status == NOT_FOUND
-    return len(beginning) <= first_event.LONGEST and (waits_for_end or not first_event.is_whole(beginning))
+    return len(beginning) <= api_errors.LONGEST and (waits_for_end or not api_errors.is_whole(beginning))
 
 
 def refusal(head: AnswerHead, beginning: bytes) -> Declined | None:
     """None if it answers, or finds fault with the request. A 404 is one only for a model that the pod does not have."""
     if head.declines or (head.status == NOT_FOUND and says_that_model_is_missing(beginning)):
         return declined_with(head, beginning)
-    return None if head.status == NOT_FOUND else first_event.declined(beginning)
+    return None if head.status == NOT_FOUND else api_errors.declined(beginning)
 
 
 def declined_with(head: AnswerHead, beginning: bytes) -> Declined:
     """By its status."""
-    text = beginning[: first_event.LONGEST].decode("utf-8", "replace")
+    text = beginning[: api_errors.LONGEST].decode("utf-8", "replace")
     return Declined(head.status, _retry_after(head.start), text)
 
 

@@ -15,11 +15,10 @@ from proxy.core.errors import BadRequest, CutShort, UpstreamFailed
 from proxy.core.patterns import any_matches
 from proxy.core.request import InferenceRequest, changed
 from proxy.http.framing import LAST_CHUNK, Bodies, Marks, chunk
-from proxy.openai.asked_usage import DropUsage, telling
+from proxy.openai.bodies import renamed, renaming
 from proxy.openai.continuation import PATHS, Counted, Partial, Rest, counted, rest, without_counts
-from proxy.openai.events import EVENT_END, EVENT_ENDS
-from proxy.openai.first_event import ABORTED, declined
-from proxy.openai.model_field import renamed, renaming
+from proxy.openai.errors import ABORTED, declined
+from proxy.openai.events import EVENT_END, EVENT_ENDS, DropUsage, telling
 
 LARGEST_EVENT = 1024 * 1024
 """Bytes of an event that wait for its end. A larger one goes through the stages in parts."""

@@ -8,8 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from proxy.core.attempt import Attempt, Ending
-from proxy.core.casualties import casualties_of
+from proxy.core.attempt import Attempt, Ending, casualties_of
 from proxy.core.errors import (
     BadGateway,
     ConnectFailed,
@@ -21,6 +20,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from proxy.core.request import TIME_LIMIT
 from proxy.core.tasks import Tasks
 from proxy.http.body import Upload
 from proxy.http.framing import LAST_CHUNK, chunk
@@ -40,8 +40,7 @@ from proxy.http.request import HttpCall, RequestHead
 from proxy.http.response import ASK_AFTER, LOST, RelayContext, Response
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import Address, Pod, UpstreamPool
-from proxy.openai.render import stream_error
-from proxy.reliability.deadline import HEADER
+from proxy.openai.errors import stream_error
 
 if TYPE_CHECKING:
     from proxy.http.client import ClientConnection, Sink
@@ -111,7 +110,7 @@ class ClientRelay:
         body = attempt.request.body
         if attempt.endpoint.rank is not None and upload is None:
             body = body_for(attempt.endpoint, body)
-        if HEADER in attempt.request.headers:
+        if TIME_LIMIT in attempt.request.headers:
             timer = DeadlineTimer(attempt.request.deadline, context, call.connection if lane is None else lane)
         try:
             pod = context.pool.pods[attempt.endpoint.url]

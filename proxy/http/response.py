@@ -28,9 +28,8 @@ from proxy.http.request import HttpCall
 from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import MOST_PASSED, Connection
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.openai.first_event import ABORTED, ENDING, aborted
-from proxy.openai.observe import DONE, ends_whole, is_cut, usage_from
-from proxy.openai.render import stream_error
+from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error
+from proxy.openai.events import DONE, ends_whole, is_cut, usage_from
 from proxy.reliability.settings import Timeouts
 
 if TYPE_CHECKING:

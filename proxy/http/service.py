@@ -23,7 +23,7 @@ from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import Kind, Paths
 from proxy.http.request import HttpCall
 from proxy.http.settings import Security
-from proxy.openai.render import render
+from proxy.openai.errors import render
 
 OPEN_PATHS = ("/health", "/ping")
 """What load balancers ask, without a key."""

@@ -34,8 +34,7 @@ from proxy.parsing import BodyParser
 from proxy.plugins.sessions import ID_HEADER
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.budget import RetryBudget
-from proxy.reliability.failover import Failover
+from proxy.reliability.failover import Failover, RetryBudget
 from proxy.scheduling.build import build
 from proxy.settings import Settings
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from proxy.core.casualties import CASUALTIES
+from proxy.core.attempt import CASUALTIES
 from proxy.core.cycle_state import CycleState
 from proxy.core.endpoint import LIGHT_SLEEP, Endpoint, EndpointState
 from proxy.core.errors import (
@@ -32,7 +32,7 @@ from proxy.core.request import InferenceRequest, Naming, changed
 from proxy.core.tasks import Tasks
 from proxy.models.settings import ModelSettings, Rewrite, Target
 from proxy.openai import multipart
-from proxy.openai.model_field import with_model
+from proxy.openai.bodies import with_model
 from proxy.telemetry.metrics import Catalogue
 
 OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from proxy.openai.asked_usage import at_the_end
-from proxy.openai.events import EVENT_END, FLAT_OBJECT, fields_of
-from proxy.openai.weight import is_light
+from proxy.openai.bodies import is_light
+from proxy.openai.events import EVENT_END, FLAT_OBJECT, at_the_end, fields_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -1,19 +1,44 @@
-"""What a request body asks for: model, prompt, stream and limits; every API has its reader in one table."""
+"""What a request asks for: model, prompt, stream and limits; every API has its reader in one table."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 import orjson
 
 from proxy.core.errors import BadRequest, InvalidJson
 from proxy.core.request import EMPTY_PROMPT, Prompt
 from proxy.openai import multipart, prompts
-from proxy.openai.weight import bounded_int
+from proxy.openai.bodies import bounded_int
+
+_STORED = "/v1/responses/"
+_STORED_RESPONSE = re.compile(rf"{_STORED}([^/]+)")
+
+
+@lru_cache(maxsize=64)
+def response_id(path: str) -> str | None:
+    """The stored response that a path is about."""
+    if not path.startswith(_STORED):
+        return None
+    found = _STORED_RESPONSE.match(path)
+    return found[1] if found and found[1] != "render" else None
+
+
+def model_in(query: str) -> str | None:
+    """The model that a query names: `/v1/realtime?model=…` has no body to name one. Raises BadRequest if it names
+    several, because servers differ in which one counts."""
+    if "model" not in query and "%" not in query:
+        return None
+    named = [value for name, value in parse_qsl(query.removeprefix("?"), keep_blank_values=True) if name == "model"]
+    if len(named) > 1:
+        raise BadRequest("The query has more than one 'model'; send one.", param="model")
+    return named[0] if named else None
+
 
 Body = Mapping[str, Any]
 

@@ -1,18 +1,23 @@
-"""The bytes an engine's chat template will see, in its order: tools, system, then messages with their roles."""
+"""The bytes an engine's chat template will see, in its order: tools, system, then messages with their roles.
+
+Beside them the media of a request, and its head: what stands before anything that a user said.
+"""
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from sys import byteorder
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
 
 from proxy.core.errors import BadRequest
 from proxy.core.request import BYTES_PER_TOKEN
+from proxy.openai.bodies import has_many_values
 
 MEDIA_TOKENS = {"image": 225, "audio": 225, "video": 4500}
 """What a medium counts where nobody has looked at it: 640x360 pixels at 1024 a token, and 20 such frames."""
@@ -193,3 +198,94 @@ def _json_of_the_odd(value: Any) -> str:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+NONE: frozenset[str] = frozenset()
+
+_CONVERSATIONS = ("messages", "input")
+
+
+def media_in(body: bytes) -> frozenset[str]:
+    """A digest of each, the same for the same medium; bodies without any are not parsed, nor are those of very many
+    values."""
+    if not has_media(body) or has_many_values(body):
+        return NONE
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return NONE
+    if not isinstance(fields, dict):
+        return NONE
+    return frozenset(map(media_digest, _media(map(fields.get, _CONVERSATIONS))))
+
+
+def _media(conversations: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Parts of messages, and parts of what stands in them, as the results of tools do."""
+    left = list(conversations)
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, dict):
+            kind = item.get("type")
+            if isinstance(kind, str) and kind in MEDIA_KINDS:
+                yield item
+            else:
+                left.extend((item.get("content"), item.get("output")))
+
+
+SHORTEST = 256
+"""Bytes of a head: below it there are a few blocks at most to be cached."""
+
+NOTHING_SAID = "."
+
+_SYSTEM = frozenset(("system", "developer"))
+_TEMPLATE = ("tools", "chat_template", "chat_template_kwargs", "reasoning_effort")
+"""Fields of a chat by which its template decides what stands before the first message, or that stand there."""
+
+Fields = dict[str, Any]
+
+
+class Head(NamedTuple):
+    """A request for one token; equal heads are equal bytes."""
+
+    path: str
+    model: str
+    body: bytes
+
+
+def head(path: str, model: str, body: bytes) -> Head | None:
+    """None for what has no system prompt and no tools, for APIs without either, and for what was salted so that it
+    shares nothing. `body` is one that `openai.parse` has read."""
+    read = _HEADS.get(path)
+    if read is None or not model:
+        return None
+    try:
+        fields = orjson.loads(body)
+        kept = None if fields.get("cache_salt") else read(fields)
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+        return None
+    if kept is None:
+        return None
+    made = orjson.dumps({"model": model, **kept, "max_tokens": 1})
+    return Head(path, model, made) if len(made) >= SHORTEST else None
+
+
+def _chat_head(fields: Fields) -> Fields | None:
+    system = list(takewhile(lambda message: message.get("role") in _SYSTEM, fields["messages"]))
+    return _asked(fields, _TEMPLATE, system) if system or fields.get("tools") else None
+
+
+def _anthropic_head(fields: Fields) -> Fields | None:
+    return _asked(fields, ("system", "tools"), []) if fields.get("system") or fields.get("tools") else None
+
+
+def _asked(fields: Fields, names: tuple[str, ...], system: list[Any]) -> Fields:
+    kept = {name: fields[name] for name in names if fields.get(name) is not None}
+    return {**kept, "messages": [*system, {"role": "user", "content": NOTHING_SAID}]}
+
+
+_HEADS: dict[str, Callable[[Fields], Fields | None]] = {
+    "/v1/chat/completions": _chat_head,
+    "/v1/messages": _anthropic_head,
+}

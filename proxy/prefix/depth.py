@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, takewhile
 
-from proxy.core.frozen import frozen
+from proxy.core.request import frozen
 
 PER_DOUBLING = 32
 """Hashes for each doubling of the depth. So the first 64 blocks have one hash each, the next 64 one for two, and none

@@ -9,8 +9,7 @@ from itertools import repeat
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.core.frozen import frozen
-from proxy.core.request import BYTES_PER_TOKEN, Prompt
+from proxy.core.request import BYTES_PER_TOKEN, Prompt, frozen
 from proxy.prefix.depth import DEPTHS, Cuts, cuts
 
 ANSWER = b"\nassistant\n"

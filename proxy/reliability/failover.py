@@ -1,14 +1,16 @@
-"""Who gets a request whose pod failed before a byte of the answer had reached the client."""
+"""The next pod for a request whose pod failed before a byte of the response had reached the client."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from proxy.core.attempt import Attempt
-from proxy.core.casualties import CASUALTIES, casualties_of
+import xxhash
+
+from proxy.core.attempt import CASUALTIES, UPSTREAM_FAILED, Attempt, Casualties, casualties_of
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
@@ -21,16 +23,131 @@ from proxy.core.errors import (
     OutOfFiles,
     PassedOver,
     RequestError,
+    SuspectedPoison,
     UnknownModel,
     UpstreamFailed,
     UpstreamTimedOut,
 )
 from proxy.core.identity import IDENTITY
+from proxy.core.listener import Listener
 from proxy.core.ports import Clock, Random
 from proxy.core.request import InferenceRequest
-from proxy.reliability.budget import RetryBudget
-from proxy.reliability.poison import SECONDS, Poison
 from proxy.reliability.settings import Retries
+
+PER_SECOND = 1.0
+"""Retries that are always allowed, so that services with little traffic have some."""
+
+MOST = 100.0
+"""Retries that can be saved up."""
+
+
+class RetryBudget:
+    """A share of the legs that are sent, with a little on top; see the retry budgets of Finagle and Envoy.
+
+    `legs` says how many were sent so far. It is asked when there is something to retry, so a request without trouble
+    pays nothing.
+    """
+
+    def __init__(
+        self, percent: float, clock: Clock, legs: Callable[[], int], per_second: float = PER_SECOND, most: float = MOST
+    ) -> None:
+        self._per_second = per_second
+        self._most = most
+        self._percent = percent
+        self._clock = clock
+        self._legs = legs
+        self._seen = legs()
+        self._seen_at = clock.now()
+        self._left = most
+
+    @property
+    def percent(self) -> float:
+        """Percent of the attempts that may be retries. What has been saved up stays when it changes."""
+        return self._percent
+
+    @percent.setter
+    def percent(self, percent: float) -> None:
+        self._earn()
+        self._percent = percent
+
+    @property
+    def has_one(self) -> bool:
+        self._earn()
+        return self._left >= 1.0
+
+    def spend(self) -> bool:
+        """False if nothing is left."""
+        if not self.has_one:
+            return False
+        self._left -= 1.0
+        return True
+
+    def _earn(self) -> None:
+        legs, now = self._legs(), self._clock.now()
+        earned = self._percent / 100 * (legs - self._seen) + self._per_second * (now - self._seen_at)
+        self._left = min(self._most, self._left + earned)
+        self._seen, self._seen_at = legs, now
+
+
+QUARANTINE_SECONDS = 60.0
+TOGETHER = 1.0
+"""Seconds within which the connections of a pod that crashes break."""
+
+MOST_SUSPECTS = 1000
+"""Suspects; beyond that the oldest is let go."""
+
+
+class Poison(Listener):
+    """Identifies a request by the model that its client names and by its prompt: neither changes in a further try."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.suspects: dict[bytes, float] = {}
+        """Until when each is refused. While there are none, nothing has to be hashed."""
+        self._broken: deque[tuple[float, Endpoint, Casualties]] = deque()
+        """Attempts that pods broke off in the last TOGETHER seconds: when, on which pod, of which request."""
+
+    def attempt_failed(self, attempt: Attempt, error: BaseException | None) -> None:
+        """Note an attempt that its pod broke off, whatever its client got."""
+        if attempt.ending is not UPSTREAM_FAILED or isinstance(error, ConnectFailed):
+            return
+        now = self._clock.now()
+        while self._broken and self._broken[0][0] < now - TOGETHER:
+            self._broken.popleft()
+        self._broken.append((now, attempt.endpoint.lead, casualties_of(attempt.request)))
+
+    def was_alone(self, casualties: Casualties, endpoint: Endpoint) -> bool:
+        """Return whether the pod, which has just died, had no request but that of `casualties`."""
+        since = self._clock.now() - TOGETHER
+        others = (at >= since and pod is endpoint and whose is not casualties for at, pod, whose in self._broken)
+        return not any(rank.load.requests for rank in endpoint.ranks) and not any(others)
+
+    def suspect(self, request: InferenceRequest) -> SuspectedPoison:
+        """From now on; returns what its client is told."""
+        self.suspects[_fingerprint(request)] = self._clock.now() + QUARANTINE_SECONDS
+        if len(self.suspects) > MOST_SUSPECTS:
+            del self.suspects[next(iter(self.suspects))]
+        return SuspectedPoison(QUARANTINE_SECONDS)
+
+    def check(self, request: InferenceRequest) -> None:
+        """Raises SuspectedPoison."""
+        now = self._clock.now()
+        while self.suspects and next(iter(self.suspects.values())) <= now:
+            del self.suspects[next(iter(self.suspects))]
+        until = self.suspects.get(_fingerprint(request)) if self.suspects else None
+        if until is not None:
+            raise SuspectedPoison(until - now)
+
+
+def _fingerprint(request: InferenceRequest) -> bytes:
+    """A request without a prompt is identified by its body."""
+    model = request.model if request.naming is None else request.naming.asked
+    digest = xxhash.xxh3_128(model.encode("utf-8", "surrogatepass"))
+    for part in request.prompt.parts or (request.body,):
+        digest.update(b"\0")
+        digest.update(part)
+    return digest.digest()
+
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +307,7 @@ class Failover:
                 is_proven = is_proven or was_alone or len(deaths) > 2
         if is_proven:
             said = "request %s quarantined for %.0f s: %d pods crashed while serving it"
-            log.error(said, attempt.request.id, SECONDS, len(deaths))
+            log.error(said, attempt.request.id, QUARANTINE_SECONDS, len(deaths))
             raise self.poison.suspect(attempt.request) from error
 
     def _count(self, journey: Journey, attempt: Attempt, error: UpstreamFailed) -> float:

@@ -19,10 +19,9 @@ import orjson
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import Reason
-from proxy.core.frozen import frozen
 from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
-from proxy.core.request import InferenceRequest
+from proxy.core.request import InferenceRequest, frozen
 from proxy.core.tasks import Tasks
 from proxy.latency.forecast import objectives
 from proxy.prefix.hashing import Chain, chains

@@ -39,8 +39,7 @@ from proxy.gateway import Gateway
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.budget import RetryBudget
-from proxy.reliability.failover import Failover
+from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.settings import BreakerSettings, Retries
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read

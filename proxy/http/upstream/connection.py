@@ -15,7 +15,7 @@ from proxy.core.errors import Disconnected, Garbled, UpstreamFailed
 from proxy.http.framing import CLOSED, OPENED
 from proxy.http.guards import guarded
 from proxy.http.head import REMEMBERED, AnswerHead, read_answer_head
-from proxy.openai.observe import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
+from proxy.openai.events import USAGE_LAST, USAGE_WITHIN, response_id_from, usage_from
 
 TAIL = 8 * 1024
 """Bytes of the end that are kept, if there were as many. Usage is in there."""

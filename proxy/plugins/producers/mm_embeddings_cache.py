@@ -15,7 +15,7 @@ from proxy.core.plugin import DataProducer, EndpointRemoved, PreRequest, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
-from proxy.openai.media import media_in
+from proxy.openai.prompts import media_in
 
 DEFAULT_MIB = 4096
 

@@ -37,8 +37,7 @@ from proxy.disagg.settings import DisaggregationSettings
 from proxy.disagg.transfer import FAILED, REFUSED, SplitRequests
 from proxy.fleet.ledger import Ledger
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
-from proxy.reliability.budget import RetryBudget
-from proxy.reliability.failover import Failover
+from proxy.reliability.failover import Failover, RetryBudget
 from proxy.reliability.settings import Retries
 from tests.helpers.waiting import PATIENCE
 

@@ -15,7 +15,7 @@ from proxy.core.errors import UpstreamFailed
 from proxy.fleet import warmup as warmup_module
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.warmup import SharedPrompts, Warmup
-from proxy.openai.heads import Head
+from proxy.openai.prompts import Head
 from tests.helpers.waiting import PATIENCE
 from tests.unit.fleet.test_warmup_prompts import see
 

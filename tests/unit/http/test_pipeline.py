@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.http import pipeline
 from proxy.http.pipeline import Pipeline
-from proxy.openai.asked_usage import DropUsage
+from proxy.openai.events import DropUsage
 
 EVENTS = (b"data: 1\n\n", b"data: 2\r\n\r\n", b": note\r\r", b"\n\n", b"data: 3\ndata: 4\n\n")
 

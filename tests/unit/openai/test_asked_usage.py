@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.request import InferenceRequest
-from proxy.openai.asked_usage import OPTIONS, DropUsage, asking, with_question
-from proxy.openai.weight import LARGE
+from proxy.openai.bodies import LARGE
+from proxy.openai.events import OPTIONS, DropUsage, asking, with_question
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

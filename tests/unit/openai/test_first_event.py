@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.openai.first_event import LONGEST, declined, is_whole
+from proxy.openai.errors import LONGEST, declined, is_whole
 
 BUSY = "The engine is currently busy and cannot accept new requests."
 

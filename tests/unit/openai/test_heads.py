@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.openai.heads import Head, head
 from proxy.openai.parse import parse
+from proxy.openai.prompts import Head, head
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are the help desk of a bank. " * 20}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.openai.media import media_in
+from proxy.openai.prompts import media_in
 
 CAT, DOG = "data:image/png;base64,Y2F0", "http://pictures/dog.png"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from proxy.openai import model_field, multipart
-from proxy.openai.model_field import renamed, renaming, with_model
+from proxy.openai import bodies, multipart
+from proxy.openai.bodies import renamed, renaming, with_model
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(),
@@ -64,7 +64,7 @@ def test_a_name_behind_many_messages_is_found() -> None:
 
 
 def test_a_body_with_too_many_keys_of_that_name_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_field, "MOST_KEYS", 100)
+    monkeypatch.setattr(bodies, "MOST_KEYS", 100)
     for keys, is_searched in ((99, True), (100, False)):
         body = b'{"x":[' + b",".join([b'{"model":1}'] * keys) + b'],"model":"m"}'
         assert (with_model(body, "n") is not None) is is_searched

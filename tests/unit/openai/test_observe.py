@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Usage
-from proxy.openai.observe import response_id_from, usage_from
+from proxy.openai.events import response_id_from, usage_from
 from proxy.openai.parse import GENERATE
 
 CHAT_USAGE = (

@@ -13,7 +13,7 @@ from proxy.core.errors import (
     SuspectedPoison,
     UnknownModel,
 )
-from proxy.openai.render import render, stream_error
+from proxy.openai.errors import render, stream_error
 
 
 def answer(error: RequestError, path: str = "/v1/chat/completions") -> tuple[int, dict[str, str], dict[str, object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from proxy.openai.asked_usage import telling
+from proxy.openai.events import telling
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import orjson
 import pytest
 
+from proxy.openai.bodies import LARGE, MOST_VALUES, bounded_int, has_many_values, is_light
 from proxy.openai.parse import parse
-from proxy.openai.weight import LARGE, MOST_VALUES, bounded_int, has_many_values, is_light
 
 SIZE = LARGE - 1024
 

@@ -19,9 +19,8 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.request import InferenceRequest
+from proxy.core.request import TIME_LIMIT, InferenceRequest
 from proxy.reliability.breaker import LEAVING, OPEN, PROBED, PROBES, RESTING, UNREACHABLE, Breakers
-from proxy.reliability.deadline import HEADER
 from proxy.reliability.settings import BreakerSettings
 
 FAILED = UpstreamFailed("nonsense")
@@ -137,7 +136,9 @@ def test_what_the_client_did_wrong_does_not_count(status: int) -> None:
 
 
 @pytest.mark.parametrize("error", [UpstreamTimedOut("not answered within 0.1 s"), None], ids=["unanswered", "cut"])
-@pytest.mark.parametrize(("limit", "state"), [({HEADER: "100"}, "closed"), ({}, "open")], ids=["client", "operator"])
+@pytest.mark.parametrize(
+    ("limit", "state"), [({TIME_LIMIT: "100"}, "closed"), ({}, "open")], ids=["client", "operator"]
+)
 def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
     limit: dict[str, str], state: str, error: UpstreamTimedOut | None
 ) -> None:
@@ -152,7 +153,7 @@ def test_a_time_limit_that_the_client_sets_says_nothing_about_the_pod(
 
 def test_a_pod_that_is_too_late_before_the_time_limit_of_the_client_has_failed() -> None:
     world = World(failures=1)
-    request = InferenceRequest("r", "/", "m", headers={HEADER: "100000"}, deadline=world.clock.now() + 100)
+    request = InferenceRequest("r", "/", "m", headers={TIME_LIMIT: "100000"}, deadline=world.clock.now() + 100)
     attempt = Attempt(request, Decision(world.pod), world.pod, 0, world.clock.now())
     attempt.ending = Ending.TIMED_OUT
     world.breakers.attempt_failed(attempt, UpstreamTimedOut("no first byte within 30 s"))

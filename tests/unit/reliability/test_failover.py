@@ -26,8 +26,7 @@ from proxy.core.errors import (
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.models.resolver import anew
-from proxy.reliability.budget import MOST, RetryBudget
-from proxy.reliability.failover import Failover
+from proxy.reliability.failover import MOST, Failover, RetryBudget
 from proxy.reliability.settings import Backoff, Retries
 
 REFUSED = ConnectRefused("nobody listens")

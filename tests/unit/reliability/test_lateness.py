@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
-from proxy.reliability.lateness import ENOUGH, KINDS, Lateness
+from proxy.reliability.hedging import ENOUGH, KINDS, Lateness
 from proxy.reliability.settings import HedgingSettings
 
 

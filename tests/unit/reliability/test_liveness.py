@@ -13,7 +13,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration
-from proxy.reliability.liveness import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
+from proxy.reliability.health import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
 from proxy.reliability.settings import HealthSettings
 
 STALL = 30.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.production import PRODUCE_DEADLINE
+from proxy.pool import PRODUCE_DEADLINE
 from tests.helpers.docs.greenest import Forecast, forecast, installed
 from tests.helpers.docs.pages import ROOT, yaml_blocks
 from tests.helpers.scenarios.stack import CHAT, Stack, stack

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.attempt import Ending
 from proxy.core.errors import Declined
 from proxy.http.framing import HELD_LIMIT
-from proxy.openai.first_event import LONGEST
+from proxy.openai.errors import LONGEST
 from tests.helpers.examples import examples
 from tests.helpers.http.messages import Message, messages, reads
 from tests.helpers.http.support import (

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import CutShort, UpstreamFailed
-from proxy.openai.observe import is_cut
+from proxy.openai.events import is_cut
 from tests.helpers.http.support import CHAT, SSE_HEAD, STREAMED, Pod, Seen, answering, chunk, post, rig, understand
 from tests.helpers.http.wire import Leg
 from tests.unit.http.test_continued import Continued

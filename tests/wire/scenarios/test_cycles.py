@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from proxy.app import App
-from proxy.collector import Collector
+from proxy.cluster.gc_tuning import Collector
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import PreRequest, plugin

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.lab.sim import Fault, Kind, SimPod, TransferTiming
 from proxy.lab.sim.config import ConnectorName, Role
-from proxy.openai.weight import MOST_VALUES
+from proxy.openai.bodies import MOST_VALUES
 from tests.helpers.scenarios.disagg import (
     CONNECTORS,
     SIM,

@@ -13,10 +13,9 @@ import pytest
 
 from proxy.app import App
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.reliability import liveness
+from proxy.reliability import health
 from proxy.reliability.breaker import LEAVING
-from proxy.reliability.health import UNHEALTHY
-from proxy.reliability.liveness import STALLED
+from proxy.reliability.health import STALLED, UNHEALTHY
 from proxy.settings import from_mapping
 from tests.helpers.http.support import SSE_HEAD, Pod, Received, event, plain
 from tests.helpers.ports import free_port
@@ -129,8 +128,8 @@ async def world(settings: Mapping[str, Any] = FAST) -> AsyncIterator[World]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "SILENT", 0.3)
-    monkeypatch.setattr(liveness, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(health, "SILENT", 0.3)
+    monkeypatch.setattr(health, "LOOK_INTERVAL", 0.05)
     monkeypatch.setattr("proxy.http.response.ASK_AFTER", 0.05)
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from proxy.core import params
-from proxy.reliability.cautions import cautions
-from proxy.reliability.settings import ReliabilitySettings
+from proxy.reliability.settings import ReliabilitySettings, warnings
 
 
 def warned(pods: int = 3, **sections: Any) -> list[str]:
-    return list(cautions(params.load(ReliabilitySettings, sections), [pods]))
+    return list(warnings(params.load(ReliabilitySettings, sections), [pods]))
 
 
 @pytest.mark.parametrize("pods", [0, 1, 2, 50])

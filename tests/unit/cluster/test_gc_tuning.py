@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy import collector
-from proxy.collector import GROWTH, LEAST_GROWTH, NEVER, Collector, resident
+from proxy.cluster import gc_tuning
+from proxy.cluster.gc_tuning import GROWTH, LEAST_GROWTH, NEVER, Collector, resident
 from tests.helpers.waiting import PATIENCE
 
 MIB = 1 << 20
@@ -130,7 +130,7 @@ async def test_what_exists_at_the_start_is_never_looked_at() -> None:
 
 
 async def test_it_looks_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "INTERVAL", 0.01)
+    monkeypatch.setattr(gc_tuning, "INTERVAL", 0.01)
     situation = Situation()
     async with situation.collector():
         knot = old_knot()
@@ -152,7 +152,7 @@ def test_the_memory_of_the_process_is_what_is_there_and_not_what_ever_was() -> N
 
 def test_where_the_system_does_not_say_the_peak_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = resident()
-    monkeypatch.setattr(collector, "_STATM", Path("/nowhere/statm"))
+    monkeypatch.setattr(gc_tuning, "_STATM", Path("/nowhere/statm"))
     assert now * 0.9 < resident() < now * 100
 
 

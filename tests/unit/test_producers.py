@@ -19,7 +19,7 @@ from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
-from proxy.production import PRODUCE_DEADLINE, Production
+from proxy.pool import PRODUCE_DEADLINE, Production
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
 

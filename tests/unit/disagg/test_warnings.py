@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.disagg.cautions import cautions
+from proxy.disagg.settings import warnings
 
 SPLIT = ("disagg-profile-handler", "decode-filter", "prefill-filter", "predicted-latency-pd-decider")
 BOTH = ("prefill", "decode")
@@ -22,7 +22,7 @@ BOTH = ("prefill", "decode")
     ],
 )
 def test_what_works_together_is_not_warned_of(connector: str, types: tuple[str, ...], roles: tuple[str, ...]) -> None:
-    assert list(cautions(connector, "default", types, roles)) == []
+    assert list(warnings(connector, "default", types, roles)) == []
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_what_works_together_is_not_warned_of(connector: str, types: tuple[str, 
     ],
 )
 def test_what_does_not_is(connector: str, types: tuple[str, ...], roles: tuple[str, ...], path: str) -> None:
-    (said,) = cautions(connector, "p", types, roles)
+    (said,) = warnings(connector, "p", types, roles)
     assert said.startswith(path)

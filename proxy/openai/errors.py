@@ -1,0 +1,166 @@
+"""Errors as each API words them, and what the response of a pod says by one."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import orjson
+
+from proxy.core.errors import Declined, MethodNotAllowed, RateLimited, RequestError, Unauthorized
+from proxy.openai.events import EVENT_END, fields_of
+
+Rendered = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers, body."""
+
+ANTHROPIC_PATHS = "/v1/messages"
+RESPONSES_PATHS = "/v1/responses"
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def render(error: RequestError, path: str, request_id: str) -> Rendered:
+    """The answer to a refused request."""
+    headers = [
+        ("content-type", "application/json"),
+        ("x-request-id", request_id),
+        ("x-kvlane-reason", error.reason.value),
+    ]
+    if dropped := error.reason.dropped_reason:
+        headers.append(("x-llm-d-request-dropped-reason", dropped))
+    if error.retry_after is not None:
+        headers.append(("retry-after", str(math.ceil(error.retry_after))))
+    if error.should_retry is not None:
+        headers.append(("x-should-retry", "true" if error.should_retry else "false"))
+    if isinstance(error, RateLimited):
+        headers.extend(error.headers)
+    if isinstance(error, Unauthorized):
+        headers.append(("www-authenticate", "Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append(("allow", ", ".join(error.allowed)))
+    return error.status, headers, orjson.dumps(_body(error, path, request_id))
+
+
+def stream_error(path: str, message: str) -> bytes:
+    """A whole server-sent event that says that the stream was cut."""
+    if path.startswith(ANTHROPIC_PATHS):
+        return _event("error", {"type": "error", "error": {"type": "api_error", "message": message}})
+    if path.startswith(RESPONSES_PATHS):
+        return _event("error", {"type": "error", "code": "server_error", "message": message, "param": None})
+    fields = {"message": message, "type": "server_error", "param": None, "code": "upstream_failed"}
+    return b"data: " + orjson.dumps({"error": fields}) + b"\n\n"
+
+
+def _body(error: RequestError, path: str, request_id: str) -> dict[str, Any]:
+    message = _writable(error.message)
+    if path.startswith(ANTHROPIC_PATHS):
+        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": _writable(request_id)}
+    fields = {"message": message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": fields}
+
+
+def _writable(text: str) -> str:
+    """What clients send may hold bytes that are no UTF-8, and JSON lone surrogates: neither can be written as it is."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+
+
+LONGEST = 8 * 1024
+"""Bytes of a first event that are waited for. Errors are shorter."""
+
+TOO_MANY_REQUESTS = 429
+UNAVAILABLE = 503
+
+ENDING = 2 * 1024
+"""Bytes of an answer in which its last choice says why it has ended, and its usage stands."""
+
+ABORTED = b'"finish_reason":"abort"'
+"""Of an answer that vLLM does not finish, as it is told to stop. A model can write neither: its quotes are escaped."""
+
+_NAMED_ERROR = re.compile(rb"event:[ \t]*error[ \t]*[\r\n]").match
+
+_STATUSES = {
+    "service unavailable": 503,
+    "overloaded_error": 503,
+    "rate_limit_error": TOO_MANY_REQUESTS,
+    "api_error": 500,
+    "internal_error": 500,
+    "internal_server_error": 500,
+    "internalservererror": 500,
+    "server_error": 500,
+}
+"""Of errors that have none, by type or code in lower case."""
+
+
+def is_whole(beginning: bytes) -> bool:
+    """Whether there is as much of the body as it takes."""
+    if beginning.find(b"\n\n") >= 0 or len(beginning) > LONGEST:  # the usual end, without 5,000 instructions of `re`
+        return True
+    return EVENT_END.search(beginning) is not None
+
+
+def declined(beginning: bytes) -> Declined | None:
+    """Why a pod has not begun; None if it has, or found fault with the request."""
+    # A stream that comes whole may have 17 KB in 64 events: to look for a word in all of it takes 24,000 instructions.
+    end_at = beginning.find(b"\n\n", 0, LONGEST)
+    if beginning.find(b"error", 0, LONGEST if end_at < 0 else end_at) < 0:
+        ending = 0 if beginning.startswith(b"{") else -ENDING  # a whole answer may have its tokens behind
+        return aborted() if beginning.find(ABORTED, ending) >= 0 else None  # `in` raises an error first: 2,500
+    end = EVENT_END.search(beginning)
+    fields = fields_of(beginning if end is None else beginning[: end.start()])
+    error = fields.get("error")
+    if error is None and (fields.get("type") == "error" or _NAMED_ERROR(beginning)):
+        error = fields
+    if not isinstance(error, dict):
+        return None
+    status = _status(error)
+    if status < 500 and status != TOO_MANY_REQUESTS:
+        return None
+    return Declined(status, text=str(error.get("message") or ""))
+
+
+def aborted() -> Declined:
+    """What it amounts to that the pod has broken off, under a head that says 200."""
+    return Declined(UNAVAILABLE, text="it aborted the answer")
+
+
+def _status(error: dict[str, Any]) -> int:
+    code = error.get("code")
+    if isinstance(code, int):
+        return code
+    if isinstance(code, str) and code.isdecimal():
+        return int(code)
+    return _STATUSES.get(str(code).lower(), 0) or _STATUSES.get(str(error.get("type")).lower(), 0)
+
+
+_MESSAGE = re.compile(r"\bmodel\b.*\b(?:does not exist|not found)\b", re.IGNORECASE | re.DOTALL).search
+
+
+def says_that_model_is_missing(body: bytes) -> bool:
+    """Return whether the body of a 404 is about the model. That of an unknown path, or of anything else, is not."""
+    if len(body) > LONGEST:
+        return False
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    error = fields.get("error", fields) if isinstance(fields, dict) else None
+    if isinstance(error, str):
+        return _MESSAGE(error) is not None
+    if not isinstance(error, dict):
+        return False
+    return error.get("code") == "model_not_found" or _MESSAGE(str(error.get("message") or "")) is not None
