@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy import outbound
-from proxy.auth.authenticator import Admission, Door, door_of
-from proxy.auth.limits import LimitSeries, LimitsGate
+from proxy.auth.authenticator import Admission, Authenticator, authenticator_of
+from proxy.auth.limits import LimitSeries, RateLimiter
 from proxy.autoscale.signals import OwnSenses
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
@@ -153,8 +153,8 @@ class Serving:
     them."""
 
     settings: Settings
-    door: Door | None
-    limits: LimitsGate | None
+    door: Authenticator | None
+    limits: RateLimiter | None
     flow_controls: Mapping[str, FlowControl]
     warmups: Mapping[str, Warmup]
     schedulings: Mapping[str, Scheduling]
@@ -202,9 +202,9 @@ def build_serving(settings: Settings, process: Process, draft: Draft) -> Serving
     return _Build(settings, process, draft).serving()
 
 
-def build_door(security: Security, clock: Clock, draft: Draft) -> Door | None:
+def build_door(security: Security, clock: Clock, draft: Draft) -> Authenticator | None:
     """None where no credentials are asked for. Raises ConfigError."""
-    return door_of(security, clock, os.environ, _fetch_keys, draft)
+    return authenticator_of(security, clock, os.environ, _fetch_keys, draft)
 
 
 async def _fetch_keys(url: str) -> tuple[int, bytes]:
@@ -248,11 +248,11 @@ class _Build:
 
     # Admission.
 
-    def _limits(self, door: Door | None) -> LimitsGate | None:
-        if door is None or not door.limits_some:
+    def _limits(self, door: Authenticator | None) -> RateLimiter | None:
+        if door is None or not door.has_limits:
             return None
         clock, series = self.process.clock, LimitSeries(self.process.observation.catalogue)
-        limits = self.draft.get("limits", lambda: LimitsGate(door.limits, door.tenants, clock, series))
+        limits = self.draft.get("limits", lambda: RateLimiter(door.limits, door.tenants, clock, series))
         self.draft.assign(limits, limits=door.limits, tenants=door.tenants)
         return limits
 
@@ -267,7 +267,7 @@ class _Build:
         self.draft.assign(control, settings=settings)
         return control
 
-    def _gates(self, pool: str, limits: LimitsGate | None, flow_control: FlowControl | None) -> Sequence[Gate]:
+    def _gates(self, pool: str, limits: RateLimiter | None, flow_control: FlowControl | None) -> Sequence[Gate]:
         process, settings = self.process, self.settings.all_pools[pool].flow_control
         subset = SubsetGate(process.addresses) if self.settings.extproc.is_on else None
         ranks = RankGate() if self.settings.security.client_ranks else None
@@ -424,8 +424,8 @@ class _Build:
 
     def _gateway(
         self,
-        door: Door | None,
-        limits: LimitsGate | None,
+        door: Authenticator | None,
+        limits: RateLimiter | None,
         resolver: Resolver | None,
         failover: Failover,
         pools: Sequence[Pool],
@@ -453,7 +453,7 @@ class _Build:
             parser=process.parser,
         )
 
-    def _served(self, gateway: Gateway, door: Door | None, listeners: Listeners) -> Served:
+    def _served(self, gateway: Gateway, door: Authenticator | None, listeners: Listeners) -> Served:
         process, settings = self.process, self.settings
         return Served(
             gateway,

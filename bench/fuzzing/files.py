@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import PATIENCE, read_request
 from proxy import yaml_source
-from proxy.auth.authenticator import door_of
+from proxy.auth.authenticator import authenticator_of
 from proxy.auth.settings import Access
 from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError
@@ -51,7 +51,7 @@ async def discovery() -> AsyncIterator[Check]:
             file.write_bytes(data)
             await FileSource(str(file)).poll()
             with suppress(ConfigError):
-                door_of(Access(api_keys_file=str(file)), SystemClock(), {"X": "1"}, _nothing, State().draft())
+                authenticator_of(Access(api_keys_file=str(file)), SystemClock(), {"X": "1"}, _nothing, State().draft())
             return _slow(before)
 
         yield check

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 from bench.fuzzing.inputs import Check
-from proxy.auth.authenticator import Door, door_of
+from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import Access
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, IssuerAway, Unauthorized
@@ -45,10 +45,10 @@ async def tokens() -> AsyncIterator[Check]:
         return 200, document
 
     @asynccontextmanager
-    async def door(**more: Any) -> AsyncIterator[Door]:
+    async def door(**more: Any) -> AsyncIterator[Authenticator]:
         state = State()
         draft = state.draft()
-        made = door_of(load(Access, {"jwt": {**settings, **more}}), ManualClock(wall=NOW), {}, fetch, draft)
+        made = authenticator_of(load(Access, {"jwt": {**settings, **more}}), ManualClock(wall=NOW), {}, fetch, draft)
         assert made is not None
         draft.commit()
         await state.settle()
@@ -81,7 +81,7 @@ async def tokens() -> AsyncIterator[Check]:
 _GOOD = orjson.dumps({"iss": NAME, "aud": AUDIENCE, "sub": "alice", "exp": NOW + 3600})
 
 
-async def _name(door: Door, token: str) -> str | None:
+async def _name(door: Authenticator, token: str) -> str | None:
     try:
         identity = await door.authenticate({"authorization": f"Bearer {token}"})
     except (Unauthorized, Forbidden, IssuerAway):

@@ -30,30 +30,30 @@ Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]
 
 
 class Tokens(Protocol):
-    """What an issuer signs; `web_tokens.WebTokens` checks it."""
+    """Tokens of an issuer. `jwt_tokens.JwtVerifier` implements it; it needs an extra, so it is imported late."""
 
     def find(self, token: str, scope: Scope) -> Identity | None:
-        """None if its keys have to be asked for first. Raises Unauthorized, Forbidden or IssuerAway."""
+        """Return None if the keys must be fetched first. Raise Unauthorized, Forbidden or IssuerAway."""
 
-    async def ask(self) -> None:
-        """Looks for keys that are not known, for so long as a request may wait."""
+    async def refresh_keys(self) -> None:
+        """Fetch the keys again, for at most the time that a request may wait."""
 
 
-class Door:
-    """`async with`: inside of it, changes of the key file are seen."""
+class Authenticator:
+    """Checks the credentials of a request. Inside `async with` it follows changes of the key file."""
 
     def __init__(self, access: Access, clock: Clock, environ: Mapping[str, str], tokens: Tokens | None = None) -> None:
-        """Raises ConfigError for the file's faults."""
+        """Raise ConfigError for faults of the key file."""
         self._access = access
         self._clock = clock
         self._tasks = Tasks()
         self._file = KeyFile(access.api_keys_file, environ) if access.api_keys_file is not None else None
         self.tokens = tokens
         self.limits: dict[str, Limits] = {}
-        """By the names that identities and tenants give; changes with the file."""
+        """Limits by the name that identities and tenants refer to; changes with the key file."""
         self._keys = self._known(self._file.read() if self._file is not None else ())
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> Authenticator:
         if self._file is not None:
             self._tasks.keep(partial(self._file.watch, self._replace), "key-file")
         return self
@@ -64,19 +64,19 @@ class Door:
         await self._tasks.stop()
 
     @property
-    def limits_some(self) -> bool:
-        """Whether anybody has limits, or may have tomorrow."""
+    def has_limits(self) -> bool:
+        """Whether any key or tenant has limits; a key file may bring some later."""
         return bool(self.limits) or self._file is not None
 
     @property
     def tenants(self) -> dict[str, str]:
-        """The names of their limits, by theirs."""
+        """Return the name of the limits of each tenant."""
         return {name: _name_of(f"tenants.{name}", tenant.limits) for name, tenant in self._access.tenants.items()}
 
     def find(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity | None:
-        """Who asks, at once; None if that takes waiting. Raises Unauthorized, or Forbidden for who may do other things
-        only."""
-        secret = presented(headers)
+        """Return the identity, or None if the issuer's keys must be fetched first. Raise Unauthorized, or Forbidden
+        for a key without this scope."""
+        secret = presented_secret(headers)
         if secret is None:
             raise Unauthorized("An API key is needed: send `Authorization: Bearer <key>`.")
         identity = self._keys.find(secret, scope)
@@ -87,10 +87,10 @@ class Door:
         return self.tokens.find(secret, scope)
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope = "inference") -> Identity:
-        """As `find`, after waiting. Raises IssuerAway too."""
+        """Return the identity, after fetching the issuer's keys if necessary. Raise also IssuerAway."""
         identity = self.find(headers, scope)
         if identity is None and self.tokens is not None:
-            await self.tokens.ask()
+            await self.tokens.refresh_keys()
             identity = self.find(headers, scope)
         if identity is None:
             raise IssuerAway
@@ -100,7 +100,7 @@ class Door:
         self._keys = self._known(keys)
 
     def _known(self, further: Sequence[ApiKey]) -> Keys:
-        """Raises ConfigError, and nothing has changed then."""
+        """Return all keys. Raise ConfigError before anything changes."""
         keys = (*self._access.api_keys, *further)
         try:
             check_keys(keys, self._access.limits)
@@ -113,23 +113,25 @@ class Door:
         return known
 
 
-def door_of(access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, draft: Draft) -> Door | None:
-    """Return the door of a configuration, or None where no credentials are asked for. `fetch` gets an issuer's keys;
-    keys of the same issuer that are in use stay. Raises ConfigError."""
+def authenticator_of(
+    access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, draft: Draft
+) -> Authenticator | None:
+    """Return the authenticator of a configuration, or None where it has no credentials. `fetch` gets an issuer's keys;
+    keys of the same issuer that are in use stay. Raise ConfigError."""
     if not access.asks:
         return None
     tokens = None if access.jwt is None else _tokens(access.jwt, fetch, clock, draft)
-    return draft.get("door", lambda: Door(access, clock, environ, tokens), access)
+    return draft.get("authenticator", lambda: Authenticator(access, clock, environ, tokens), access)
 
 
 def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> Tokens:
     try:
-        from proxy.auth.jwt_tokens import REFRESH, WebKeys, WebTokens
+        from proxy.auth.jwt_tokens import REFRESH, IssuerKeys, JwtVerifier
     except ImportError:
         raise ConfigError([Problem("security.jwt", "needs the extra: pip install 'kvlane[jwt]'")]) from None
     issuer = (settings.issuer, settings.jwks)
-    keys = draft.get("web-keys", lambda: WebKeys(settings.jwks, REFRESH, fetch, clock), issuer)
-    return WebTokens(settings, _name_of("jwt", settings.limits), keys, clock)
+    keys = draft.get("web-keys", lambda: IssuerKeys(settings.jwks, REFRESH, fetch, clock), issuer)
+    return JwtVerifier(settings, _name_of("jwt", settings.limits), keys, clock)
 
 
 def _limits_of_their_own(access: Access) -> dict[str, Limits]:
@@ -147,15 +149,15 @@ PREFIX = "kvl_"
 
 
 class Keys:
-    """All there are at one moment; replaced as a whole. Secrets are not kept, only their digests: how long it takes to
-    look one up tells nothing of a key, for nobody can choose the digest of what he sends."""
+    """All API keys; replaced as a whole. Only the digests of secrets are kept: how long it takes to
+    look one up reveals nothing of a key, because a client cannot choose the digest of what it sends."""
 
     def __init__(self, keys: Sequence[ApiKey], clock: Clock) -> None:
         """Raises ValueError if two are the same."""
         self._clock = clock
         self._known: dict[bytes, tuple[ApiKey, Identity]] = {}
         self.limits: dict[str, Limits] = {}
-        """Those that keys have of their own, by the names that their identities give."""
+        """Limits that keys define themselves, by the name that their identities refer to."""
         for key in keys:
             digest = _digest_of(key)
             if digest in self._known:
@@ -163,7 +165,7 @@ class Keys:
             self._known[digest] = key, self._identity(key)
 
     def find(self, secret: str, scope: Scope) -> Identity | None:
-        """None if nobody has this key. Raises Unauthorized if it has expired, Forbidden if it does not open that."""
+        """Return None for an unknown key. Raise Unauthorized if it has expired, Forbidden if it lacks the scope."""
         found = self._known.get(hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest())
         if found is None:
             return None
@@ -188,8 +190,8 @@ class Keys:
         )
 
 
-def presented(headers: Mapping[str, str]) -> str | None:
-    """The secret that a request brings: where clients of OpenAI, Anthropic and Azure put it."""
+def presented_secret(headers: Mapping[str, str]) -> str | None:
+    """Return the secret of a request: where clients of OpenAI, Anthropic and Azure put it."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (bearer := bearer.strip()):
         return bearer
@@ -197,12 +199,12 @@ def presented(headers: Mapping[str, str]) -> str | None:
 
 
 def new_key() -> str:
-    """A key that nobody can guess: 256 bits of it."""
+    """Return a new key with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hashed(secret: str) -> str:
-    """As a configuration keeps it. A key is drawn, not chosen, so there is nothing to be tried out slowly."""
+    """Return the hash for a configuration. A key is random, so a slow hash function would add nothing."""
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -217,11 +219,11 @@ INTERVAL = 1.0
 """Seconds between two looks at the file."""
 
 ApiKeys = tuple[ApiKey, ...]
-Take = Callable[[ApiKeys], None]
+Apply = Callable[[ApiKeys], None]
 
 
 class KeyFile:
-    """A file that is missing, empty or broken takes no keys away while kvlane runs; its faults are logged once."""
+    """The file of further keys. A missing, empty or broken file removes no keys; each fault is logged once."""
 
     def __init__(self, path: str, environ: Mapping[str, str]) -> None:
         self._path = Path(path)
@@ -232,17 +234,17 @@ class KeyFile:
         """Raises ConfigError."""
         return self._file.read(self._load)
 
-    async def watch(self, take: Take) -> None:
-        """Until it is cancelled; `take` gets all keys of the file and may raise ConfigError for them."""
+    async def watch(self, apply: Apply) -> None:
+        """Follow changes until cancelled; `apply` gets all keys of the file and may raise ConfigError."""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
                 keys = await asyncio.to_thread(self._file.read_if_changed, self._load)
                 if keys is not None:
-                    take(keys)
-                    log.info("%s has changed: %d keys", self._path, len(keys))
+                    apply(keys)
+                    log.info("read %d API keys from %s, which has changed", len(keys), self._path)
             except ConfigError as error:
-                log.error("the keys stay as they were: %s", error)
+                log.error("failed to read the API keys; the keys before stay in use: %s", error)
 
     def _load(self) -> ApiKeys:
         entries = yaml_source.read(yaml_source.text_of(self._path), str(self._path), self._environ)
@@ -257,15 +259,15 @@ class KeyFile:
 
 
 class Admission:
-    """Implements `core.ports.Resolver`, before the one of the models, if there is one."""
+    """Authorises models and notes the identity; then the resolver of the models runs, if there is one."""
 
     def __init__(self, models: Resolver | None = None, counts_tokens: Callable[[Identity], bool] | None = None) -> None:
-        """`counts_tokens` says whose pods are asked for usage; None: nobody's."""
+        """`counts_tokens`: whether pods must report usage for this identity; None: never."""
         self._models = models
         self._counts_tokens = counts_tokens
 
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
-        """Raises UnknownModel for one that the key may not ask for: it does not learn what others may."""
+        """Raise UnknownModel for a model that the key may not use, as for a model that does not exist."""
         if identity is not None and not allows(identity.models, request.model):
             raise UnknownModel(request.model)
         if self._models is not None:

@@ -25,13 +25,13 @@ from proxy.core.request import frozen
 from proxy.core.tasks import Tasks
 
 REMEMBERED = 10_000
-"""Tokens that were found good: one check takes some 100 µs."""
+"""Verified tokens that are remembered: one verification takes about 100 µs."""
 
 LONGEST = 16 * 1024
 """Characters of a token."""
 
 LATEST = 1e12
-"""Seconds since the Unix epoch; what is no number, or too large for one, is not before it."""
+"""Seconds since the Unix epoch; later times are invalid."""
 
 NOT_SIGNED = "The token is not signed by a key that its issuer has."
 
@@ -45,11 +45,11 @@ class Seen:
     until: float
 
 
-class WebTokens:
-    """Implements `door.Tokens`."""
+class JwtVerifier:
+    """Verifies tokens of an issuer and remembers the valid ones."""
 
-    def __init__(self, settings: Jwt, limits: str, keys: WebKeys, clock: Clock) -> None:
-        """`limits` is the name of those that each subject has."""
+    def __init__(self, settings: Jwt, limits: str, keys: IssuerKeys, clock: Clock) -> None:
+        """`limits`: the name of the limits of each subject."""
         self._settings = settings
         self._limits = limits
         self._clock = clock
@@ -75,11 +75,11 @@ class WebTokens:
             raise Forbidden(f"The token of '{seen.identity.name}' has no scope '{scope}'.")
         return seen.identity
 
-    async def ask(self) -> None:
-        await self._keys.ask()
+    async def refresh_keys(self) -> None:
+        await self._keys.refresh()
 
     def _checked(self, token: str) -> Seen | None:
-        """None if its key is not known, and may be in a while."""
+        """Return None if its key is unknown and may be fetched."""
         if len(token) > LONGEST:
             raise Unauthorized("This token is too long.")
         try:
@@ -91,7 +91,7 @@ class WebTokens:
             raise Unauthorized("The token is not signed by an algorithm that is accepted here.")
         key = self._keys.find(kid)
         if key is None:
-            if self._keys.can_be_asked:
+            if self._keys.may_refresh:
                 return None
             if not self._keys.are_current:
                 raise IssuerAway
@@ -101,7 +101,7 @@ class WebTokens:
         return self._read(self._verified(token, key.key, str(algorithm)))
 
     def _verified(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
-        """The claims. What depends on the time is looked at here, by the clock that was handed in."""
+        """Return the claims. Times are compared here, with the injected clock."""
         settings = self._settings
         try:
             claims: Mapping[str, Any] = jwt.decode(
@@ -122,7 +122,7 @@ class WebTokens:
         except jwt.InvalidIssuerError:
             raise Unauthorized("The token is of another issuer.") from None
         except jwt.InvalidAudienceError:
-            raise Unauthorized("The token is for somebody else: its audience does not fit.") from None
+            raise Unauthorized("The token has another audience.") from None
         except (jwt.PyJWTError, ValueError, TypeError):
             raise Unauthorized("The token's signature does not fit, or it is garbled.") from None
         begins = _time(claims.get("nbf", 0.0))
@@ -131,7 +131,7 @@ class WebTokens:
         return claims
 
     def _read(self, claims: Mapping[str, Any]) -> Seen:
-        """Raises Unauthorized if it does not say what it has to."""
+        """Return the identity and scopes. Raise Unauthorized for missing or invalid claims."""
         settings = self._settings
         ends, subject = _time(claims["exp"]), claims["sub"]
         if ends is None or not _is_name(subject):
@@ -139,10 +139,10 @@ class WebTokens:
         name = f"jwt:{subject}"
         tenant = name
         if settings.tenant_claim is not None:
-            said = _claim(claims, settings.tenant_claim)
-            if not _is_name(said):
+            claimed = _claim(claims, settings.tenant_claim)
+            if not _is_name(claimed):
                 raise Unauthorized(f"The token has no claim '{settings.tenant_claim}'.")
-            tenant = said
+            tenant = claimed
         models = None if settings.models_claim is None else _texts(_claim(claims, settings.models_claim))
         scopes = frozenset(("inference",))
         if settings.scopes_claim is not None:
@@ -157,7 +157,7 @@ class WebTokens:
 
 
 def _claim(claims: Any, name: str) -> Any:
-    """None if there is none."""
+    """Return None if the claim does not exist."""
     if not isinstance(claims, Mapping):
         return None
     if name in claims:
@@ -167,12 +167,12 @@ def _claim(claims: Any, name: str) -> Any:
 
 
 def _is_name(claim: Any) -> bool:
-    """Whether it can be written into a log, and be a label."""
+    """Return whether the claim is fit for logs and labels."""
     return isinstance(claim, str) and 0 < len(claim) <= LONGEST_NAME and claim.isprintable()
 
 
 def _texts(claim: Any) -> frozenset[str]:
-    """Of a list, or of a text with spaces in between, as `scope` has it (RFC 8693)."""
+    """Return the texts of a list, or of a text separated by spaces, as in `scope` (RFC 8693)."""
     if isinstance(claim, str):
         return frozenset(claim.split())
     return frozenset(item for item in claim if isinstance(item, str)) if isinstance(claim, list) else frozenset()
@@ -196,19 +196,19 @@ PATIENCE = 2.0
 """Seconds that a request waits for a key that is not known."""
 
 COOLDOWN = 10.0
-"""Seconds between two looks for keys that are not known: anybody can make such a token up."""
+"""Seconds between two reads for unknown keys: any client can invent such a token."""
 
 
 @frozen
-class WebKey:
-    """`algorithm` is the only one it is for; None: any that fits."""
+class IssuerKey:
+    """A public key. `algorithm` is the only one it is for; None: any that fits."""
 
     key: Any
     algorithm: str | None
 
 
-class WebKeys:
-    """`async with`: inside of it the keys are read. Known keys stay while the issuer cannot be asked."""
+class IssuerKeys:
+    """The public keys of an issuer. Inside `async with` they are read periodically; known keys stay after a failure."""
 
     def __init__(self, source: str, interval: float, fetch: Fetch, clock: Clock) -> None:
         """`source` is a URL or a file; `interval` is in seconds."""
@@ -219,16 +219,16 @@ class WebKeys:
         self._tasks = Tasks()
         self.version = 0
         """Changes with the keys."""
-        self._keys: Mapping[str, WebKey] = {}
+        self._keys: Mapping[str, IssuerKey] = {}
         self._text = b""
         self._failing = False
         self._looking = True
-        """Whether it will soon be known what there is: at first, it will."""
+        """Whether a read is running; the first starts at once."""
         self._wanted = asyncio.Event()
         self._done = asyncio.Event()
-        self._asked_at = -math.inf
+        self._refreshed_at = -math.inf
 
-    async def __aenter__(self) -> WebKeys:
+    async def __aenter__(self) -> IssuerKeys:
         self._tasks.keep(self._run, "keys-of-the-issuer")
         return self
 
@@ -237,26 +237,26 @@ class WebKeys:
     ) -> None:
         await self._tasks.stop()
 
-    def find(self, kid: str | None) -> WebKey | None:
-        """The key of this id; without an id, the only one."""
+    def find(self, kid: str | None) -> IssuerKey | None:
+        """Return the key with this id; without an id, the only key."""
         if kid is None:
             return next(iter(self._keys.values())) if len(self._keys) == 1 else None
         return self._keys.get(kid)
 
     @property
     def are_current(self) -> bool:
-        """Whether the issuer has no others, as far as is known: it could be asked when last it was."""
+        """Whether the last read succeeded: then the issuer has no other keys."""
         return bool(self._keys) and not self._failing
 
     @property
-    def can_be_asked(self) -> bool:
-        """Whether looking again is allowed, or is going on."""
-        return self._looking or self._clock.now() - self._asked_at >= COOLDOWN
+    def may_refresh(self) -> bool:
+        """Whether another read is allowed or running."""
+        return self._looking or self._clock.now() - self._refreshed_at >= COOLDOWN
 
-    async def ask(self) -> None:
-        """Looks again, for so long as a request may wait."""
+    async def refresh(self) -> None:
+        """Fetch the keys again, for at most the time that a request may wait."""
         if not self._looking:
-            self._asked_at = self._clock.now()
+            self._refreshed_at = self._clock.now()
             self._looking = True
             self._done.clear()
             self._wanted.set()
@@ -286,7 +286,7 @@ class WebKeys:
             keys = self._keys if text == self._text else read_keys(text)
         except (*outbound.FAILURES, ValueError) as error:
             if not self._failing:
-                log.error("the keys of %s cannot be had, those that are known stay: %s", self._source, error)
+                log.error("failed to read the issuer's keys from %s; known keys stay in use: %s", self._source, error)
             self._failing = True
             return
         self._failing = False
@@ -294,31 +294,30 @@ class WebKeys:
         if keys is not self._keys:
             self._keys = keys
             self.version += 1
-            log.info("%d keys of %s", len(keys), self._source)
+            log.info("read %d keys of the issuer from %s", len(keys), self._source)
 
     async def _text_of_the_source(self) -> bytes:
         if not self._source.startswith(("http://", "https://")):
             return await asyncio.to_thread(Path(self._source).read_bytes)
         status, body = await self._fetch(self._source)
         if status != 200:
-            raise ValueError(f"the answer is a {status}")
+            raise ValueError(f"the response has the status {status}")
         return body
 
 
-def read_keys(text: bytes) -> dict[str, WebKey]:
-    """By their ids. Keys that are not for signatures, or of a kind that is not known, are passed over. Raises
-    ValueError if none is left."""
+def read_keys(text: bytes) -> dict[str, IssuerKey]:
+    """Return the keys by id, without keys of unknown kinds or for encryption. Raise ValueError if no key is left."""
     fields = orjson.loads(text)
     entries = fields.get("keys") if isinstance(fields, dict) else None
     if not isinstance(entries, list):
-        raise ValueError("there is no list of keys in it")
-    keys: dict[str, WebKey] = {}
+        raise ValueError("it has no list of keys")
+    keys: dict[str, IssuerKey] = {}
     for number, entry in enumerate(entries):
         if isinstance(entry, dict) and entry.get("use", "sig") == "sig" and entry.get("kty") in ("RSA", "EC", "OKP"):
             try:
-                keys[str(entry.get("kid", number))] = WebKey(jwt.PyJWK(entry).key, entry.get("alg"))
+                keys[str(entry.get("kid", number))] = IssuerKey(jwt.PyJWK(entry).key, entry.get("alg"))
             except Exception as error:  # noqa: BLE001  # the libraries below raise what they like
-                log.warning("a key of the issuer cannot be read: %r", error)
+                log.warning("skipped a key of the issuer, which cannot be read: %r", error)
     if not keys:
         raise ValueError("it has no key for signatures")
     return keys

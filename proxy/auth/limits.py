@@ -23,7 +23,7 @@ from proxy.telemetry.observer import is_label
 NOTHING = Usage(0, 0)
 
 MOST_METERS = 10_000
-"""Of which some are forgotten that limit nothing at the moment: an issuer of tokens can name any number of subjects."""
+"""Meters; beyond that idle ones are forgotten, because an issuer of tokens can name any number of subjects."""
 
 Who = tuple[str, str, str]
 """Kind and name of a meter, and the name of its limits."""
@@ -32,38 +32,38 @@ Pairs = list[tuple[str, str]]
 
 
 class Watcher(Protocol):
-    """Who counts."""
+    """Metrics of limits."""
 
     def limited(self, kind: str, name: str, shadow: bool) -> None:
-        """A request of this key or tenant was refused, or would have been."""
+        """Count a request that was refused, or in shadow mode would have been."""
 
 
-class LimitsGate(Gate):
-    """`limits` by the names that identities give; `tenants` names those that all keys of a tenant have together."""
+class RateLimiter(Gate):
+    """Applies limits. `limits` are by name; `tenants` maps a tenant to the name of its limits."""
 
     def __init__(
         self, limits: Mapping[str, Limits], tenants: Mapping[str, str], clock: Clock, watcher: Watcher
     ) -> None:
         self.limits = limits
         self.tenants = tenants
-        """Where these change, what was used so far still counts."""
+        """Both may change; the usage so far still counts."""
         self.clock = clock
         self._watcher = watcher
         self._meters: OrderedDict[tuple[str, str], Meter] = OrderedDict()
-        """By kind and name, the one used last at the end."""
+        """By kind and name, least recently used first."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
-        """Told of every charge: whose, how many requests he has running, and the amounts."""
-        self.turns: Turns | Parts | None = None
-        """Among the workers of this host, or all processes of a deployment, where there are several."""
+        """Called with every charge: the meter, its running requests and the amounts."""
+        self.turns: RoundShares | HostShares | None = None
+        """Shares of a limit between the workers of this host, or between all processes of a deployment."""
         self._workers, self._seat, self._news = 1, 0, 0.0
 
-    def admit(self, request: InferenceRequest) -> Stay:
+    def admit(self, request: InferenceRequest) -> MeteredRequest:
         identity = request.state.read(IDENTITY)
-        return Stay(self, request, () if identity is None else self.meters(identity))
+        return MeteredRequest(self, request, () if identity is None else self.meters(identity))
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """Charge the attempt that answers, whose response says in OpenAI's headers what is left."""
-        stay = attempt.request.state.read(STAY)
+        """Charge the attempt that responds, and add OpenAI's headers with the remaining limits to its response."""
+        stay = attempt.request.state.read(METERED)
         if stay is not None and attempt.answers:
             stay.attempt = attempt
             attempt.response_headers.extend(self.headers(stay.meters))
@@ -73,7 +73,7 @@ class LimitsGate(Gate):
         return any(meter.counts_tokens for meter in self.meters(identity))
 
     def meters(self, identity: Identity) -> Sequence[Meter]:
-        """The key's, then its tenant's; those that there are."""
+        """Return the meter of the key, if it has limits, then that of its tenant."""
         limits, tenants, found = self.limits, self.tenants, []
         if identity.limits in limits:
             found.append(self._meter("key", identity.name, identity.limits))
@@ -83,53 +83,53 @@ class LimitsGate(Gate):
         return found
 
     def refuse(self, meter: Meter, shortage: Shortage, meters: Sequence[Meter]) -> None:
-        """Raises RateLimited, unless the meter only counts."""
+        """Raise RateLimited, unless the limits are a shadow."""
         self._watcher.limited(meter.kind, meter.name, meter.limits.shadow)
         if not meter.limits.shadow:
-            message = f"'{meter.name}' may have {shortage.what}; try again in {shortage.seconds:.0f} s."
+            message = f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {shortage.seconds:.0f} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
-    async def wait_for_turn(self, turns: Turns | Parts, meters: Sequence[Meter]) -> None:
-        """Returns when the request may go on, or is to be refused."""
+    async def wait_for_share(self, turns: RoundShares | HostShares, meters: Sequence[Meter]) -> None:
+        """Return when this process has a share for the request, or when the limit is exhausted."""
         until = self.clock.now() + turns.patience
         while (pause := self._pause(turns, meters)) > 0.0 and self.clock.now() < until:
             await turns.sleep(pause)
 
     def headers(self, meters: Sequence[Meter]) -> Pairs:
-        """Of those that refuse, where the least is left."""
+        """Return OpenAI's headers for the scarcest limits that refuse requests."""
         now = self.clock.now()
         requests = tokens = None
         for meter in meters:
             if not meter.limits.shadow:
                 requests = _scarcer(requests, meter.requests, now)
                 tokens = _scarcer(tokens, meter.tokens, now)
-        return [*_said(_OF_REQUESTS, requests, now), *_said(_OF_TOKENS, tokens, now)]
+        return [*_headers(_OF_REQUESTS, requests, now), *_headers(_OF_TOKENS, tokens, now)]
 
-    def seated(self, workers: int, seat: int, news: float) -> None:
-        """This process is one of several workers of its host. What hosts let in others know after `news` seconds."""
+    def set_worker(self, workers: int, seat: int, news: float) -> None:
+        """Set the place of this process among the workers of its host. `news`: seconds until other hosts know."""
         self._workers, self._seat, self._news = workers, seat, news
-        self.among(1)
+        self.set_hosts(1)
 
-    def among(self, hosts: int) -> None:
-        """So many share the limits, and hear of each other."""
+    def set_hosts(self, hosts: int) -> None:
+        """Set the number of connected hosts that share the limits."""
         processes = hosts * self._workers
         if hosts == 1:
-            self.turns = Turns(processes, self._seat) if processes > 1 else None
-        elif not isinstance(self.turns, Parts) or self.turns.processes != processes:
-            self.turns = Parts(processes, self._news)
+            self.turns = RoundShares(processes, self._seat) if processes > 1 else None
+        elif not isinstance(self.turns, HostShares) or self.turns.processes != processes:
+            self.turns = HostShares(processes, self._news)
 
-    # what other workers say
+    # reports of other workers
 
-    def spent_elsewhere(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
-        """`running` are the requests that the peer has at the moment."""
+    def peer_spent(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
+        """Charge usage of a peer, which has `running` requests now."""
         if who[2] in self.limits:
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
-            meter.let_in_at = now = self.clock.now()
+            meter.admitted_at = now = self.clock.now()
             meter.charge(spent, now)
 
-    def used_elsewhere(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
-        """As a peer knows it; told to who may not have heard all."""
+    def peer_used(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
+        """Raise usage to at least what a peer knows: reports may have been lost."""
         if who[2] in self.limits:
             meter = self._meter(*who)
             _run_elsewhere(meter, peer, running)
@@ -140,16 +140,16 @@ class LimitsGate(Gate):
             meter.elsewhere.pop(peer, None)
 
     def known(self) -> list[tuple[Who, int, Sequence[float]]]:
-        """Who was limited, the requests that run here, and what was used."""
+        """Return for each meter its key, its requests that run here, and its usage."""
         return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
 
-    def _pause(self, turns: Turns | Parts, meters: Sequence[Meter]) -> float:
+    def _pause(self, turns: RoundShares | HostShares, meters: Sequence[Meter]) -> float:
         now = self.clock.now()
         left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
         if any(few < 1 for _, _, few in left):
             return 0.0
         return max(
-            (turns.pause((meter.kind, meter.name, what), few, now, meter.let_in_at) for meter, what, few in left),
+            (turns.pause((meter.kind, meter.name, what), few, now, meter.admitted_at) for meter, what, few in left),
             default=0.0,
         )
 
@@ -157,7 +157,7 @@ class LimitsGate(Gate):
         meters, limits = self._meters, self.limits[of]
         meter = meters.get((kind, name))
         if meter is None:
-            self._make_room()
+            self._forget_idle()
             meter = meters[kind, name] = Meter(kind, name, of, limits, self.clock)
             return meter
         meters.move_to_end((kind, name))
@@ -165,7 +165,7 @@ class LimitsGate(Gate):
             meter.limit_by(of, limits)
         return meter
 
-    def _make_room(self) -> None:
+    def _forget_idle(self) -> None:
         if len(self._meters) < MOST_METERS:
             return
         for key, meter in list(self._meters.items())[: MOST_METERS // 10]:
@@ -174,12 +174,12 @@ class LimitsGate(Gate):
 
 
 @final
-class Stay:
-    """One request's, from the gate to its end."""
+class MeteredRequest:
+    """A request that is charged to meters, from admission to its end."""
 
     __slots__ = ("_gate", "_request", "_reserved", "attempt", "meters")
 
-    def __init__(self, gate: LimitsGate, request: InferenceRequest, meters: Sequence[Meter]) -> None:
+    def __init__(self, gate: RateLimiter, request: InferenceRequest, meters: Sequence[Meter]) -> None:
         self._gate = gate
         self._request = request
         self.meters = meters
@@ -191,7 +191,7 @@ class Stay:
         if not meters:
             return
         if gate.turns is not None:
-            await gate.wait_for_turn(gate.turns, meters)
+            await gate.wait_for_share(gate.turns, meters)
         now, reserved = gate.clock.now(), []
         for meter in meters:
             wanted = meter.estimate(request.prompt.tokens, request.max_tokens)
@@ -199,10 +199,10 @@ class Stay:
             if shortage is not None:
                 gate.refuse(meter, shortage, meters)
             reserved.append(wanted)
-        request.state.write(STAY, self)
+        request.state.write(METERED, self)
         self._reserved = reserved
         for meter, wanted in zip(meters, reserved, strict=True):
-            meter.begin(wanted, now)
+            meter.start(wanted, now)
         if gate.on_spent is not None:
             self._tell(gate.on_spent, reserved)
 
@@ -228,8 +228,8 @@ class Stay:
 
 
 def _usage(attempt: Attempt, now: float) -> Usage | None:
-    """What is to be paid. Where the pod does not tell, a chunk of a stream is a token; of other answers nobody knows.
-    A client that leaves, or whose own time limit passes, before the answer comes has had the prompt computed."""
+    """Return the usage to charge. Without reported usage a chunk of a stream counts as a token; other responses have
+    None. A client that leaves, or times out by its own limit, before the response is charged for the prompt."""
     request = attempt.request
     if attempt.status is None:
         is_late = attempt.ending is Ending.TIMED_OUT and is_out_of_its_own_time(request, now)
@@ -259,7 +259,7 @@ def _scarcer(one: Bucket | None, other: Bucket | None, now: float) -> Bucket | N
     return one if one.most - one.used(now) <= other.most - other.used(now) else other
 
 
-def _said(names: tuple[str, str, str], bucket: Bucket | None, now: float) -> Pairs:
+def _headers(names: tuple[str, str, str], bucket: Bucket | None, now: float) -> Pairs:
     if bucket is None:
         return []
     most, left, full = names
@@ -271,29 +271,29 @@ _OF_REQUESTS, _OF_TOKENS = (
     for what in ("requests", "tokens")
 )
 
-STAY: DataKey[Stay] = DataKey("Stay")
+METERED: DataKey[MeteredRequest] = DataKey("MeteredRequest")
 
 
 NEWS = 0.02
-"""Seconds after which all workers of a host know what one of them has let in."""
+"""Seconds after which all workers of a host know what one of them has admitted."""
 
 LONGEST = 0.5
-"""Seconds that a request waits for its turn among many proxies; then it has what is known to be left."""
+"""Longest wait in seconds of a request for a share of its process; then it may use all that is known to be left."""
 
 MANY = 1000
-"""Limits, after which those are forgotten that nobody asked for of late."""
+"""Limits; beyond that unused shares are forgotten."""
 
 Limit = tuple[str, str, str]
-"""Kind and name of whose it is, and of what."""
+"""Kind and name of a meter, and the limited quantity."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @final
-class Turns:
-    """Time is cut into rounds, the same for all workers. In each, a worker lets in its part of what was left when it
-    looked first, and those that are over go to whose turn it is: so all together let in no more than there is. The
-    first half of a round is for the news of the one before: whoever has any, or has made some, looks when it is over.
+class RoundShares:
+    """Shares of a limit between the workers of a host. Time is cut into rounds, the same for all workers. In each round
+    a worker admits its share of what was left at its first read; the remainder rotates. So all workers together admit
+    no more than the limit. The first half of a round waits for the reports of the round before.
     """
 
     patience = math.inf
@@ -304,11 +304,11 @@ class Turns:
         self._seat = seat
         self._round = -1
         self._parts: dict[Limit, int] = {}
-        """What may still be let in of each limit in this round."""
+        """What may still be admitted of each limit in this round."""
 
     def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
-        """Seconds until it is worth asking again; 0 if the request may go on, and has taken one of the part. Somebody
-        was let in at `changed_at`."""
+        """Return the seconds until the next try; 0 if the request is admitted, which uses one of the share. The last
+        admission anywhere was at `changed_at`."""
         stretch = int(now / NEWS)
         number = (stretch + 1) // 2
         if number != self._round:
@@ -324,25 +324,25 @@ class Turns:
 
 
 @final
-class Parts:
-    """Among the processes of several hosts, which have no clock in common. Each lets in its part of what it knows to be
-    left, one at least, and looks again when it must have heard of the others' parts. So of a burst all together let
-    in what there is, and where there is less than a request for each, one each. What comes back meanwhile, as a request
-    that has ended does, may be let in again.
+class HostShares:
+    """Shares of a limit between the processes of several hosts, which have no common clock. Each admits its share of
+    what it knows to be left, at least one request, and reads again when reports of the others must have arrived. So of
+    a burst all processes together admit the limit, or one request each where the limit is smaller. Capacity that a
+    request returns in the meantime may be used again.
     """
 
     patience = LONGEST
 
     def __init__(self, processes: int, news: float, sleep: Sleep = asyncio.sleep) -> None:
-        """`news`: seconds after which the others know, over a store that is well."""
+        """`news`: seconds until reports arrive, over a healthy store."""
         self.sleep = sleep
         self.processes = processes
         self._news = news
         self._parts: dict[Limit, tuple[float, int]] = {}
-        """Until when it is the part, and what has to be left beside it."""
+        """End of the share, and what must be left for the others."""
 
     def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
-        """As that of `Turns`."""
+        """See `RoundShares.pause`."""
         until, floor = self._parts.get(limit, (now, 0))
         if now >= until:
             self._forget_old(now)
@@ -356,7 +356,7 @@ class Parts:
 
 
 MOST_NAMES = 200
-"""Of keys and tenants that become labels: an issuer of tokens can name any number."""
+"""Names of keys and tenants that become labels: an issuer of tokens can name any number."""
 
 
 class LimitSeries:

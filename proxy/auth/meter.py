@@ -14,8 +14,8 @@ FIRST_OUTPUT = 256.0
 OUTPUT_MEMORY = 0.9
 
 Amounts = tuple[float, float, float, float, float]
-"""What a request takes, or gives back, of each limit: requests, tokens, tokens of prompts, of answers, tokens of a day.
-Those of prompts are weighed."""
+"""Change of each limited quantity: requests, tokens, prompt tokens, completion tokens, tokens of a day. Prompt tokens
+are weighted."""
 
 _WHAT = (
     "requests per minute",
@@ -28,45 +28,45 @@ _WHAT = (
 
 @frozen
 class Shortage:
-    """What there is not enough of, and in how many seconds there will be."""
+    """The exhausted limit, and the seconds until it allows the request."""
 
     what: str
     seconds: float
 
 
 class Meter:
-    """Lives as long as somebody is limited by it."""
+    """Usage of a key or a tenant. It lives as long as it limits requests."""
 
     def __init__(self, kind: str, name: str, of: str, limits: Limits, clock: Clock) -> None:
-        """`kind` says whether it is of a key or of a tenant, `of` is the name of the limits."""
+        """`kind` is key or tenant, `of` is the name of the limits."""
         self.kind = kind
         self.name = name
         self.of = of
         self.running = 0
         self.elsewhere: dict[int, int] = {}
         """Requests that run in other workers, by worker."""
-        self.let_in_at = -math.inf
-        """When it is known that somebody was, by whatever worker."""
+        self.admitted_at = -math.inf
+        """Time of the last known admission, by any worker."""
         self._clock = clock
         self._output = FIRST_OUTPUT
         self._set(limits)
 
     def limit_by(self, of: str, limits: Limits) -> None:
-        """Apply other limits from here on. What was used so far still counts."""
+        """Apply other limits. The usage so far still counts."""
         had = self.used()
         self.of = of
         self._set(limits)
         self.at_least(had)
 
     def estimate(self, prompt: int, most: int) -> Amounts:
-        """Of a request that may take at most so many tokens for its answer (0: it does not say)."""
+        """Estimate a request with so many prompt tokens and `max_tokens` (0: no limit)."""
         output = self._output
         if 0 < most < output:
             output = float(most)
         return 1.0, prompt + output, prompt, output, prompt + output
 
     def shortage(self, wanted: Amounts, now: float) -> Shortage | None:
-        """The one that lasts longest; None if the request may go on."""
+        """Return the shortage that lasts longest; None if the request is within all limits."""
         most = self.limits.concurrent_requests
         if most is not None and self.running + sum(self.elsewhere.values()) >= most:
             return Shortage(f"{most} requests at the same time", 1.0)
@@ -78,7 +78,7 @@ class Meter:
         return None if found is None else Shortage(found, longest)
 
     def left(self, now: float) -> Iterator[tuple[str, int]]:
-        """Of each limit on the number of requests, as far as is known; nothing where it only counts."""
+        """Yield what is left of each limit on the number of requests; nothing in shadow mode."""
         if self.limits.shadow:
             return
         if self.limits.concurrent_requests is not None:
@@ -86,14 +86,13 @@ class Meter:
         if self.requests is not None:
             yield "requests", int(self.requests.most - self.requests.used(now))
 
-    def begin(self, reserved: Amounts, now: float) -> None:
+    def start(self, reserved: Amounts, now: float) -> None:
         self.running += 1
-        self.let_in_at = now
+        self.admitted_at = now
         self.charge(reserved, now)
 
     def end(self, reserved: Amounts, usage: Usage | None, now: float) -> Amounts:
-        """Gives back what was not needed: returned, as it was charged. A request of which nobody knows how many tokens
-        it took costs what was reserved."""
+        """Replace the reservation by the usage, if there is one. Return the correction that was charged."""
         self.running -= 1
         if usage is None:
             return 0.0, 0.0, 0.0, 0.0, 0.0
@@ -102,40 +101,40 @@ class Meter:
             self._output += (1.0 - OUTPUT_MEMORY) * (output - self._output)
         cached = usage.cached_tokens
         prompt = usage.prompt_tokens - (cached * (1.0 - self.limits.cached_token_weight) if cached else 0.0)
-        _, all_tokens, of_prompt, of_answer, _ = reserved
+        _, all_tokens, prompt_tokens, completion_tokens, _ = reserved
         tokens = prompt + output - all_tokens
-        correction = 0.0, tokens, prompt - of_prompt, output - of_answer, tokens
+        correction = 0.0, tokens, prompt - prompt_tokens, output - completion_tokens, tokens
         self.charge(correction, now)
         return correction
 
     def undo(self, reserved: Amounts, now: float) -> Amounts:
-        """As `end`, for a request that came to no pod."""
+        """Return the whole reservation of a request that reached no pod. Return the correction, as charged."""
         self.running -= 1
-        requests, tokens, of_prompt, of_answer, of_day = reserved
-        correction = -requests, -tokens, -of_prompt, -of_answer, -of_day
+        requests, tokens, prompt_tokens, completion_tokens, daily_tokens = reserved
+        correction = -requests, -tokens, -prompt_tokens, -completion_tokens, -daily_tokens
         self.charge(correction, now)
         return correction
 
     def charge(self, amounts: Sequence[float], now: float) -> None:
         for index, bucket in self._buckets:
-            bucket.take(amounts[index], now)
+            bucket.charge(amounts[index], now)
 
     def used(self) -> list[float]:
-        """Of each limit; 0 of those that there are not."""
+        """Return the usage of each quantity; 0 without a limit."""
         now, used = self._clock.now(), [0.0] * len(_WHAT)
         for index, bucket in self._buckets:
             used[index] = bucket.used(now)
         return used
 
     def at_least(self, used: Sequence[float]) -> None:
-        """Somebody else knows that so much was had."""
+        """Raise the usage to what a peer reports."""
         now = self._clock.now()
         for index, bucket in self._buckets:
-            bucket.take(max(0.0, used[index] - bucket.used(now)), now)
+            bucket.charge(max(0.0, used[index] - bucket.used(now)), now)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be forgotten."""
+        """Whether the meter has no usage that counts."""
         return not self.running and not self.elsewhere and not any(self.used())
 
     def _set(self, limits: Limits) -> None:
@@ -150,7 +149,7 @@ class Meter:
         now = self._clock.now()
         minutely = [None if most is None else Bucket(most, now) for most in per_minute]
         self.requests, self.tokens = minutely[:2]
-        """What OpenAI's headers tell of."""
+        """The two limits in OpenAI's headers."""
         buckets: list[tuple[int, Bucket | Day]] = [(at, each) for at, each in enumerate(minutely) if each is not None]
         if limits.tokens_per_day is not None:
             buckets.append((len(minutely), Day(limits.tokens_per_day, self._clock.wall)))
@@ -161,7 +160,7 @@ SECONDS_PER_DAY = 86_400.0
 
 
 class Bucket:
-    """Refills evenly, `most` in `seconds`, and holds no more. May be overdrawn by what is only known later."""
+    """A token bucket of `most`, refilled evenly within `seconds`. Later corrections may overdraw it."""
 
     __slots__ = ("_at", "_per_second", "left", "most")
 
@@ -172,14 +171,14 @@ class Bucket:
         self._at = now
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until so much can be taken; what is more than it ever holds can be taken when it is full."""
+        """Return the seconds until the amount is available; more than the bucket holds is available when it is full."""
         most = self.most
         left = self.left + (now - self._at) * self._per_second
         missing = (amount if amount < most else most) - left
         return missing / self._per_second if missing > 0.0 else 0.0
 
-    def take(self, amount: float, now: float) -> None:
-        """Less than nothing gives back."""
+    def charge(self, amount: float, now: float) -> None:
+        """Charge an amount; a negative amount is returned to the bucket."""
         left = self.left + (now - self._at) * self._per_second
         if left > self.most:
             left = self.most
@@ -188,18 +187,17 @@ class Bucket:
         self._at = now
 
     def used(self, now: float) -> float:
-        """What has not been refilled yet."""
-        self.take(0.0, now)
+        """Return what has not been refilled yet."""
+        self.charge(0.0, now)
         return self.most - self.left
 
     def full_in(self, now: float) -> float:
-        """Seconds until nothing of the past counts any more."""
+        """Return the seconds until the bucket is full."""
         return self.used(now) / self._per_second
 
 
 class Day:
-    """A budget from midnight UTC to midnight UTC. It has the methods of a bucket and a clock of its own: `wall` gives
-    seconds since the Unix epoch."""
+    """A budget per day, from midnight UTC, with the methods of `Bucket`. `wall` returns Unix time in seconds."""
 
     __slots__ = ("_day", "_used", "_wall", "most")
 
@@ -210,10 +208,10 @@ class Day:
         self._wall = wall
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until something can be taken: a request that is larger than what is left is taken, if anything is."""
+        """Return the seconds until midnight if nothing is left; a request larger than the rest is admitted."""
         return 0.0 if self.used(now) < self.most else SECONDS_PER_DAY * (self._day + 1.0) - self._wall()
 
-    def take(self, amount: float, now: float) -> None:
+    def charge(self, amount: float, now: float) -> None:
         self._used = max(0.0, self.used(now) + amount)
 
     def used(self, now: float) -> float:

@@ -15,27 +15,27 @@ Scope = Literal["inference", "admin"]
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # fmt: skip
-"""Those with a public key: with a shared secret, whoever checks a token could make one."""
+"""Algorithms with a public key: with a shared secret, every verifier of a token could also issue tokens."""
 
 ANY_OTHER = "*"
-"""Among tenants: those that are not named."""
+"""Key of `tenants` for all tenants that are not listed."""
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of every key that names them, and of all keys of a tenant together where a tenant names them. Tokens are counted
-    as pods report them; a request reserves what it may take, and gives back what it did not."""
+    """Limits of each key that refers to them, or of all keys of a tenant together where the tenant does. Tokens are
+    counted as pods report them: a request reserves an estimate, which is corrected when it ends."""
 
-    requests_per_minute: int | None = param(None, "requests", at_least=1)
-    tokens_per_minute: int | None = param(None, "tokens of prompts and answers", at_least=1)
-    input_tokens_per_minute: int | None = param(None, "tokens of prompts", at_least=1)
-    output_tokens_per_minute: int | None = param(None, "tokens of answers", at_least=1)
-    cached_token_weight: float = param(1.0, "what a prompt token counts that was cached", at_least=0, at_most=1)
+    requests_per_minute: int | None = param(None, "requests per minute", at_least=1)
+    tokens_per_minute: int | None = param(None, "prompt and completion tokens per minute", at_least=1)
+    input_tokens_per_minute: int | None = param(None, "prompt tokens per minute", at_least=1)
+    output_tokens_per_minute: int | None = param(None, "completion tokens per minute", at_least=1)
+    cached_token_weight: float = param(1.0, "weight of a cached prompt token", at_least=0, at_most=1)
     concurrent_requests: int | None = param(None, "requests at the same time", at_least=1)
-    tokens_per_day: int | None = param(None, "tokens of prompts and answers from midnight UTC on", at_least=1)
-    shadow: bool = param(False, "only count what would be refused")
+    tokens_per_day: int | None = param(None, "prompt and completion tokens per day, from midnight UTC", at_least=1)
+    shadow: bool = param(False, "count requests over the limit, do not refuse them")
 
     @property
     def count_tokens(self) -> bool:
@@ -53,15 +53,15 @@ class Limits:
 class ApiKey:
     """`hash` keeps the key itself out of the file: `kvlane key` makes both."""
 
-    name: str = param("", "what logs and metrics call it")
+    name: str = param("", "name in logs and metrics")
     key: str | None = param(None, "the key; better from the environment, as `${TEAM_A_KEY}`, or as a hash")
     hash: str | None = param(None, "`sha256:` and the key's digest in hex")
-    tenant: str = param("", "whose it is; empty: a tenant of its own, of its name")
-    models: tuple[str, ...] = param((), "it may ask for, with `*` as a wildcard; empty: all")
-    objectives: tuple[str, ...] = param((), "it may name in its requests, with `*` as a wildcard")
-    scopes: tuple[Scope, ...] = param(("inference",), "what it opens: the data port, the admin port")
+    tenant: str = param("", "tenant of the key; empty: a tenant with the name of the key")
+    models: tuple[str, ...] = param((), "models that the key may use, with `*` as a wildcard; empty: all")
+    objectives: tuple[str, ...] = param((), "objectives that its requests may name, with `*` as a wildcard")
+    scopes: tuple[Scope, ...] = param(("inference",), "ports that accept the key: inference (data), admin")
     limits: Limits | str | None = param(None, "a name among `security.limits`, or limits of its own")
-    expires: Moment | None = param(None, "when it opens nothing any more")
+    expires: Moment | None = param(None, "time at which the key expires")
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -74,7 +74,7 @@ class ApiKey:
             raise ValueError(f"the hash of '{self.name}' must be `sha256:` and 64 hex digits; `kvlane key` makes one")
 
     def __repr__(self) -> str:
-        """Without the key: this may get into a log."""
+        """Leave out the key: this may get into a log."""
         return f"ApiKey({self.name!r})"
 
 
@@ -89,17 +89,17 @@ class Jwt:
     it: `realm_access.roles`."""
 
     jwks: str = param(doc="URL or file of the issuer's public keys, read every 5 minutes")
-    issuer: str = param(doc="what `iss` must be")
-    audience: tuple[str, ...] = param(doc="of which `aud` must have one")
-    algorithms: tuple[Algorithm, ...] = param(("RS256", "ES256"), "by which a token may be signed")
-    tenant_claim: str | None = param(None, "that names the tenant; null: each `sub` is one, of its own")
-    models_claim: str | None = param(None, "list of the models it may ask for, as `models` of a key; null: all")
-    scopes_claim: str | None = param(None, "list that has `inference` or `admin` in it; null: inference for all")
-    limits: Limits | str | None = param(None, "of each `sub`: a name among `security.limits`, or limits of their own")
+    issuer: str = param(doc="required value of `iss`")
+    audience: tuple[str, ...] = param(doc="accepted values of `aud`; a token must have one")
+    algorithms: tuple[Algorithm, ...] = param(("RS256", "ES256"), "accepted signature algorithms")
+    tenant_claim: str | None = param(None, "claim with the tenant; null: each `sub` is a tenant")
+    models_claim: str | None = param(None, "claim with the list of models, as `models` of a key; null: all")
+    scopes_claim: str | None = param(None, "claim with the list of scopes, `inference` or `admin`; null: inference")
+    limits: Limits | str | None = param(None, "limits of each `sub`: a name among `security.limits`, or the limits")
 
     def __post_init__(self) -> None:
         if not self.audience:
-            raise ValueError("audience is empty: a token for somebody else would open this")
+            raise ValueError("audience is empty: list at least one, or tokens for other services would be accepted")
         if not self.algorithms:
             raise ValueError("algorithms is empty: no token could be signed")
         if not self.issuer:
@@ -108,17 +108,17 @@ class Jwt:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Without keys and tokens nobody is asked who he is."""
+    """Authentication and limits. Without keys and tokens requests need no credentials."""
 
-    api_keys: tuple[ApiKey, ...] = param((), "who may come in")
+    api_keys: tuple[ApiKey, ...] = param((), "accepted API keys")
     api_keys_file: str | None = param(None, "file with a list of further keys, read again when it changes")
-    jwt: Jwt | None = param(None, "tokens that open it too; needs the extra kvlane[jwt]")
-    limits: Mapping[str, Limits] = param({}, "by the names under which keys and tenants refer to them")
-    tenants: Mapping[str, Tenant] = param({}, f"by name; `{ANY_OTHER}` are those that are not named")
+    jwt: Jwt | None = param(None, "also accept tokens of an issuer; needs the extra kvlane[jwt]")
+    limits: Mapping[str, Limits] = param({}, "limits by name, for keys and tenants to refer to")
+    tenants: Mapping[str, Tenant] = param({}, f"tenants by name; `{ANY_OTHER}` is for all others")
 
     @property
     def asks(self) -> bool:
-        """Whether anybody has to say who he is."""
+        """Whether requests need credentials."""
         return bool(self.api_keys) or self.api_keys_file is not None or self.jwt is not None
 
     def __post_init__(self) -> None:
@@ -130,11 +130,11 @@ class Access:
         for who, limits in others:
             _check_limits(who, limits, self.limits)
         if (self.limits or self.tenants) and not self.asks:
-            raise ValueError("limits are of keys and tenants, and there are none: add apiKeys, apiKeysFile or jwt")
+            raise ValueError("limits apply to keys and tenants only: add apiKeys, apiKeysFile or jwt")
 
 
 def check_keys(keys: Sequence[ApiKey], limits: Iterable[str]) -> None:
-    """Raises ValueError for two keys of one name, and for limits that do not exist."""
+    """Raise ValueError for two keys of one name, and for limits that do not exist."""
     names: set[str] = set()
     for key in keys:
         if key.name in names:

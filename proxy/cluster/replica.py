@@ -152,7 +152,7 @@ class Replica:
     def share_limits(self) -> None:
         """While other hosts are not heard, `replicas.limits` says what they are assumed to spend."""
         for limits in self.state.limits:
-            limits.among(self.place[0] if self._are_hosts_heard else 1)
+            limits.set_hosts(self.place[0] if self._are_hosts_heard else 1)
 
     # Called by the transport.
 

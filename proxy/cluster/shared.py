@@ -20,7 +20,7 @@ from zlib import crc32
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from proxy.auth.limits import LimitsGate
+from proxy.auth.limits import RateLimiter
 from proxy.cluster.messages import FIRST_NUMBER, HEAD_BYTES, Garbled, Kind, clamped, read_longs, read_words
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
@@ -563,14 +563,14 @@ class SharedLimits(_Entries[Spent]):
 
     kinds = (Kind.SPENT, Kind.USED)
 
-    def __init__(self, gate: LimitsGate, publish: Publish) -> None:
+    def __init__(self, gate: RateLimiter, publish: Publish) -> None:
         self._gate = gate
         self._publish = publish
         gate.on_spent = self._spent
-        self.among = gate.among
+        self.set_hosts = gate.set_hosts
 
     def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        take = self._gate.spent_elsewhere if kind is Kind.SPENT else self._gate.used_elsewhere
+        take = self._gate.peer_spent if kind is Kind.SPENT else self._gate.peer_used
         for who, running, amounts in self._entries(kind, body):
             take(peer, who, running, amounts)
 

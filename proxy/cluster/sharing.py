@@ -133,7 +133,7 @@ class SharingApp(App):
         limits = self.serving.limits
         if limits is not None and limits.on_spent is None:
             state.put(limits=[SharedLimits(limits, replica.publish)])
-            limits.seated(self._workers, self._seat, NEWS)
+            limits.set_worker(self._workers, self._seat, NEWS)
             replica.share_limits()
 
     def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy import __version__, outbound
 from proxy.app import App
-from proxy.auth.authenticator import Door
+from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.autoscaling import Autoscaling
 from proxy.cluster.messages import Kind, records
 from proxy.cluster.questions import READ_MODELS, READ_POD, HostExposition, WorkersDecisions, WorkersSenses
@@ -114,7 +114,7 @@ class Supervisor:
         self._trust = Trust(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
         questions.handlers.update({READ_MODELS: self._read_models, READ_POD: self._read_pod})
-        self._door: Door | None = None
+        self._door: Authenticator | None = None
         """Of the admin port; each worker has its own for the data port."""
         self._state = State()
         self._stack = AsyncExitStack()

@@ -46,7 +46,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Admins(Protocol):
-    """`access.door.Door` is one."""
+    """`access.door.Authenticator` is one."""
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope) -> Identity:
         """Raises Unauthorized or Forbidden."""

@@ -27,7 +27,7 @@ from proxy.http.guards import HungUp, Sweep, Tell, guarded, look_at, untold
 from proxy.http.relay import ClientRelay, Race
 from proxy.http.request import Heads, HttpCall
 from proxy.http.response import RelayContext, Response
-from proxy.http.service import Bodies, C, Cors, Door, Gateway, Service
+from proxy.http.service import Authenticator, Bodies, C, Cors, Gateway, Service
 from proxy.http.settings import Listen, Security
 from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
 from proxy.http.upstream.pool import UpstreamPool
@@ -243,7 +243,7 @@ class Served:
     listeners: Listeners
     takes: Callable[[Attempt, int], bool]
     given_up: Callable[[Attempt, float], str] = lambda attempt, heard_at: ""
-    door: Door | None = None
+    door: Authenticator | None = None
     continued: Sequence[str] = ()
 
 

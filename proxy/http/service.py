@@ -32,8 +32,8 @@ CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Fields that end here: what opens this door is not for a pod."""
 
 
-class Door(Protocol):
-    """`access.door.Door` is one."""
+class Authenticator(Protocol):
+    """`access.door.Authenticator` is one."""
 
     def find(self, headers: Mapping[str, str]) -> Identity | None:
         """At once; None if that takes waiting. Raises Unauthorized or Forbidden."""
@@ -52,7 +52,7 @@ class Visitor(Protocol):
 
 
 class Entrance:
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Authenticator) -> None:
         self._door = door
 
     def is_let_in(self, call: Visitor) -> bool:
@@ -211,7 +211,7 @@ class Service(Generic[C]):
         self,
         gateway: Gateway,
         security: Security,
-        door: Door | None,
+        door: Authenticator | None,
         bodies: Bodies[C],
         listeners: Listeners,
         hung_up: Tell = untold,

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.auth.limits import Parts
+from proxy.auth.limits import HostShares
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.sharing import Replicated, app_of
 from proxy.cluster.supervisor import Supervisor
@@ -221,7 +221,7 @@ async def test_limits_that_come_with_a_reload_are_of_the_deployment(site: Site) 
     await met(site, one, two)
     await one.reload(site.settings(security=KEYS))
     assert one.serving.limits is not None
-    assert isinstance(one.serving.limits.turns, Parts)
+    assert isinstance(one.serving.limits.turns, HostShares)
 
 
 @needs_redis

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.auth import authenticator
-from proxy.auth.authenticator import Door, door_of
+from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import Access, ApiKey, Limits, Tenant
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, Unauthorized
@@ -30,13 +30,13 @@ async def nowhere(url: str) -> tuple[int, bytes]:
     raise AssertionError("nobody has to be asked")
 
 
-def door(environ: dict[str, str] | None = None, **access: Any) -> Door:
-    made = door_of(load(Access, access), ManualClock(), environ or {}, nowhere, State().draft())
+def door(environ: dict[str, str] | None = None, **access: Any) -> Authenticator:
+    made = authenticator_of(load(Access, access), ManualClock(), environ or {}, nowhere, State().draft())
     assert made is not None
     return made
 
 
-def opens(door: Door, key: str) -> bool:
+def opens(door: Authenticator, key: str) -> bool:
     try:
         return door.find({"x-api-key": key}) is not None
     except Unauthorized:
@@ -51,7 +51,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_without_keys_there_is_no_door() -> None:
-    assert door_of(Access(), ManualClock(), {}, nowhere, State().draft()) is None
+    assert authenticator_of(Access(), ManualClock(), {}, nowhere, State().draft()) is None
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer a.b.c"}])

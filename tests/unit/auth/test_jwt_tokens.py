@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.auth.authenticator import Door, door_of
+from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import Access, Jwt
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Unauthorized
@@ -41,7 +41,7 @@ def issuer() -> Issuer:
 class World:
     """A door, and the state that it was built around."""
 
-    door: Door
+    door: Authenticator
 
     def __init__(self, issuer: Issuer, **more: Any) -> None:
         self.issuer = issuer
@@ -56,7 +56,7 @@ class World:
     def _load(self, **more: Any) -> None:
         settings = {"jwt": {**SETTINGS, **more}, "apiKeys": [{"name": "static", "key": "k"}]}
         draft = self.state.draft()
-        made = door_of(load(Access, settings), self.clock, {}, self.issuer.fetch, draft)
+        made = authenticator_of(load(Access, settings), self.clock, {}, self.issuer.fetch, draft)
         assert made is not None
         self.door = made
         draft.commit()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.auth.authenticator import Keys, hashed, new_key, presented
+from proxy.auth.authenticator import Keys, hashed, new_key, presented_secret
 from proxy.auth.settings import ApiKey, Limits
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, Unauthorized
@@ -37,12 +37,12 @@ KEYS = Keys(
     ],
 )
 def test_a_key_is_found_wherever_clients_put_it(headers: dict[str, str]) -> None:
-    assert presented(headers) == "secret-1"
+    assert presented_secret(headers) == "secret-1"
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Basic secret-1"}, {"authorization": "Bearer "}])
 def test_where_there_is_none_none_is_found(headers: dict[str, str]) -> None:
-    assert presented(headers) is None
+    assert presented_secret(headers) is None
 
 
 def test_a_key_says_whose_it_is_and_what_it_may() -> None:
@@ -93,7 +93,7 @@ def test_keys_that_are_made_differ_and_go_into_a_header() -> None:
     first, second = new_key(), new_key()
     assert first != second
     assert len(first) >= 40
-    assert presented({"authorization": f"Bearer {first}"}) == first
+    assert presented_secret({"authorization": f"Bearer {first}"}) == first
 
 
 @pytest.mark.parametrize(

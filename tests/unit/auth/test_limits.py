@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.auth import limits as limits_module
-from proxy.auth.limits import LimitsGate
+from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.clock import ManualClock
@@ -28,7 +28,7 @@ class World:
         self.clock = ManualClock(now=10.0)
         self.counted: list[tuple[str, str, bool]] = []
         self.named = {"own": Limits(**limits), **({"all": tenant} if tenant else {})}
-        self.gate = LimitsGate(self.named, {"acme": "all"}, self.clock, self)
+        self.gate = RateLimiter(self.named, {"acme": "all"}, self.clock, self)
 
     def limited(self, kind: str, name: str, shadow: bool) -> None:
         self.counted.append((kind, name, shadow))
@@ -249,7 +249,7 @@ async def test_a_request_that_the_pod_does_not_answer_in_time_costs_no_tokens() 
 
 async def test_a_tenant_that_is_not_named_has_the_limits_of_all_others() -> None:
     world = World()
-    gate = LimitsGate({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
+    gate = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world)
     async with gate.admit(request := world.request("a")):
         gate.attempt_started(Attempt(request, Decision(POD), POD, 0, 0.0))
     with pytest.raises(RateLimited, match="'acme'"):

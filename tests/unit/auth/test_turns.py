@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from proxy.auth.limits import LONGEST, MANY, NEWS, Parts, Turns
+from proxy.auth.limits import LONGEST, MANY, NEWS, HostShares, RoundShares
 from proxy.core.errors import RateLimited
 from proxy.core.identity import IDENTITY
 from tests.unit.auth.test_limits import World
@@ -15,7 +15,7 @@ LIMIT = ("key", "a", "requests")
 LONG_AGO = -math.inf
 
 
-def lets_in(turns: Turns, left: int, now: float) -> bool:
+def lets_in(turns: RoundShares, left: int, now: float) -> bool:
     return turns.pause(LIMIT, left, now, LONG_AGO) == 0.0
 
 
@@ -23,7 +23,7 @@ def lets_in(turns: Turns, left: int, now: float) -> bool:
 @pytest.mark.parametrize("left", [1, 2, 4, 7, 30])
 def test_together_they_let_in_what_is_left_and_no_more(workers: int, left: int) -> None:
     for number in range(workers + 1):
-        seats = [Turns(workers, seat) for seat in range(workers)]
+        seats = [RoundShares(workers, seat) for seat in range(workers)]
         times = [(2 * number - 0.9 + 1.8 * seat / workers + 2) * NEWS for seat in range(workers)]
         let_in = [
             [lets_in(turns, left, now) for _ in range(left + 1)].count(True)
@@ -34,19 +34,19 @@ def test_together_they_let_in_what_is_left_and_no_more(workers: int, left: int) 
 
 
 def test_the_last_place_is_everybodys_in_turn() -> None:
-    turns = Turns(2, 0)
+    turns = RoundShares(2, 0)
     let_in = [lets_in(turns, 1, 2 * number * NEWS) for number in range(4)]
     assert sorted(let_in[:2]) == sorted(let_in[2:]) == [False, True]
 
 
 def test_who_has_had_its_part_waits_for_the_news_of_the_others() -> None:
-    turns, now = Turns(2, 0), 100.25 * NEWS
+    turns, now = RoundShares(2, 0), 100.25 * NEWS
     assert lets_in(turns, 2, now)
     assert turns.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * NEWS)
     assert turns.pause(("key", "b", "requests"), 2, now, now) == 0.0
     listening = 101.5 * NEWS
     assert turns.pause(LIMIT, 2, listening, now) == 0.0, "nothing was let in for a while: there is nothing to hear"
-    assert Turns(2, 0).pause(LIMIT, 1, listening, listening - NEWS / 2) == pytest.approx(0.5 * NEWS)
+    assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - NEWS / 2) == pytest.approx(0.5 * NEWS)
 
 
 async def test_what_is_more_than_its_part_waits_and_is_let_in_where_nobody_else_took_it() -> None:
@@ -56,7 +56,7 @@ async def test_what_is_more_than_its_part_waits_and_is_let_in_where_nobody_else_
         slept.append(seconds)
         world.clock.advance(seconds + 0.001)
 
-    world.gate.turns = Turns(2, 0, sleep)
+    world.gate.turns = RoundShares(2, 0, sleep)
     for _ in range(4):
         await world.ask()
     assert slept
@@ -70,10 +70,10 @@ async def test_what_the_others_took_meanwhile_is_not_let_in() -> None:
     world = World(concurrent_requests=2)
 
     async def sleep(seconds: float) -> None:
-        world.gate.spent_elsewhere(7, ("key", "a", "own"), 1, [0.0] * 5)
+        world.gate.peer_spent(7, ("key", "a", "own"), 1, [0.0] * 5)
         world.clock.advance(seconds + 0.001)
 
-    world.gate.turns = Turns(2, 0, sleep)
+    world.gate.turns = RoundShares(2, 0, sleep)
     async with world.gate.admit(world.request()):
         with pytest.raises(RateLimited, match="2 requests at the same time"):
             await world.ask()
@@ -82,7 +82,7 @@ async def test_what_the_others_took_meanwhile_is_not_let_in() -> None:
 NEWS_OF_HOSTS = 0.1
 
 
-def let_in_by(parts: Parts, left: int, now: float) -> int:
+def let_in_by(parts: HostShares, left: int, now: float) -> int:
     """How many of a burst that nobody hears of."""
     found = 0
     while left > found and parts.pause(LIMIT, left - found, now, LONG_AGO) == 0.0:
@@ -94,7 +94,7 @@ def let_in_by(parts: Parts, left: int, now: float) -> int:
 @pytest.mark.parametrize("left", [1, 7, 8, 60])
 def test_hosts_without_a_common_clock_let_in_what_is_left_or_one_each(processes: int, left: int) -> None:
     """Each begins at a moment of its own, and hears of the others before it looks again."""
-    seats, let_in = [Parts(processes, NEWS_OF_HOSTS) for _ in range(processes)], 0
+    seats, let_in = [HostShares(processes, NEWS_OF_HOSTS) for _ in range(processes)], 0
     for number in range(100):
         known = left - let_in
         if known < 1:
@@ -105,7 +105,7 @@ def test_hosts_without_a_common_clock_let_in_what_is_left_or_one_each(processes:
 
 
 def test_a_part_is_one_until_the_others_must_have_heard() -> None:
-    parts = Parts(2, NEWS_OF_HOSTS)
+    parts = HostShares(2, NEWS_OF_HOSTS)
     assert let_in_by(parts, 4, 0.0) == 2
     assert parts.pause(LIMIT, 2, 0.25 * NEWS_OF_HOSTS, 0.0) == pytest.approx(0.75 * NEWS_OF_HOSTS)
     assert parts.pause(("key", "b", "requests"), 2, 0.25 * NEWS_OF_HOSTS, 0.0) == 0.0
@@ -113,7 +113,7 @@ def test_a_part_is_one_until_the_others_must_have_heard() -> None:
 
 
 def test_limits_that_nobody_asks_for_any_more_take_no_memory() -> None:
-    parts = Parts(2, NEWS_OF_HOSTS)
+    parts = HostShares(2, NEWS_OF_HOSTS)
     for number in range(3 * MANY):
         parts.pause(("key", str(number), "requests"), 9, number * NEWS_OF_HOSTS, LONG_AGO)
     assert len(parts._parts) <= MANY
@@ -127,9 +127,9 @@ def among(hosts: int, world: World) -> list[float]:
         slept.append(seconds)
         world.clock.advance(seconds)
 
-    world.gate.seated(1, 0, NEWS_OF_HOSTS)
-    world.gate.among(hosts)
-    assert isinstance(world.gate.turns, Parts)
+    world.gate.set_worker(1, 0, NEWS_OF_HOSTS)
+    world.gate.set_hosts(hosts)
+    assert isinstance(world.gate.turns, HostShares)
     world.gate.turns.sleep = sleep
     return slept
 
@@ -139,14 +139,14 @@ async def test_among_very_many_hosts_nobody_waits_for_long() -> None:
     world = World(requests_per_minute=60)
     slept = among(1000, world)
     parts, alone = world.gate.turns, world.gate.turns.sleep  # type: ignore[union-attr]
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, HostShares)
 
     async def sleep(seconds: float) -> None:
         await alone(seconds)
         (meter,) = world.gate.meters(world.request().state.read(IDENTITY))  # type: ignore[arg-type]
         (left,) = [few for _, few in meter.left(world.clock.now())]
         parts.pause(LIMIT, left, world.clock.now(), LONG_AGO)
-        world.gate.spent_elsewhere(7, ("key", "a", "own"), 0, [1.0, 0.0, 0.0, 0.0, 0.0])
+        world.gate.peer_spent(7, ("key", "a", "own"), 0, [1.0, 0.0, 0.0, 0.0, 0.0])
 
     parts.sleep = sleep
     await world.ask()
@@ -166,10 +166,10 @@ async def test_who_competes_with_nobody_waits_for_nobody() -> None:
 
 def test_limits_are_cut_into_parts_while_the_others_are_heard_of() -> None:
     gate, kinds = World(requests_per_minute=4).gate, list[tuple[type, int]]()
-    gate.seated(2, 0, NEWS_OF_HOSTS)
+    gate.set_worker(2, 0, NEWS_OF_HOSTS)
     for hosts in (1, 3, 2, 1):
-        gate.among(hosts)
+        gate.set_hosts(hosts)
         kinds.append((type(gate.turns), getattr(gate.turns, "processes", 0)))
-    assert kinds == [(Turns, 0), (Parts, 6), (Parts, 4), (Turns, 0)]
-    gate.seated(1, 0, NEWS_OF_HOSTS)
+    assert kinds == [(RoundShares, 0), (HostShares, 6), (HostShares, 4), (RoundShares, 0)]
+    gate.set_worker(1, 0, NEWS_OF_HOSTS)
     assert gate.turns is None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.auth.limits import LimitsGate
+from proxy.auth.limits import RateLimiter
 from proxy.cluster import messages as bodies
 from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import Ejections, PeerBindings, Shared, SharedBreakers, SharedLimits
@@ -76,6 +76,6 @@ def test_entries_of_another_shape_are_refused_and_none_is_applied(value: Shared,
 
 @pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
 def test_limits_that_no_process_can_have_spent_are_refused(spent: bytes) -> None:
-    gate = LimitsGate({}, {}, ManualClock(), None)  # type: ignore[arg-type]
+    gate = RateLimiter({}, {}, ManualClock(), None)  # type: ignore[arg-type]
     with pytest.raises(Garbled):
         SharedLimits(gate, nothing).take(1, Kind.SPENT, b'[[["key","team","default"],%b]]' % spent)

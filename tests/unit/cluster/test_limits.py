@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.auth.limits import LimitsGate
+from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import SharedLimits
@@ -26,7 +26,7 @@ ALICE = Identity("alice", "acme", limits="own")
 class Worker:
     def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
         self.number = number
-        self.gate = LimitsGate({"own": Limits(**limits)}, {}, clock, self)  # type: ignore[arg-type]
+        self.gate = RateLimiter({"own": Limits(**limits)}, {}, clock, self)  # type: ignore[arg-type]
         self.shared = SharedLimits(self.gate, self.told)
         self.peers: list[Worker] = []
 
@@ -117,7 +117,7 @@ async def test_only_those_who_run_are_in_flight() -> None:
 
 async def test_limits_that_are_not_known_here_yet_are_passed_over() -> None:
     _, second = host(requests_per_minute=1)
-    second.gate.spent_elsewhere(1, ("key", "alice", "other"), 1, (1.0, 0.0, 0.0, 0.0, 0.0))
+    second.gate.peer_spent(1, ("key", "alice", "other"), 1, (1.0, 0.0, 0.0, 0.0, 0.0))
     await second.ask()
 
 

@@ -89,7 +89,7 @@ async def test_a_stored_response_is_not_asked_of_another_model() -> None:
     it.assert_that_nothing_is_left()
 
 
-class Door(Gate):
+class Authenticator(Gate):
     """A gate that is closed to some models."""
 
     def __init__(self, *closed: str) -> None:
@@ -126,7 +126,7 @@ def admit_by(it: World, gate: Gate) -> None:
 @pytest.mark.parametrize("closed", [["m"], []])
 async def test_each_model_is_let_in_by_itself(closed: list[str]) -> None:
     it = world()
-    admit_by(it, door := Door(*closed))
+    admit_by(it, door := Authenticator(*closed))
     await it.serve(refused_but_by_z, call=asking("gpt"))
     assert door.seen == ["m", "n"]
     assert door.inside == 0
@@ -135,7 +135,7 @@ async def test_each_model_is_let_in_by_itself(closed: list[str]) -> None:
 
 async def test_who_finds_all_doors_closed_is_told_so() -> None:
     it = world()
-    admit_by(it, door := Door("m", "n"))
+    admit_by(it, door := Authenticator("m", "n"))
     with pytest.raises(QueueFull):
         await it.serve(good, call=asking("gpt"))
     assert door.seen == ["m", "n"]

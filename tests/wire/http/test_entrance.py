@@ -24,7 +24,7 @@ TEAM = Identity("team", "acme", frozenset(("llama-*",)))
 KEY = "authorization: Bearer right"
 
 
-class Door:
+class Authenticator:
     """`Bearer right` opens it, `Bearer later` once it has waited."""
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Door:
 
 
 class Guarded(Rig):
-    door: Door
+    door: Authenticator
 
 
 @asynccontextmanager
 async def guarded(*pods: Pod, **listen: Any) -> AsyncIterator[Guarded]:
     gateway = FakeGateway([pod.endpoint for pod in pods], cards=[{"id": "llama-8b"}, {"id": "qwen"}])
     noted = Noted()
-    door = Door()
+    door = Authenticator()
     server = DataServer(
         Listen(host="127.0.0.1", port=0, **listen),
         Served(gateway, Security(), PATIENT, Listeners([noted]), gateway.takes, door=door),
