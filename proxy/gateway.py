@@ -29,7 +29,7 @@ from proxy.fleet.bindings import Bindings
 from proxy.fleet.drain_affinity import steer
 from proxy.fleet.models import LONGEST_WAIT, ModelReads
 from proxy.fleet.store import Fleet
-from proxy.models.resolver import anew
+from proxy.models.resolver import with_fresh_state
 from proxy.openai.bodies import SMALL
 from proxy.openai.events import asking
 from proxy.openai.parse import Parsed, response_id
@@ -114,7 +114,7 @@ class Gateway:
             stored = parsed.previous_response_id
             if stored or isinstance(error, ShuttingDown) or not await self._appears(request):
                 raise
-        await self._send(anew(request), parsed, relay)
+        await self._send(with_fresh_state(request), parsed, relay)
 
     def health(self) -> bool:
         """Return whether a pod can serve requests."""

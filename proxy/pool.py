@@ -20,7 +20,7 @@ from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings
-from proxy.models.resolver import anew
+from proxy.models.resolver import with_fresh_state
 from proxy.openai.parse import Parsed
 from proxy.scheduling.build import Scheduling
 
@@ -195,7 +195,7 @@ class Pools:
                 pool = None if isinstance(error, ShuttingDown) or self._holding(parsed) else self._next(request, tried)
                 if pool is None:
                     raise
-            request = anew(request)
+            request = with_fresh_state(request)
 
     async def _through_gates(self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay) -> None:
         async with AsyncExitStack() as stack:

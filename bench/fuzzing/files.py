@@ -14,7 +14,7 @@ from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import PATIENCE, read_request
 from proxy import yaml_source
 from proxy.auth.authenticator import authenticator_of
-from proxy.auth.settings import Access
+from proxy.auth.settings import AuthSettings
 from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError
 from proxy.core.state import State
@@ -51,7 +51,9 @@ async def discovery() -> AsyncIterator[Check]:
             file.write_bytes(data)
             await FileSource(str(file)).poll()
             with suppress(ConfigError):
-                authenticator_of(Access(api_keys_file=str(file)), SystemClock(), {"X": "1"}, _nothing, State().draft())
+                authenticator_of(
+                    AuthSettings(api_keys_file=str(file)), SystemClock(), {"X": "1"}, _nothing, State().draft()
+                )
             return _slow(before)
 
         yield check

@@ -16,7 +16,7 @@ from jwt.algorithms import ECAlgorithm
 
 from bench.fuzzing.inputs import Check
 from proxy.auth.authenticator import Authenticator, authenticator_of
-from proxy.auth.settings import Access
+from proxy.auth.settings import AuthSettings
 from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, IssuerAway, Unauthorized
 from proxy.core.params import load
@@ -48,7 +48,9 @@ async def tokens() -> AsyncIterator[Check]:
     async def door(**more: Any) -> AsyncIterator[Authenticator]:
         state = State()
         draft = state.draft()
-        made = authenticator_of(load(Access, {"jwt": {**settings, **more}}), ManualClock(wall=NOW), {}, fetch, draft)
+        made = authenticator_of(
+            load(AuthSettings, {"jwt": {**settings, **more}}), ManualClock(wall=NOW), {}, fetch, draft
+        )
         assert made is not None
         draft.commit()
         await state.settle()

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from proxy import yaml_source
-from proxy.auth.settings import Access, ApiKey, Jwt, Limits, Scope, check_keys
+from proxy.auth.settings import ApiKey, AuthSettings, Jwt, Limits, Scope, check_keys
 from proxy.core import params
 from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Problem, Unauthorized, UnknownModel
 from proxy.core.identity import IDENTITY, Identity
@@ -42,7 +42,9 @@ class Tokens(Protocol):
 class Authenticator:
     """Checks the credentials of a request. Inside `async with` it follows changes of the key file."""
 
-    def __init__(self, access: Access, clock: Clock, environ: Mapping[str, str], tokens: Tokens | None = None) -> None:
+    def __init__(
+        self, access: AuthSettings, clock: Clock, environ: Mapping[str, str], tokens: Tokens | None = None
+    ) -> None:
         """Raise ConfigError for faults of the key file."""
         self._access = access
         self._clock = clock
@@ -114,7 +116,7 @@ class Authenticator:
 
 
 def authenticator_of(
-    access: Access, clock: Clock, environ: Mapping[str, str], fetch: Fetch, draft: Draft
+    access: AuthSettings, clock: Clock, environ: Mapping[str, str], fetch: Fetch, draft: Draft
 ) -> Authenticator | None:
     """Return the authenticator of a configuration, or None where it has no credentials. `fetch` gets an issuer's keys;
     keys of the same issuer that are in use stay. Raise ConfigError."""
@@ -134,7 +136,7 @@ def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> Tokens:
     return JwtVerifier(settings, _name_of("jwt", settings.limits), keys, clock)
 
 
-def _limits_of_their_own(access: Access) -> dict[str, Limits]:
+def _limits_of_their_own(access: AuthSettings) -> dict[str, Limits]:
     others = [(f"tenants.{name}", tenant.limits) for name, tenant in access.tenants.items()]
     others += [("jwt", access.jwt.limits)] if access.jwt is not None else []
     return {name: limits for name, limits in others if isinstance(limits, Limits)}

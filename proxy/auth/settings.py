@@ -107,7 +107,7 @@ class Jwt:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AuthSettings:
     """Authentication and limits. Without keys and tokens requests need no credentials."""
 
     api_keys: tuple[ApiKey, ...] = param((), "accepted API keys")

@@ -24,7 +24,7 @@ from proxy.autoscale.loop import Outcome
 from proxy.autoscale.settings import ActuatorSettings, path_of
 from proxy.core.ports import Clock, Random
 from proxy.kubernetes.api import open_session
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Kubernetes(Hand):
     """`targets` by role: `deployment/NAME`, `statefulset/NAME`, or `GROUP/VERSION/RESOURCE/NAME` for anything with a
     scale subresource. Needs `get` and `patch` on that, and `patch` on pods for the deletion cost."""
 
-    def __init__(self, targets: Mapping[str, str], timeout: float, access: Access) -> None:
+    def __init__(self, targets: Mapping[str, str], timeout: float, access: ApiServer) -> None:
         self._paths = {role: path_of(target) for role, target in targets.items()}
         self.access = access
         self._timeout = timeout

@@ -16,7 +16,7 @@ from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, camel, join, param
 from proxy.core.units import Duration
-from proxy.kubernetes.settings import SERVICE_ACCOUNT, Access
+from proxy.kubernetes.settings import SERVICE_ACCOUNT, ApiServer
 
 _NEEDS = {"webhook": ("url",), "exec": ("command",), "kubernetes": ("targets",), "compose": ("targets",)}
 _TAKES = {
@@ -74,10 +74,10 @@ class ActuatorSettings:
                 path_of(target)
 
     @property
-    def access(self) -> Access:
+    def access(self) -> ApiServer:
         """With the service account of the pod, whatever the server is. Raises ValueError for a `url` that is none."""
         token, authority = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
-        return Access(self.url, self.namespace, self.token_file or token, self.ca_file or authority)
+        return ApiServer(self.url, self.namespace, self.token_file or token, self.ca_file or authority)
 
     def owned(self, roles: tuple[str, ...]) -> tuple[str, ...]:
         """Which of all roles it scales."""

@@ -16,7 +16,7 @@ from proxy.core.params import param
 from proxy.core.tls import PodTls
 from proxy.core.units import Duration
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 from proxy.telemetry.exposition import parse_spec
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -276,7 +276,7 @@ _SELECTOR = re.compile(rf"{_REQUIREMENT}(?:,{_REQUIREMENT})*")
 
 
 @dataclass(frozen=True, slots=True)
-class KubernetesSettings(Access):
+class KubernetesSettings(ApiServer):
     """A pod for every ready pod of a cluster that is not about to end; those that end are drained. What labels and
     annotations of a pod say goes before what stands here."""
 
@@ -297,7 +297,7 @@ class KubernetesSettings(Access):
 
     def __post_init__(self) -> None:
         """Raises ValueError for what names no pods, or several sets of them."""
-        Access.__post_init__(self)
+        ApiServer.__post_init__(self)
         if not (self.selector or self.service or self.inference_pool):
             raise ValueError("names no pods; write a selector, a service or an inferencePool")
         if self.inference_pool and (self.selector or self.service):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.auth.settings import Access
+from proxy.auth.settings import AuthSettings
 from proxy.core.params import param
 from proxy.core.units import Duration, Size
 from proxy.http.paths import faults_of_extension
@@ -124,7 +124,7 @@ class CorsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Security(Access):
+class Security(AuthSettings):
     """Who may ask for what. Without keys and tokens nobody is asked who he is."""
 
     relay_paths: tuple[str, ...] = param((), "further paths to relay: exact, or `/prefix/*`")
@@ -140,7 +140,7 @@ class Security(Access):
     cors: CorsSettings = field(default_factory=CorsSettings)
 
     def __post_init__(self) -> None:
-        Access.__post_init__(self)
+        AuthSettings.__post_init__(self)
         faults = [fault for path in self.relay_paths for fault in faults_of_extension(path)]
         if faults:
             raise ValueError("; ".join(faults))

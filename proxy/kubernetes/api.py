@@ -17,16 +17,16 @@ import orjson
 
 from proxy import outbound
 from proxy.core.ports import Clock, Random
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 
 Object = Mapping[str, Any]
 """As the server writes it."""
 
 GONE = 410
-"""What was asked for is older than all that the server remembers."""
+"""Status of a watch from a version that the server has forgotten."""
 
 PAGE = 500
-"""Objects in one answer to a list."""
+"""Objects per page of a list."""
 
 TIMEOUT = 10.0
 """Seconds for one response of the API server."""
@@ -36,7 +36,7 @@ WATCH = 300.0
 
 
 class ApiError(Exception):
-    """`status` is that of the answer, or of the error in a watch; 0 where there was none."""
+    """A failed request. `status` is that of the response, or of the error in a watch; 0 without a response."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -45,7 +45,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects; the `group` of those of the core is empty."""
+    """A kind of objects; the core group is empty."""
 
     group: str
     version: str
@@ -60,7 +60,7 @@ class Resource:
 
 
 class Listed(NamedTuple):
-    """`version` is where a watch goes on."""
+    """A list; `version` is where a watch continues."""
 
     items: list[Object]
     version: str
@@ -72,30 +72,30 @@ class Event(NamedTuple):
 
 
 class Api:
-    """Each connection is made with the token and certificates that are there by then. All methods raise ApiError."""
+    """Requests to the API server, each with the current token and certificates. All methods raise ApiError."""
 
-    def __init__(self, access: Access, timeout: float = TIMEOUT, watch: float = WATCH) -> None:
+    def __init__(self, access: ApiServer, timeout: float = TIMEOUT, watch: float = WATCH) -> None:
         self._access = access
         self._timeout = timeout
         self._watch = watch
 
     async def list(self, resource: Resource, query: Mapping[str, str]) -> Listed:
-        """Page by page. Where the server has forgotten the list in between, it raises GONE."""
+        """Return all objects, page by page. Raise ApiError with GONE where the list has expired in between."""
         items: list[Object] = []
         page = ""
         async with await self._session() as session:
             path = resource.path(await self._namespace())
             while True:
-                asked = {**query, "limit": str(PAGE), **({"continue": page} if page else {})}
-                said = await self._page(session, path, asked)
-                items += said.get("items") or ()
-                page = said["metadata"].get("continue") or ""
+                parameters = {**query, "limit": str(PAGE), **({"continue": page} if page else {})}
+                listed = await self._page(session, path, parameters)
+                items += listed.get("items") or ()
+                page = listed["metadata"].get("continue") or ""
                 if not page:
-                    return Listed(items, said["metadata"]["resourceVersion"])
+                    return Listed(items, listed["metadata"]["resourceVersion"])
 
     async def watch(self, resource: Resource, query: Mapping[str, str], version: str) -> AsyncIterator[Event]:
-        """What happens after `version`, until the server ends it. An error that it tells is raised."""
-        asked = {
+        """Yield the events after `version` until the server ends the watch. Raise an error that it reports."""
+        parameters = {
             **query,
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -106,28 +106,28 @@ class Api:
             path = resource.path(await self._namespace())
             try:
                 async with asyncio.timeout(self._timeout):
-                    answer = await session.get(self._access.url + path, params=asked)
-                async with answer:
-                    if answer.status != 200:
-                        raise _refusal(answer.status, await outbound.read(answer))
-                    async for line in _lines(answer.content):
+                    response = await session.get(self._access.url + path, params=parameters)
+                async with response:
+                    if response.status != 200:
+                        raise _refusal(response.status, await outbound.read(response))
+                    async for line in _lines(response.content):
                         yield _event(line)
             except outbound.FAILURES as error:
                 raise ApiError(0, _why(error)) from None
 
-    async def _page(self, session: aiohttp.ClientSession, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
+    async def _page(self, session: aiohttp.ClientSession, path: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await outbound.send(session, "GET", self._access.url + path, params=asked)
+                response = await outbound.send(session, "GET", self._access.url + path, params=parameters)
         except outbound.FAILURES as error:
             raise ApiError(0, _why(error)) from None
-        if answer.status != 200:
-            raise _refusal(answer.status, answer.body)
-        said = _parsed(answer.body)
-        match said:
-            case {"metadata": {"resourceVersion": str()} as metadata} if isinstance(said.get("items") or [], list):
+        if response.status != 200:
+            raise _refusal(response.status, response.body)
+        listed = _parsed(response.body)
+        match listed:
+            case {"metadata": {"resourceVersion": str()} as metadata} if isinstance(listed.get("items") or [], list):
                 if isinstance(metadata.get("continue") or "", str):
-                    return said
+                    return listed
         raise ApiError(0, "the server's response is not a list of objects")
 
     async def _session(self, silence: float | None = None) -> aiohttp.ClientSession:
@@ -141,10 +141,10 @@ class Api:
         try:
             return await asyncio.to_thread(self._access.own_namespace)
         except OSError as error:
-            raise ApiError(0, f"no namespace is given, and there is none of a pod: {error.strerror}") from None
+            raise ApiError(0, f"set a namespace: there is no service account of a pod ({error.strerror})") from None
 
 
-async def open_session(access: Access, timeout: float | None, silence: float | None = None) -> aiohttp.ClientSession:
+async def open_session(access: ApiServer, timeout: float | None, silence: float | None = None) -> aiohttp.ClientSession:
     """Return a session with the token and certificates of now; see `outbound.session`. Raise OSError or ValueError for
     files that cannot be used."""
     headers, tls = await asyncio.to_thread(lambda: (access.headers(), access.trust()))
@@ -152,7 +152,7 @@ async def open_session(access: Access, timeout: float | None, silence: float | N
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """However long: an object may have a megabyte, and the stream's own reader stops far below that."""
+    """Yield lines of any length: an object may be larger than the stream's own reader allows."""
     held = b""
     async for chunk in stream.iter_any():
         *lines, held = (held + chunk).split(b"\n")
@@ -162,18 +162,18 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _event(line: bytes) -> Event:
-    said = _parsed(line)
-    kind, told = said.get("type"), said.get("object")
-    if not isinstance(kind, str) or not isinstance(told, dict):
-        raise ApiError(0, "a line of the watch is no event")
+    event = _parsed(line)
+    kind, item = event.get("type"), event.get("object")
+    if not isinstance(kind, str) or not isinstance(item, dict):
+        raise ApiError(0, "a line of the watch is not an event")
     if kind == "ERROR":
-        code = told.get("code")
-        raise ApiError(code if isinstance(code, int) else 0, str(told.get("message") or "the watch failed"))
-    return Event(kind, told)
+        code = item.get("code")
+        raise ApiError(code if isinstance(code, int) else 0, str(item.get("message") or "the watch failed"))
+    return Event(kind, item)
 
 
 def _refusal(status: int, body: bytes) -> ApiError:
-    """With the server's own words: they name who may not do what."""
+    """Return an error with the server's message, which names the missing permission."""
     try:
         message = _parsed(body).get("message")
     except ApiError:
@@ -183,16 +183,16 @@ def _refusal(status: int, body: bytes) -> ApiError:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
-        said = orjson.loads(text)
+        value = orjson.loads(text)
     except ValueError:
-        raise ApiError(0, "what the server says is no JSON") from None
-    if not isinstance(said, dict):
-        raise ApiError(0, "what the server says is no object")
-    return said
+        raise ApiError(0, "the server's response is not JSON") from None
+    if not isinstance(value, dict):
+        raise ApiError(0, "the server's response is not a JSON object")
+    return value
 
 
 def _why(error: BaseException) -> str:
-    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    return str(error) or ("no response in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 log = logging.getLogger(__name__)
@@ -200,22 +200,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY = 0.5
-"""Seconds between two watches; the pause doubles with every failure."""
+"""Seconds between two watches; doubled with every failure."""
 
 _LONGEST = 32
-"""Pauses grow up to so many times the first one."""
+"""Largest factor of the first pause."""
 
 _PATIENCE = 3
-"""Failures one after the other, after which not even the version that a watch would go on from is believed."""
+"""Consecutive failures after which everything is listed again."""
 
 _UNAUTHORIZED, _FORBIDDEN, _UNKNOWN, _TOO_MANY = 401, 403, 404, 429
 
 
 class Collection(Generic[T]):
-    """`objects` by name, each as `read` gives it. They stay as they are while the server cannot be asked.
+    """The objects of one kind by name, each converted by `read`. They stay unchanged while the server is unreachable.
 
-    `run` goes on until it is cancelled, and calls `changed` whenever an object is another one, and after the first
-    answer, and the first failure: `listed` says which it was.
+    `run` calls `changed` whenever an object changes, after the first response and after the first failure; `listed`
+    tells the two apart.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Collection(Generic[T]):
         rng: Random,
         retry: float = RETRY,
     ) -> None:
-        """`query`: labelSelector and fieldSelector, if any; `retry`: seconds between two watches."""
+        """`query`: labelSelector and fieldSelector; `retry`: seconds between two watches."""
         self._api = api
         self._resource = resource
         self._query = query
@@ -239,9 +239,9 @@ class Collection(Generic[T]):
         self._clock = clock
         self._random = rng
         self._version: str | None = None
-        """From where a watch goes on; None: it has to be listed."""
+        """Where a watch continues; None: list everything first."""
         self._failures = 0
-        self._said = ""
+        self._warned = ""
         self.objects: dict[str, T] = {}
         self.listed = False
 
@@ -252,7 +252,7 @@ class Collection(Generic[T]):
                 if self._version is None:
                     await self._list()
                     began = self._clock.now()
-                await self._follow(self._version or "")
+                await self._watch(self._version or "")
             except ApiError as error:
                 self._on_error(error)
             if self._clock.now() - began > _LONGEST * self._retry:
@@ -273,24 +273,24 @@ class Collection(Generic[T]):
             self.objects, self.listed = objects, True
             self._changed()
 
-    async def _follow(self, version: str) -> None:
+    async def _watch(self, version: str) -> None:
         async with aclosing(self._api.watch(self._resource, self._query, version)) as events:  # type: ignore[type-var]
             async for event in events:
-                self._take(event)
+                self._apply(event)
                 self._failures = 0
                 self._recovered()
 
-    def _take(self, event: Event) -> None:
-        """Bookmarks only say how far the watch has come."""
+    def _apply(self, event: Event) -> None:
+        """Apply an event. Bookmarks only advance the version."""
         try:
             version = str(event.object["metadata"]["resourceVersion"])
             if event.kind in ("ADDED", "MODIFIED", "DELETED"):
-                self._apply(event)
+                self._store(event)
             self._version = version
         except (KeyError, TypeError):
             raise ApiError(0, "the object of an event has no name or no version") from None
 
-    def _apply(self, event: Event) -> None:
+    def _store(self, event: Event) -> None:
         name = event.object["metadata"]["name"]
         before = self.objects.get(name)
         if event.kind == "DELETED":
@@ -301,18 +301,18 @@ class Collection(Generic[T]):
             self._changed()
 
     def _put(self, objects: dict[str, T], item: Object) -> None:
-        """What cannot be read is left out, or left as it was."""
+        """Store an object. One that cannot be read is left out, or keeps its last value."""
         name = item["metadata"]["name"]
         try:
             objects[name] = self._read(item)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("%s %s cannot be read: %r", self._resource, name, error)
+            log.warning("failed to read %s %s; keeping its last value: %r", self._resource, name, error)
             if name in self.objects:
                 objects[name] = self.objects[name]
 
     def _on_error(self, error: ApiError) -> None:
-        """What is lost, or comes too early, goes on where it was, and once is nothing worth a word. Where the server
-        does not remember that any more, or refuses to, events are missing, and all is listed again."""
+        """A lost connection continues at the same version, without a warning the first time. Where the server has
+        forgotten the version, or refuses the watch, everything is listed again."""
         if (0 < error.status < 500 and error.status != _TOO_MANY) or self._failures >= _PATIENCE:
             self._version = None
         if error.status != GONE and (error.status or self._failures or not self.listed):
@@ -322,10 +322,10 @@ class Collection(Generic[T]):
         self._failures += 1
 
     def _warn_once(self, error: ApiError) -> None:
-        said = f"{error.status or error}"
-        if said != self._said:
-            log.warning("%s cannot be followed, all stays as it is: %s%s", self._resource, error, self._advice(error))
-        self._said = said
+        reason = f"{error.status or error}"
+        if reason != self._warned:
+            log.warning("failed to watch %s; keeping known objects: %s%s", self._resource, error, self._advice(error))
+        self._warned = reason
 
     def _advice(self, error: ApiError) -> str:
         group, name = self._resource.group, self._resource.name
@@ -335,15 +335,15 @@ class Collection(Generic[T]):
         if error.status == _UNAUTHORIZED:
             return "; the token is not valid"
         if error.status == _UNKNOWN:
-            return f"; the server knows no {self._resource}: are its CRDs of {self._resource.version} installed?"
+            return f"; the server does not know {self._resource}: install its CRDs, version {self._resource.version}"
         return ""
 
     def _recovered(self) -> None:
-        if self._said:
-            log.info("%s can be followed again", self._resource)
-        self._said = ""
+        if self._warned:
+            log.info("watching %s again", self._resource)
+        self._warned = ""
 
     def _pause(self) -> float:
-        """A watch that ends in peace is followed by the next one after `retry`, give or take a quarter."""
+        """Return the seconds until the next watch: `retry` after a regular end, plus or minus a quarter."""
         longer = min(1 << min(self._failures, 16), _LONGEST)
         return self._retry * longer * (0.75 + 0.5 * self._random.random())

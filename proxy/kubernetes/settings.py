@@ -14,19 +14,21 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """Without a `server`, that of the cluster which the proxy runs in, with the service account of its pod."""
+class ApiServer:
+    """The API server; by default that of kvlane's own cluster, with the service account of its pod."""
 
-    server: str = param("", "URL of the API server; that of the cluster the proxy runs in unless given")
-    namespace: str = param("", "where the objects are; that of the proxy unless given")
-    token_file: str = param("", "file of a bearer token, read anew for each connection; the service account's in a pod")
-    ca_file: str = param("", "file of the certificates that the server's may be signed by; the cluster's in a pod")
+    server: str = param("", "URL of the API server; default: that of the cluster that kvlane runs in")
+    namespace: str = param("", "namespace of the objects; default: that of kvlane's own pod")
+    token_file: str = param(
+        "", "file with a bearer token, read per connection; default in a pod: the service account's"
+    )
+    ca_file: str = param("", "file with the certificate authorities of the server; default in a pod: the cluster's")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a server that is none."""
+        """Raise ValueError for an invalid server."""
         parts = urlsplit(self.server)
         if self.server and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError(f"server: {self.server!r} is no URL of an API server; write https://host:port")
+            raise ValueError(f"server: {self.server!r} is not a URL of an API server; write https://host:port")
 
     @property
     def url(self) -> str:
@@ -37,17 +39,17 @@ class Access:
         return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
     def own_namespace(self) -> str:
-        """Raises OSError where it is not given, nor a pod's."""
+        """Return the namespace. Raise OSError where it is neither configured nor that of a pod."""
         return self.namespace or (SERVICE_ACCOUNT / "namespace").read_text().strip()
 
     def headers(self) -> dict[str, str]:
-        """The token's file is replaced within the hour. Raises OSError."""
+        """Return the headers with the current token, which is replaced within the hour. Raise OSError."""
         path = self.token_file or ("" if self.server else SERVICE_ACCOUNT / "token")
         bearer = {"authorization": f"Bearer {Path(path).read_text().strip()}"} if path else {}
         return {"accept": "application/json", **bearer}
 
     def trust(self) -> ssl.SSLContext | bool:
-        """Raises OSError or ValueError for a file that cannot be used."""
+        """Return the TLS context. Raise OSError or ValueError for an unusable file."""
         if not self.url.startswith("https:"):
             return True
         return ssl.create_default_context(

@@ -18,7 +18,7 @@ VERSION = "v1alpha2"
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """`pool`: the InferencePool that they are for; `born` decides whose come first."""
+    """Rewrites of one object. `pool`: the InferencePool they are for; `born`: creation time, older objects first."""
 
     pool: str
     born: str
@@ -26,7 +26,7 @@ class _Rules:
 
 
 class ClusterNames:
-    """`async with`: inside of it the objects are watched, and `changed` is called whenever they change."""
+    """Objectives and rewrites of a cluster. Inside `async with` they are watched; changes call `changed`."""
 
     def __init__(self, settings: ClusterObjects, clock: Clock, rng: Random, retry: float = RETRY) -> None:
         self.settings = settings
@@ -56,7 +56,7 @@ class ClusterNames:
             group.create_task(self._rewrites.run())
 
     def added_to(self, settings: ModelSettings) -> ModelSettings:
-        """What the file says goes first; of rewrites the older objects come before the younger ones."""
+        """Return the settings with these added. The file takes precedence; of rewrites, older objects do."""
         objectives = {name: one for name, (pool, one) in self._objectives.objects.items() if self._counts(pool)}
         named = sorted(self._rewrites.objects.items(), key=lambda item: (item[1].born, item[0]))
         rewrites = [rule for _, rules in named if self._counts(rules.pool) for rule in rules.rewrites]
@@ -71,7 +71,7 @@ class ClusterNames:
 
 
 def _objective(item: Object) -> tuple[str, Objective]:
-    """With the pool that it is for."""
+    """Return the pool and the objective."""
     return item["spec"]["poolRef"]["name"], Objective(int(item["spec"].get("priority") or 0))
 
 
@@ -82,7 +82,7 @@ def _rules(item: Object) -> _Rules:
 
 
 def _rewrites(name: str, rule: Object) -> Iterator[Rewrite]:
-    """One for each match, any of which is enough; without any it is for all models."""
+    """Yield a rewrite per match; without matches, one for all models."""
     targets = tuple(Target(one["modelRewrite"], one.get("weight")) for one in rule.get("targets") or ())
     if targets:
         for model in [match["model"]["value"] for match in rule.get("matches") or ()] or [""]:

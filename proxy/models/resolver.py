@@ -41,21 +41,21 @@ REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 """Headers of llm-d, the new name and the old one."""
 
 MOST_TENANT_CHARACTERS = 256
-"""Of a tenant that a header names; tenants are remembered after their requests."""
+"""Characters of a tenant in a header; tenants are remembered after their requests."""
 
 ALIAS, HEADER, ANY = "alias", "header", "any"
-"""What metrics call rewrites by no rule, or by one without a name."""
+"""Names in metrics of rewrites without a rule, or by a rule without a name."""
 
 
 class Watcher(Protocol):
-    """Who counts. The names are those of the configuration."""
+    """Metrics of rewrites and fallbacks, with the names of the configuration."""
 
     def rewritten(self, rule: str, model: str) -> None: ...
     def fell_back(self, model: str, to: str) -> None: ...
 
 
-class Unheard(Watcher):
-    """Counts nothing."""
+class Uncounted(Watcher):
+    """Count nothing: for dry runs."""
 
     def rewritten(self, rule: str, model: str) -> None:
         pass
@@ -65,8 +65,8 @@ class Unheard(Watcher):
 
 
 class Resolver:
-    """Of an unknown client, headers say the tenant, the objective and even the model; of one with a key, the key does,
-    and of its headers only an objective counts that the key may name."""
+    """Resolves model names. Without an identity, headers may name the tenant, the objective and the model. An identity
+    decides itself, and a header may only name an objective that the key permits."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class Resolver:
         self._rules = sorted(settings.rewrites, key=lambda rule: not rule.model)
 
     def unheard(self) -> Resolver:
-        """The same, that nobody hears of, and that wakes nobody."""
-        return Resolver(self._settings, self._random, Unheard(), None, self._pools, self._sessions)
+        """Return a resolver for dry runs: it counts nothing and wakes no pods."""
+        return Resolver(self._settings, self._random, Uncounted(), None, self._pools, self._sessions)
 
     def resolve(self, request: InferenceRequest, identity: Identity | None) -> InferenceRequest:
-        """Raises UnknownModel for one that the key may not ask for, BadRequest where the body cannot say another."""
+        """Raise UnknownModel for a model that the key may not use, BadRequest for a body that cannot name another."""
         if identity is not None and not allows(identity.models, request.model):
             raise UnknownModel(request.model)
         model, pool = self._target(request, identity) if request.model or request.body else ("", "")
@@ -118,7 +118,7 @@ class Resolver:
         )
 
     async def try_each(self, request: InferenceRequest, send: Callable[[InferenceRequest], Awaitable[None]]) -> None:
-        """See the port. What is raised in the end says the name that the client has said."""
+        """See the port. A final error has the model name that the client sent."""
         naming = request.naming
         while naming is not None:
             try:
@@ -133,17 +133,17 @@ class Resolver:
         await send(request)
 
     def listed(self, cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The cards of /v1/models, with those of names that stand for models in them."""
+        """Return the cards of /v1/models and a card for each alias or rewritten name."""
         known = {card["id"]: card for card in cards}
         names = {name: {**known[model], "id": name} for name, model in self._names() if model in known}
         return [*cards, *(card for name, card in names.items() if name not in known)]
 
     async def _instead(self, request: InferenceRequest, naming: Naming, error: RequestError) -> InferenceRequest:
-        """What to try after `error`. Raises it if there is nothing."""
+        """Return the request to try after `error`. Raise `error` if there is no fallback."""
         if self._waker is not None and isinstance(error, NoEndpoints):
             woken = self._waker.wake(request.model) and naming.may_wait and not naming.fallbacks
             if woken and await self._waker.awake(request.model, request.deadline):
-                return changed(anew(request), naming=replace(naming, may_wait=False))
+                return changed(with_fresh_state(request), naming=replace(naming, may_wait=False))
         if not naming.fallbacks:
             raise _in_words_of(naming, request, error)
         name, *others = naming.fallbacks
@@ -154,10 +154,10 @@ class Resolver:
             raise _in_words_of(naming, request, error) from error
         self._watcher.fell_back(request.model, name)
         naming = replace(naming, fallbacks=tuple(others), pool=pool)
-        return changed(anew(request), model=model, body=body, naming=naming)
+        return changed(with_fresh_state(request), model=model, body=body, naming=naming)
 
     def _names(self) -> Iterable[tuple[str, str]]:
-        """Whatever clients can call something else, with what it stands for."""
+        """Yield names of clients with the model that each stands for."""
         for rule in self._rules:
             if rule.model and not rule.headers:
                 yield from ((rule.model, target.model) for target in rule.targets)
@@ -171,16 +171,16 @@ class Resolver:
         return objective.priority if objective is not None else 0
 
     def _placed(self, name: str) -> tuple[str, str]:
-        """Model and pool of a fallback. Where there is no such pool the @ belongs to the model."""
+        """Return model and pool of a fallback. Without such a pool the @ belongs to the model."""
         model, _, pool = name.rpartition("@")
         return (model, pool) if model and pool in self._pools else (name, "")
 
     def _target(self, request: InferenceRequest, identity: Identity | None) -> tuple[str, str]:
-        """Model, and the only pool that is to serve it; empty: any."""
-        asked = _first(request.headers, REWRITE) if identity is None else ""
-        if asked:
+        """Return the model, and the only pool that may serve it; empty: any pool."""
+        named = _first(request.headers, REWRITE) if identity is None else ""
+        if named:
             self._watcher.rewritten(HEADER, "")
-            return asked, ""
+            return named, ""
         model = self._settings.aliases.get(request.model, request.model)
         for rule in self._rules:
             if rule.model in ("", model, request.model) and _has(request.headers, rule):
@@ -192,7 +192,7 @@ class Resolver:
         return model, ""
 
     def _draw(self, rule: Rewrite, headers: Mapping[str, str]) -> Target:
-        """By weight; where some have one, the others are never drawn, and one of 0 is not either."""
+        """Draw a target by weight. If any target has a weight, targets without one or with 0 are never drawn."""
         who = headers.get(rule.sticky, "") if rule.sticky else ""
         share = (
             xxhash.xxh3_64_intdigest(who.encode("utf-8", "surrogateescape")) / 2**64 if who else self._random.random()
@@ -208,8 +208,8 @@ class Resolver:
         return targets[-1]
 
 
-def anew(request: InferenceRequest) -> InferenceRequest:
-    """What was found out for another model, or other pods, does not hold; who asks does."""
+def with_fresh_state(request: InferenceRequest) -> InferenceRequest:
+    """Return the request without the data that were produced for another model; the identity stays."""
     state = CycleState()
     if identity := request.state.read(IDENTITY):
         state.write(IDENTITY, identity)
@@ -219,7 +219,7 @@ def anew(request: InferenceRequest) -> InferenceRequest:
 
 
 def _in_words_of(naming: Naming, request: InferenceRequest, error: RequestError) -> RequestError:
-    """Without the name that the client does not know."""
+    """Return the error with the model name that the client sent."""
     if isinstance(error, UnknownModel):
         return UnknownModel(naming.asked)
     error.message = error.message.replace(f"`{request.model}`", f"`{naming.asked}`")
@@ -243,15 +243,15 @@ def _rewritten(request: InferenceRequest, model: str) -> bytes:
         body = with_model(request.body, model)
     if body is None:
         raise BadRequest(
-            f"'{request.model}' stands for another model here, and the request has no place to say so;"
-            " name the model in a body of JSON, or in a field of the form.",
+            f"'{request.model}' is an alias of another model, which this request has no field for;"
+            " name the model in a JSON body, or in a field of the form.",
             param="model",
         )
     return body
 
 
 class ModelSeries:
-    """Implements `resolver.Watcher`."""
+    """Counts rewrites and fallbacks."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -268,10 +268,10 @@ log = logging.getLogger(__name__)
 WAKE_UP = "/wake_up"
 
 AGAIN = 10.0
-"""Seconds after which a pod that did not wake up is told again."""
+"""Seconds after which a pod that did not wake up is tried again."""
 
-LOOK = 0.05
-"""Seconds between two looks at whether it is there: pods are asked some times a second."""
+CHECK_INTERVAL = 0.05
+"""Seconds between two checks of a pod that wakes up."""
 
 
 class Fleet(Protocol):
@@ -282,10 +282,10 @@ class Fleet(Protocol):
 
 
 class Waker:
-    """One pod is woken for a model, however many ask for it."""
+    """Wakes one sleeping pod per model, however many requests wait for it."""
 
     def __init__(self, fleet: Fleet, poster: Poster, clock: Clock, tasks: Tasks, timeout: float) -> None:
-        """`timeout`: seconds that anybody waits at most."""
+        """`timeout`: longest wait of a request, in seconds."""
         self._fleet = fleet
         self._poster = poster
         self._clock = clock
@@ -293,10 +293,10 @@ class Waker:
         self.timeout = timeout
         self._waking: set[Endpoint] = set()
         self._left_alone: dict[Endpoint, float] = {}
-        """Those that were told in vain, and until when they are not told again."""
+        """Pods that did not wake up, and until when they are not tried again."""
 
     def wake(self, model: str) -> bool:
-        """Begins to; False if nobody sleeps who serves it and can be woken."""
+        """Start to wake a pod for the model. Return False if no sleeping pod serves it."""
         now = self._clock.now()
         self._left_alone = {endpoint: until for endpoint, until in self._left_alone.items() if until > now}
         asleep = [
@@ -311,27 +311,27 @@ class Waker:
         return bool(asleep)
 
     async def awake(self, model: str, deadline: float) -> bool:
-        """Waits until somebody serves it; False if that takes too long, or if whoever was woken cannot."""
+        """Wait until a pod serves the model. Return False after the timeout, or if no pod can be woken."""
         end = min(deadline, self._clock.now() + self.timeout)
         while not self._fleet.serving(model):
             if self._clock.now() >= end or not self.wake(model):
                 return bool(self._fleet.serving(model))
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CHECK_INTERVAL)
         return True
 
     async def _wake(self, endpoint: Endpoint) -> None:
-        log.info("pod %s is woken up: a request wants what it serves", endpoint.name)
+        log.info("waking pod %s: a request needs its model", endpoint.name)
         end = self._clock.now() + self.timeout
         try:
             status, _ = await self._poster.post(endpoint.url + WAKE_UP, b"", endpoint.api_key)
             if status >= 300:
-                raise UpstreamFailed(f"it answered {status}")
+                raise UpstreamFailed(f"/wake_up returned {status}")
             while endpoint.metrics.sleep_level:
                 if self._clock.now() >= end:
-                    raise UpstreamFailed("it says that it sleeps")
-                await asyncio.sleep(LOOK)
+                    raise UpstreamFailed("it still reports that it sleeps")
+                await asyncio.sleep(CHECK_INTERVAL)
         except UpstreamFailed as error:
-            log.warning("pod %s does not wake up: %s", endpoint.name, error)
+            log.warning("pod %s did not wake up; not trying it again for %g s: %s", endpoint.name, AGAIN, error)
             self._left_alone[endpoint] = self._clock.now() + AGAIN
         finally:
             self._waking.discard(endpoint)

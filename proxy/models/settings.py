@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from proxy.core.errors import Problem
 from proxy.core.params import param
 from proxy.core.units import Duration
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    model: str = param("", "that pods serve")
-    weight: float | None = param(None, "share of the requests; null everywhere: all the same", at_least=0)
-    pool: str = param("", "whose pods alone serve it then; empty: as for requests that ask for the model")
+    model: str = param("", "model of the pods")
+    weight: float | None = param(None, "share of the requests; null everywhere: equal shares", at_least=0)
+    pool: str = param("", "pool that serves it; empty: every pool with the model")
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A rule that names a model goes before one that does not; then the order of the file counts."""
+    """A rule that replaces a model. Rules that name a model go first, then the order of the file decides."""
 
-    name: str = param("", "what metrics call it; the model unless given")
-    model: str = param("", "that clients ask for; empty: any")
-    headers: Mapping[str, str] = param({}, "that a request must have, with these values")
-    targets: tuple[Target, ...] = param((), "one of which the request gets, by their weights")
-    sticky: str = param("", "header: requests with one value of it get one target; empty: each is drawn by itself")
+    name: str = param("", "name in metrics; default: the model")
+    model: str = param("", "model that clients request; empty: any")
+    headers: Mapping[str, str] = param({}, "headers with the values that a request must have")
+    targets: tuple[Target, ...] = param((), "models; each request gets one, drawn by weight")
+    sticky: str = param("", "header: requests with the same value get the same target; empty: each request draws")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a rule that leads nowhere."""
+        """Raise ValueError for a rule without a usable target."""
         if not self.targets:
             raise ValueError("a rewrite needs targets")
         if any(not target.model for target in self.targets):
@@ -46,46 +46,45 @@ class Objective:
 @dataclass(frozen=True, slots=True)
 class Wake:
     enabled: bool = param(False, "wake a pod when a request wants a model that only pods serve that sleep")
-    timeout: Duration = param(Duration(60.0), "that requests wait for it, or less if they have less", more_than=0)
+    timeout: Duration = param(Duration(60.0), "longest wait of a request for it", more_than=0)
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterObjects(Access):
+class ClusterObjects(ApiServer):
     """InferenceObjectives and InferenceModelRewrites of a Kubernetes cluster."""
 
-    group: str = param("llm-d.ai", "of their API, version v1alpha2; before llm-d it was inference.networking.x-k8s.io")
-    inference_pool: str = param("", "whose objects count; all of the namespace unless given")
+    group: str = param("llm-d.ai", "API group, version v1alpha2; before llm-d it was inference.networking.x-k8s.io")
+    inference_pool: str = param("", "InferencePool of the objects; default: all of the namespace")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What clients call models, and what stands behind the names."""
+    """Aliases, rewrites, fallbacks and objectives."""
 
     aliases: Mapping[str, str] = param({}, "further name -> model; listed at /v1/models while the model is served")
-    rewrites: tuple[Rewrite, ...] = param((), "which model a request gets in place of the one it asks for")
+    rewrites: tuple[Rewrite, ...] = param((), "rules that replace the requested model")
     objectives: Mapping[str, Objective] = param(
         {}, "name -> {priority}: what x-llm-d-inference-objective may say; `default` is for requests without one"
     )
     fallbacks: Mapping[str, tuple[str, ...]] = param(
         {},
-        "model -> models that are tried in its place, one after the other, where no pod has room for it;"
-        " model@pool: with the pods of that pool alone",
+        "model -> models to try in order where no pod has capacity for it; model@pool: only with the pods of that pool",
     )
-    wake: Wake = param(Wake(), "of pods that sleep")
+    wake: Wake = param(Wake(), "waking of sleeping pods")
     kubernetes: ClusterObjects | None = param(
-        None, "objects of a cluster that add objectives and rewrites; of one name, and for one model, these here count"
+        None, "read objectives and rewrites from objects of a cluster; those in this file take precedence"
     )
 
     def astray(self, pools: Collection[str]) -> Iterator[Problem]:
-        """A problem for every target in a pool that there is not."""
+        """Yield a problem for every target in an unknown pool."""
         for at, rule in enumerate(self.rewrites):
             for number, target in enumerate(rule.targets):
                 if target.pool and target.pool not in pools:
                     path = f"models.rewrites[{at}].targets[{number}].pool"
-                    yield Problem(path, f"'{target.pool}' is none of {', '.join(pools)}")
+                    yield Problem(path, f"there is no pool '{target.pool}'; pools are {', '.join(pools)}")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for names that cannot be told apart, or that lead in a circle."""
+        """Raise ValueError for ambiguous names and circles."""
         for alias, model in self.aliases.items():
             if model in self.aliases:
                 raise ValueError(f"aliases: '{alias}' stands for '{model}', which is an alias itself")

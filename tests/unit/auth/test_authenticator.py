@@ -13,7 +13,7 @@ import pytest
 
 from proxy.auth import authenticator
 from proxy.auth.authenticator import Authenticator, authenticator_of
-from proxy.auth.settings import Access, ApiKey, Limits, Tenant
+from proxy.auth.settings import ApiKey, AuthSettings, Limits, Tenant
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, Unauthorized
 from proxy.core.params import load
@@ -31,7 +31,7 @@ async def nowhere(url: str) -> tuple[int, bytes]:
 
 
 def door(environ: dict[str, str] | None = None, **access: Any) -> Authenticator:
-    made = authenticator_of(load(Access, access), ManualClock(), environ or {}, nowhere, State().draft())
+    made = authenticator_of(load(AuthSettings, access), ManualClock(), environ or {}, nowhere, State().draft())
     assert made is not None
     return made
 
@@ -51,7 +51,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_without_keys_there_is_no_door() -> None:
-    assert authenticator_of(Access(), ManualClock(), {}, nowhere, State().draft()) is None
+    assert authenticator_of(AuthSettings(), ManualClock(), {}, nowhere, State().draft()) is None
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer a.b.c"}])
@@ -163,9 +163,9 @@ def test_tenants_have_named_limits_or_their_own() -> None:
         ({"api_keys": (ApiKey("a", key="k"), ApiKey("a", key="l"))}, "two are named 'a'"),
         ({"api_keys": (ApiKey("a", key="k", limits="x"),)}, "'a' has the limits 'x'"),
         ({"api_keys": (ApiKey("a", key="k"),), "tenants": {"t": Tenant("x")}}, "tenants.t has the limits 'x'"),
-        ({"tenants": {"t": Tenant(None)}}, "there are none"),
+        ({"tenants": {"t": Tenant(None)}}, "limits apply to keys and tenants only"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        Access(**fields)
+        AuthSettings(**fields)

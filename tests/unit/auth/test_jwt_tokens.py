@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.auth.authenticator import Authenticator, authenticator_of
-from proxy.auth.settings import Access, Jwt
+from proxy.auth.settings import AuthSettings, Jwt
 from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Unauthorized
 from proxy.core.identity import Identity
@@ -56,7 +56,7 @@ class World:
     def _load(self, **more: Any) -> None:
         settings = {"jwt": {**SETTINGS, **more}, "apiKeys": [{"name": "static", "key": "k"}]}
         draft = self.state.draft()
-        made = authenticator_of(load(Access, settings), self.clock, {}, self.issuer.fetch, draft)
+        made = authenticator_of(load(AuthSettings, settings), self.clock, {}, self.issuer.fetch, draft)
         assert made is not None
         self.door = made
         draft.commit()
@@ -220,7 +220,7 @@ async def test_keys_that_are_known_stay_while_the_issuer_is_down(caplog: pytest.
         issuer.rotate("two")
         with caplog.at_level(logging.ERROR), pytest.raises(IssuerAway):  # it may be a new key
             await w.ask(issuer.token("two"))
-        assert "the answer is a 503" in caplog.text
+        assert "the response has the status 503" in caplog.text
         await w.ask(issuer.token("one", sub="late"))
 
 

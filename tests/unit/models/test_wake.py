@@ -68,7 +68,7 @@ class Bedroom:
 
 @pytest.fixture
 async def tasks(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tasks]:
-    monkeypatch.setattr(resolver, "LOOK", 0.0)
+    monkeypatch.setattr(resolver, "CHECK_INTERVAL", 0.0)
     async with Tasks() as tasks:
         yield tasks
 

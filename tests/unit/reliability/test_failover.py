@@ -25,7 +25,7 @@ from proxy.core.errors import (
 )
 from proxy.core.identity import IDENTITY, Identity
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.models.resolver import anew
+from proxy.models.resolver import with_fresh_state
 from proxy.reliability.failover import MOST, Failover, RetryBudget
 from proxy.reliability.settings import Backoff, Retries
 
@@ -387,6 +387,6 @@ async def test_deaths_count_on_when_a_fallback_model_is_asked() -> None:
     world.dead = "ab"
     first = world.first()
     await world.failover.following(first, BROKE_OFF)
-    other = Attempt(anew(first.request), Decision(world.pods[1]), world.pods[1], 0, 1001.0)
+    other = Attempt(with_fresh_state(first.request), Decision(world.pods[1]), world.pods[1], 0, 1001.0)
     with pytest.raises(SuspectedPoison):
         await world.failover.following(other, BROKE_OFF)

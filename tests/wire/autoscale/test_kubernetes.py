@@ -13,11 +13,11 @@ from aiohttp.test_utils import TestServer
 from proxy.autoscale.actuators import DELETION_COST, Kubernetes
 from proxy.autoscale.loop import Outcome
 from proxy.autoscale.settings import path_of
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 from tests.helpers.autoscale.orders import order
 
 
-class ApiServer:
+class FakeApiServer:
     """One Deployment with its scale, and pods that have annotations."""
 
     def __init__(self) -> None:
@@ -69,15 +69,15 @@ class ApiServer:
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Kubernetes, Path]]:
-    server, token = ApiServer(), tmp_path / "token"
+async def api(tmp_path: Path) -> AsyncIterator[tuple[FakeApiServer, Kubernetes, Path]]:
+    server, token = FakeApiServer(), tmp_path / "token"
     token.write_text("first\n")
     async with TestServer(server.app) as running:
         url = str(running.make_url("/"))
-        yield server, Kubernetes({"decode": "deployment/decode"}, 5.0, Access(url, "ns", str(token))), token
+        yield server, Kubernetes({"decode": "deployment/decode"}, 5.0, ApiServer(url, "ns", str(token))), token
 
 
-async def test_the_scale_is_patched_and_only_where_it_is_another(api: tuple[ApiServer, Kubernetes, Path]) -> None:
+async def test_the_scale_is_patched_and_only_where_it_is_another(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     server, kubernetes, _ = api
     assert await kubernetes.scale(order(5)) is Outcome.OK
     assert server.replicas == 5
@@ -86,7 +86,7 @@ async def test_the_scale_is_patched_and_only_where_it_is_another(api: tuple[ApiS
 
 
 async def test_what_somebody_else_has_changed_is_left_for_the_next_time(
-    api: tuple[ApiServer, Kubernetes, Path],
+    api: tuple[FakeApiServer, Kubernetes, Path],
 ) -> None:
     server, kubernetes, _ = api
     server.changed_meanwhile = True
@@ -96,7 +96,7 @@ async def test_what_somebody_else_has_changed_is_left_for_the_next_time(
     assert await kubernetes.scale(order(5)) is Outcome.OK
 
 
-async def test_the_token_is_read_anew(api: tuple[ApiServer, Kubernetes, Path]) -> None:
+async def test_the_token_is_read_anew(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     server, kubernetes, token = api
     server.token = "second"
     assert await kubernetes.scale(order(5)) is Outcome.REFUSED
@@ -104,14 +104,14 @@ async def test_the_token_is_read_anew(api: tuple[ApiServer, Kubernetes, Path]) -
     assert await kubernetes.scale(order(5)) is Outcome.OK
 
 
-async def test_a_target_that_there_is_not_is_refused(api: tuple[ApiServer, Kubernetes, Path]) -> None:
+async def test_a_target_that_there_is_not_is_refused(api: tuple[FakeApiServer, Kubernetes, Path]) -> None:
     _, kubernetes, _ = api
     other = Kubernetes({"decode": "deployment/other"}, 5.0, kubernetes.access)
     assert await other.scale(order(5)) is Outcome.REFUSED
 
 
 async def test_victims_get_a_deletion_cost_and_lose_it(
-    api: tuple[ApiServer, Kubernetes, Path], caplog: pytest.LogCaptureFixture
+    api: tuple[FakeApiServer, Kubernetes, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, kubernetes, _ = api
     await kubernetes.mark(["ns/d-1", "gone"], doomed=True)
@@ -124,7 +124,7 @@ async def test_victims_get_a_deletion_cost_and_lose_it(
 
 
 async def test_a_rank_is_marked_by_the_pod_it_is_of(
-    api: tuple[ApiServer, Kubernetes, Path], caplog: pytest.LogCaptureFixture
+    api: tuple[FakeApiServer, Kubernetes, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, kubernetes, _ = api
     server.annotations |= {"e-rank-1": {}, "e": {}}

@@ -289,7 +289,7 @@ async def test_a_first_look_that_fails_is_over_all_the_same() -> None:
 
 
 async def test_names_are_those_of_the_namespace_unless_it_is_that_of_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.kubernetes.settings.Access.own_namespace", lambda access: "ns")
+    monkeypatch.setattr("proxy.kubernetes.settings.ApiServer.own_namespace", lambda access: "ns")
     async with one_pod(pod("a"), namespace="") as found:
         assert found.name == "a"
 

@@ -11,7 +11,7 @@ from proxy.core.errors import ConfigError
 from proxy.core.params import load
 from proxy.kubernetes import settings
 from proxy.kubernetes.api import Api, ApiError, Resource
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 from tests.helpers.http.authority import Authority, server_context
 from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
 
@@ -29,12 +29,12 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def in_cluster_of(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> Access:
+def in_cluster_of(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     """What is not given is that of the cluster, whose server this is."""
     at = urlsplit(server.url)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(at.hostname))
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT_HTTPS", str(at.port))
-    return Access()
+    return ApiServer()
 
 
 async def test_in_a_pod_nothing_need_be_given(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +63,12 @@ async def test_outside_of_a_pod_without_a_server_it_is_said_which_file_is_missin
 ) -> None:
     monkeypatch.setattr(settings, "SERVICE_ACCOUNT", tmp_path / "none")
     with pytest.raises(ApiError, match="none/token"):
-        await Api(Access(namespace="ns")).list(PODS, {})
+        await Api(ApiServer(namespace="ns")).list(PODS, {})
 
 
 def test_a_server_that_is_given_is_not_told_the_token_of_the_pod(account: Path) -> None:
-    assert "authorization" not in Access(server="http://127.0.0.1:8001").headers()
-    assert Access().headers()["authorization"] == "Bearer of-the-pod"
+    assert "authorization" not in ApiServer(server="http://127.0.0.1:8001").headers()
+    assert ApiServer().headers()["authorization"] == "Bearer of-the-pod"
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_server_that_is_given_is_not_told_the_token_of_the_pod(account: Path) 
 def test_the_server_is_the_one_that_kubernetes_names(host: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT_HTTPS", "6443")
-    assert Access().url == url
+    assert ApiServer().url == url
 
 
 def test_a_server_that_is_no_url_is_refused_with_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
-        load(Access, {"server": "kubernetes.default"}, "pods.kubernetes")
-    assert "pods.kubernetes: server: 'kubernetes.default' is no URL" in str(caught.value)
+        load(ApiServer, {"server": "kubernetes.default"}, "pods.kubernetes")
+    assert "pods.kubernetes: server: 'kubernetes.default' is not a URL" in str(caught.value)
 
 
 def test_kinds_of_the_core_have_another_path_than_those_of_groups() -> None:

@@ -15,7 +15,7 @@ import pytest
 from proxy.core.clock import SystemClock
 from proxy.core.tasks import Tasks
 from proxy.kubernetes.api import PAGE, Api, Collection, Object, Resource
-from proxy.kubernetes.settings import Access
+from proxy.kubernetes.settings import ApiServer
 from tests.helpers.cluster.store import Wall
 from tests.helpers.kubernetes.server import FakeApiServer, pod, pods_in
 from tests.helpers.waiting import until
@@ -25,7 +25,7 @@ POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
 
 RETRY = 0.01
 
-ACCESS = Access(namespace="ns")
+ACCESS = ApiServer(namespace="ns")
 
 
 class Followed(Collection[str]):
@@ -33,7 +33,7 @@ class Followed(Collection[str]):
 
     def __init__(
         self,
-        access: Access,
+        access: ApiServer,
         resource: Resource = PODS,
         selector: str = "app=vllm",
         read: Callable[[Object], str] | None = None,
@@ -57,7 +57,7 @@ def _uid(item: Object) -> str:
 
 @asynccontextmanager
 async def following(
-    server: FakeApiServer, resource: Resource = PODS, access: Access = ACCESS, **limits: Any
+    server: FakeApiServer, resource: Resource = PODS, access: ApiServer = ACCESS, **limits: Any
 ) -> AsyncIterator[Followed]:
     followed = Followed(replace(access, server=server.url), resource, **limits)
     async with Tasks() as tasks:
@@ -268,7 +268,7 @@ async def test_of_two_objects_of_one_name_each_is_of_its_namespace() -> None:
     async with FakeApiServer() as server:
         server.put(pods_in("ns"), pod("a", uid="near"))
         server.put(pods_in("other"), pod("a", uid="far"))
-        async with following(server) as near, following(server, access=Access(namespace="other")) as far:
+        async with following(server) as near, following(server, access=ApiServer(namespace="other")) as far:
             await until(lambda: near.listed and far.listed and len(server.open) == 2)
             assert (near.objects, far.objects) == ({"a": "near"}, {"a": "far"})
             server.put(pods_in("other"), pod("a", uid="later"))
@@ -341,7 +341,7 @@ async def test_an_object_that_cannot_be_read_is_left_as_it_was(caplog: pytest.Lo
         server.put(pods_in(), pod("c"))
         await until(lambda: "c" in followed.objects)
         assert followed.objects["a"] == "uid-of-a"
-    assert "pods a cannot be read" in caplog.text
+    assert "failed to read pods a" in caplog.text
 
 
 async def test_an_object_with_an_empty_list_where_one_thing_has_to_be_does_not_end_the_watch() -> None:
@@ -478,10 +478,10 @@ async def test_a_kind_that_the_server_does_not_know_is_named(caplog: pytest.LogC
         server.statuses["inferencepools"] = (404, "the server could not find the requested resource")
         async with following(server, resource=POOLS) as followed:
             await until(lambda: followed.news)
-    assert "CRDs of v1" in caplog.text
+    assert "install its CRDs, version v1" in caplog.text
 
 
 async def test_where_there_is_no_namespace_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeApiServer() as server, following(server, access=Access()) as followed:
+    async with FakeApiServer() as server, following(server, access=ApiServer()) as followed:
         await until(lambda: followed.news)
-    assert "no namespace is given" in caplog.text
+    assert "set a namespace" in caplog.text

@@ -114,4 +114,4 @@ async def test_an_object_without_its_pool_is_left_out(caplog: pytest.LogCaptureF
         server.put(objectives_in(), objective("chat", 10))
         async with following(server) as followed:
             await until(lambda: followed.priorities == {"chat": 10})
-    assert "inferenceobjectives.llm-d.ai broken cannot be read" in caplog.text
+    assert "failed to read inferenceobjectives.llm-d.ai broken" in caplog.text
