@@ -47,20 +47,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rig import PATH, free_ports, say, tables
 
-from bench.health import Proxy
 from proxy.cli import demo
 from proxy.cluster.redis_transport import RedisConnection
-from proxy.cluster.shared import OwnLoads
-from proxy.cluster.transport import Batch
+from proxy.cluster.shared import LONG_PROMPT, OwnLoads
+from proxy.cluster.transport import SOON, Batch
 from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.lab.workload import load_trace, request_body
 from proxy.prefix.index import PrefixIndex
 from proxy.prefix.reservation import Reservation
-from proxy.scheduling.sections import settings
 from proxy.telemetry.exposition import SampleReader
 from tests.helpers.cluster.store import Wall, store
+from tests.system.cluster.test_deployment import Proxy, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PODS = 4
@@ -165,9 +164,7 @@ class Served:
             self.process.wait()
 
 
-def _turns(
-    rng: random.Random, seconds: float, rate: float, tokens: int = demo.ANSWER_TOKENS
-) -> list[tuple[float, bytes]]:
+def _turns(rng: random.Random, seconds: float, rate: float, tokens: int = 24) -> list[tuple[float, bytes]]:
     """(moment, request), in order: conversations that begin at random and go on after a pause."""
     systems = [_prose(rng, SYSTEM_BYTES) for _ in range(SYSTEMS)]
     found: list[tuple[float, bytes]] = []
@@ -241,8 +238,26 @@ async def _ask(session: aiohttp.ClientSession, proxy: Served, request_body: byte
 async def _proxies(count: int, url: str | None, *sim: str) -> AsyncIterator[list[Served]]:
     """Before pods of their own, with these options; they share over the store of this URL, if there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        async with demo._pods(*sim) as urls, _started(urls, Path(folder), count, url) as proxies:
+        async with _pods(*sim) as urls, _started(urls, Path(folder), count, url) as proxies:
             yield proxies
+
+
+@asynccontextmanager
+async def _pods(*options: str) -> AsyncIterator[list[str]]:
+    """Four simulated pods in a process of their own."""
+    port = demo._free_ports(4)
+    arguments = ["--port", str(port), "--pods", "4", "--gpu-blocks", str(demo.KV_BLOCKS), *options]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy", "sim", *arguments, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        urls = [f"http://127.0.0.1:{port + index}" for index in range(4)]
+        await demo._healthy(urls, process)
+        yield urls
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 @asynccontextmanager
@@ -432,15 +447,17 @@ async def cost() -> dict[str, dict[str, Any]]:
             for rate in (100, 500, 1000):
                 for turns in (2, 10):
                     rows[f"{rate}/s, {turns * 320} tokens"] = await _cost_of(redis.url, rate, turns)
+            rows["500/s, long prompts"] = await _cost_of(redis.url, 500, 10, work=2000)
     return rows
 
 
-async def _cost_of(url: str, rate: int, turns: int) -> dict[str, Any]:
+async def _cost_of(url: str, rate: int, turns: int, work: int = 101) -> dict[str, Any]:
+    """`work`: uncached tokens of a prompt. Those of long ones are published within 2 ms."""
     alone, costs, sent = [], [], 0
     async with RedisConnection(settings(url), ("unheard",)) as line:
         for _ in range(ROUNDS):
             alone.append(_ticks(rate, turns))
-            cost, size = await _told(rate, turns, Proxy(settings(url, lease=60.0)), line)
+            cost, size = await _told(rate, turns, Proxy(settings(url, lease=60.0)), line, work)
             costs.append(cost)
             sent += size
     return {
@@ -469,13 +486,14 @@ def _ticks(rate: int, turns: int) -> float:
     return time.process_time() - began
 
 
-async def _told(rate: int, turns: int, proxy: Proxy, line: RedisConnection) -> tuple[float, int]:
+async def _told(rate: int, turns: int, proxy: Proxy, line: RedisConnection, work: int) -> tuple[float, int]:
     """Seconds of CPU, and bytes. The clock is read twice in all: where the machine is a virtual one, that can take a
     millisecond. Timers go off when a tick is over, by a clock that goes by ticks."""
     deployment = proxy.deployment
     deployment._publishes, deployment.is_connected, deployment._direct = True, True, line
-    load, loop = Load(proxy.index, proxy.pod, proxy.replica.own_loads), asyncio.get_running_loop()
-    batches = list(_batches(rate, turns))
+    load, loop = Load(proxy.index, proxy.pod, proxy.replica.own_loads, work), asyncio.get_running_loop()
+    tick = TICK if work < LONG_PROMPT else SOON
+    batches = list(_batches(rate, turns, tick))
     clock = ManualClock(loop.time())
     loop.time = clock.now  # type: ignore[method-assign]
     gc.collect()
@@ -483,7 +501,7 @@ async def _told(rate: int, turns: int, proxy: Proxy, line: RedisConnection) -> t
     for batch in batches:
         for chain in batch:
             load.step(chain)
-        clock.advance(TICK)
+        clock.advance(tick)
         _go_off(proxy.replica._batch, clock.now())
         if line.is_slow:
             await line.has_room()
@@ -499,13 +517,13 @@ def _go_off(batch: Batch, now: float) -> None:
             timer._run()
 
 
-def _batches(rate: int, turns: int) -> Iterator[list[list[int]]]:
+def _batches(rate: int, turns: int, tick: float = TICK) -> Iterator[list[list[int]]]:
     rng = random.Random(1)
     found: list[list[int]] = []
     while len(found) < REQUESTS:
         chains = [[rng.getrandbits(63) for _ in range(5 * turns * 2)] for _ in range(AT_ONCE)]
         found += [chain[: 5 * (turn + 1)] for turn in range(2 * turns) for chain in chains]
-    size = max(1, int(rate * TICK))
+    size = max(1, int(rate * tick))
     for start in range(0, REQUESTS, size):
         yield found[start : min(REQUESTS, start + size)]
 
@@ -514,7 +532,8 @@ class Load:
     """What requests do to the loads and the index, each in three parts, for one request that comes; nobody is told of
     the loads unless there are any for others."""
 
-    def __init__(self, index: PrefixIndex, pod: Endpoint, loads: OwnLoads | None) -> None:
+    def __init__(self, index: PrefixIndex, pod: Endpoint, loads: OwnLoads | None, work: int = 101) -> None:
+        self._work = work
         self._index = index
         self._pod = pod
         self._loads = loads
@@ -524,7 +543,7 @@ class Load:
         index, pod, loads = self._index, self._pod, self._loads
         pod.charge(1, 100)
         if loads is not None:
-            loads.dispatched(pod, 101)
+            loads.dispatched(pod, self._work)
         self._open.append(index.reserve((chain,), pod, 1 << 20))
         pod.charge(0, -100)
         if loads is not None:

@@ -106,7 +106,7 @@ class Replica:
         """The number of hosts, and which of them this one is."""
         self._are_hosts_heard = False
         self.roster = Roster()
-        self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later)
+        self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon)
         self._batch.urgent = self.own_loads.take_changes
         self.peer_loads = PeerLoads(self.roster.get, apply, lambda: OwnLoads.all(endpoints()))
         self.state = SharedState()

@@ -212,16 +212,26 @@ _COUNT = Struct("<I")
 
 _LOAD = int(Kind.LOAD)
 
+LONG_PROMPT = 512
+"""Uncached tokens from which on a prompt lengthens the pod's queue by more than a few milliseconds, so that the other
+processes must know of it before they place their next request."""
+
 Apply = Callable[[Endpoint, int, int, int], None]
 """(pod, requests and tokens of all peers together, work that was added)."""
 
 
 class OwnLoads:
     """What this process has in flight on each pod. `touch` is called when there is something to publish, `touch_later`
-    when there is only less in flight than before."""
+    when there is only less in flight than before, `touch_soon` when a pod was sent a long prompt."""
 
-    def __init__(self, touch: Callable[[], None], touch_later: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        touch: Callable[[], None],
+        touch_later: Callable[[], None] | None = None,
+        touch_soon: Callable[[], None] | None = None,
+    ) -> None:
         self._touch = touch
+        self._touch_soon = touch_soon or touch
         self._changed = _Changed(touch_later or touch)
         self._has_more = False
         self.eased: Callable[[Endpoint], object] = self._changed.__getitem__
@@ -234,6 +244,8 @@ class OwnLoads:
             self._touch()
         changed = self._changed
         changed[endpoint] = changed.get(endpoint, 0) + work
+        if work >= LONG_PROMPT:
+            self._touch_soon()
 
     def take_changes(self) -> bytes:
         """Return a record about the pods that changed; empty if there are none."""

@@ -39,6 +39,9 @@ SNAPSHOT_FRAME = 4 * 1024 * 1024
 INTERVAL = 0.005
 """Seconds. Two requests that reach two workers within it do not know of each other."""
 
+SOON = 0.002
+"""Seconds after which others are sent, at the latest, that a long prompt was dispatched."""
+
 AT_ONCE, LITTLE = 0.001, 40
 """Seconds that are enough for what is said of one event, and bytes that are about that."""
 
@@ -379,6 +382,15 @@ class Batch:
         if self._soon is None:
             loop = asyncio.get_running_loop()
             self._soon = loop.call_at(loop.time() + self._interval, self._send_soon)
+
+    def touch_soon(self) -> None:
+        """There is something to send within SOON, however long batches are gathered."""
+        loop = asyncio.get_running_loop()
+        if self._soon is not None:
+            if self._soon.when() <= loop.time() + SOON:
+                return
+            self._soon.cancel()
+        self._soon = loop.call_at(loop.time() + min(self._interval, SOON), self._send_soon)
 
     def touch_later(self) -> None:
         """There is something to send that may wait."""

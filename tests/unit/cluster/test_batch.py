@@ -20,12 +20,12 @@ def batches(gap: float, seconds: float = 4.0) -> list[float]:
     sent: list[float] = []
 
     async def work() -> None:
-        outbox = Batch(lambda batch: sent.append(asyncio.get_running_loop().time()))
-        outbox.pace(INTERVAL, PATIENCE)
+        gathered = Batch(lambda batch: sent.append(asyncio.get_running_loop().time()))
+        gathered.pace(INTERVAL, PATIENCE)
         for _ in range(int(seconds / gap)):
-            outbox.add(Kind.SESSIONS, bytes(95))
+            gathered.add(Kind.SESSIONS, bytes(95))
             await asyncio.sleep(gap)
-        outbox.close()
+        gathered.close()
 
     loop = VirtualLoop()
     try:
@@ -73,13 +73,13 @@ def said(touches: Touches, *pace: float) -> list[tuple[float, bytes]]:
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        outbox = Batch(lambda batch: found.append((loop.time(), batch)), lambda: taken("touch_later"))
-        outbox.urgent = lambda: taken("touch")
-        outbox.pace(*pace)
+        gathered = Batch(lambda batch: found.append((loop.time(), batch)), lambda: taken("touch_later"))
+        gathered.urgent = lambda: taken("touch")
+        gathered.pace(*pace)
         for at, which in touches:
             await asyncio.sleep(at - loop.time())
-            waiting[which] += b"u" if which == "touch" else b"r"
-            getattr(outbox, which)()
+            waiting["touch" if which == "touch_soon" else which] += b"r" if which == "touch_later" else b"u"
+            getattr(gathered, which)()
         await asyncio.sleep(1.0)
 
     loop = VirtualLoop()
@@ -95,7 +95,7 @@ def test_what_may_wait_is_said_when_its_time_is_over_and_what_is_urgent_before()
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.011, b"uu"), (LATER, b"rr")]
 
 
-def test_what_may_wait_goes_with_the_last_batch_before_its_time_is_over() -> None:
+def test_what_may_wait_goes_with_the_last_gatheredbefore_its_time_is_over() -> None:
     touches = [(0.0, "touch_later"), (0.085, "touch")]
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.095, b"ur")]
 
@@ -110,12 +110,18 @@ def test_where_there_is_little_to_say_nothing_waits_for_the_rest() -> None:
     assert said(touches, INTERVAL, PATIENCE, LATER) == [(LATER, b"r"), (0.501, b"ur")]
 
 
+def test_a_long_prompt_is_known_elsewhere_within_two_milliseconds_however_long_batches_are_gathered() -> None:
+    touches = [(0.0, "touch_later"), (0.003, "touch"), (0.004, "touch_soon"), (0.0055, "touch_soon"), (0.007, "touch")]
+    assert said(touches, INTERVAL, PATIENCE, LATER) == [(0.006, b"uuu"), (0.017, b"u"), (LATER, b"r")]
+    assert said([(0.001, "touch"), (0.0015, "touch_soon")], 0.001) == [(0.002, b"uu")]
+
+
 def test_within_a_host_all_is_said_together() -> None:
     assert said([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
 
 
 def test_at_once_is_never_later_than_the_interval() -> None:
-    outbox = Batch(lambda batch: None)
-    outbox.pace(0.0005, PATIENCE)
-    outbox._follow(1, 0.0)
-    assert outbox._interval == 0.0005
+    gathered = Batch(lambda batch: None)
+    gathered.pace(0.0005, PATIENCE)
+    gathered._follow(1, 0.0)
+    assert gathered._interval == 0.0005

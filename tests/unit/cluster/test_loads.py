@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.cluster.messages import MOST, Garbled, Kind, records
-from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
+from proxy.cluster.shared import LONG_PROMPT, OwnLoads, PeerLoads, Roster
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.fleet.ledger import Ledger
@@ -84,6 +84,17 @@ def test_what_peers_said_is_not_said_again() -> None:
     third = Process("a")
     third.peers.take(1, Kind.LOAD, OwnLoads.all(here.pods.values()))
     assert load(third, "a") == (1, 1)
+
+
+def test_a_dispatch_of_a_long_prompt_is_to_be_sent_soon() -> None:
+    calls: list[str] = []
+    own = OwnLoads(lambda: calls.append("touch"), lambda: calls.append("later"), lambda: calls.append("soon"))
+    pod = Endpoint("a")
+    own.dispatched(pod, LONG_PROMPT - 1)
+    own.dispatched(pod, 1)
+    own.dispatched(pod, LONG_PROMPT)
+    own.eased(pod)
+    assert calls == ["touch", "soon"]
 
 
 def test_a_peer_that_vanishes_takes_its_load_along() -> None:
