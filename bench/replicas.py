@@ -1,6 +1,6 @@
 """What it is worth that proxies of one deployment know of each other, what that costs, and what it takes to upset them.
 
-    python bench/replicas.py [--seconds 20] [--rounds 2] [--only placement|faults|cost] [--trace FILE] [--json]
+    python bench/replicas.py [--only placement|faults|cost|transport] [--seconds 20] [--rounds 2] [--trace FILE]
 
 Placement: conversations before four simulated pods that together hold all of them, every request through any of the
 proxies, as a balancer deals them: one proxy, two and four over a Redis that is started here, and two and four that do
@@ -14,6 +14,9 @@ clients, pods and proxies wait for a CPU.
 
 Cost: microseconds of CPU and bytes that telling others adds to a request, by the requests of a proxy per second; and
 what the index by itself takes for one, which tells how fast the machine was.
+
+Transport (`--only transport`): microseconds of CPU to publish one packet and to receive one, by the connection that
+kvlane has and by redis-py's own asyncio client.
 
 Needs redis-server and the extra kvlane[redis].
 """
@@ -94,6 +97,8 @@ def main() -> None:
         found["faults"] = asyncio.run(faults(options))
     if options.only in (None, "cost"):
         found["cost"] = asyncio.run(cost())
+    if options.only in (None, "transport"):
+        found["transport"] = asyncio.run(transport())
     print(json.dumps(found, indent=1) if options.json else tables(found))
 
 
@@ -103,7 +108,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second, of all proxies together")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines in Mooncake's format, .gz or not")
-    parser.add_argument("--only", choices=("placement", "faults", "cost"))
+    parser.add_argument("--only", choices=("placement", "faults", "cost", "transport"))
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -465,6 +470,82 @@ async def _cost_of(url: str, rate: int, turns: int, work: int = 101) -> dict[str
         "index alone": round(min(alone) / REQUESTS * 1e6, 1),
         "bytes": round(sent / ROUNDS / REQUESTS),
     }
+
+
+PACKETS = 1000
+PACKET = bytes(75)
+
+
+async def transport() -> dict[str, dict[str, float]]:
+    """Return the least of three rounds of PACKETS packets."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with store(Path(folder)) as redis:
+            mine = [await _own_transport(redis.url) for _ in range(3)]
+            theirs = [await _client_of_redis(redis.url) for _ in range(3)]
+    return {
+        name: {
+            what: round(min(column) / PACKETS * 1e6, 1)
+            for what, column in zip(HOW, zip(*rows, strict=True), strict=True)
+        }
+        for name, rows in (("kvlane's connection", mine), ("redis-py's client", theirs))
+    }
+
+
+HOW = ("publish, us", "receive, us")
+
+
+async def _own_transport(url: str) -> tuple[float, float]:
+    """Return the CPU seconds to publish, and to receive."""
+    received, is_done = 0, asyncio.Event()
+
+    def count(_: bytes) -> None:
+        nonlocal received
+        received += 1
+        if received == PACKETS:
+            is_done.set()
+
+    async with RedisConnection(settings(url), ("unheard",)) as sender:
+        began = time.process_time()
+        await _publish_all(sender)
+        publishing = time.process_time() - began
+        async with RedisConnection(settings(url), ("heard",), count):
+            began = time.process_time()
+            await _publish_all(sender, "heard")
+            await is_done.wait()
+            return publishing, time.process_time() - began - publishing
+
+
+async def _client_of_redis(url: str) -> tuple[float, float]:
+    import redis.asyncio
+
+    client = redis.asyncio.Redis.from_url(url)
+    listener = client.pubsub()
+    began = time.process_time()
+    for _ in range(PACKETS):
+        await client.publish("unheard", PACKET)
+    publishing = time.process_time() - began
+    await listener.subscribe("heard")
+    async with RedisConnection(settings(url), ("unheard",)) as sender:
+        began = time.process_time()
+        await _publish_all(sender)
+        sending = time.process_time() - began
+        began, received = time.process_time(), 0
+        await _publish_all(sender, "heard")
+        while received < PACKETS:
+            received += await listener.get_message(ignore_subscribe_messages=True, timeout=5.0) is not None
+        receiving = time.process_time() - began - sending
+    await listener.aclose()
+    await client.aclose()
+    return publishing, receiving
+
+
+async def _publish_all(sender: RedisConnection, channel: str = "unheard") -> None:
+    for number in range(PACKETS):
+        sender.publish(channel, PACKET)
+        if not number % 10:
+            await asyncio.sleep(0)
+        if sender.is_slow:
+            await sender.has_room()
 
 
 REQUESTS, ROUNDS = 2000, 8
