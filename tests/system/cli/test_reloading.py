@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,9 +100,9 @@ def test_a_mounted_config_map_that_changes_is_taken_where_it_is_watched(tmp_path
 def test_a_file_that_is_not_watched_is_not_taken(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text(written(2))
-    with serving(file) as it:
+    with serving(file) as it, serving(file, "--watch") as other:
         file.write_text(written(6))
-        time.sleep(2.5)
+        wait_until(lambda: other.attempts() == 6)
         assert it.attempts() == 2
 
 
