@@ -44,7 +44,7 @@ EXCEPTIONS = {
     "tests/unit/telemetry/test_exposition.py": "renders every series of a large fleet",
     "tests/unit/telemetry/test_observer.py": "compares the counts of many requests",
     "tests/unit/telemetry/test_span_queue.py": "fills a queue of spans",
-    "tests/unit/test_collector.py": "collects the garbage of the whole process",
+    "tests/unit/cluster/test_gc_tuning.py": "collects the garbage of the whole process",
     "tests/wire/bench/test_fuzz.py": "sends random input",
     "tests/wire/cli/test_commands.py::test_demo_as_json": "runs the demo in real time",
     "tests/wire/http/test_limits.py::test_a_body_of_many_small_reads": "measures memory of a large body",
