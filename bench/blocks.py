@@ -52,11 +52,9 @@ from proxy.core.registry import Registry
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.prefix.depth import cuts
-from proxy.prefix.hashing import Chain, chain, chains
+from proxy.prefix.hashing import Chain, chain, chains, cuts
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.keys import PREFIX_MATCH
-from proxy.prefix.match import ChainMatch
+from proxy.prefix.match import PREFIX_MATCH, ChainMatch
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
 

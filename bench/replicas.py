@@ -58,8 +58,8 @@ from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.lab.workload import load_trace, request_body
+from proxy.prefix.forest import Reservation
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.reservation import Reservation
 from proxy.telemetry.exposition import SampleReader
 from tests.helpers.cluster.store import Wall, store
 from tests.system.cluster.test_deployment import Proxy, settings

@@ -43,7 +43,6 @@ from proxy.http.settings import Security
 from proxy.http.tls import Trust
 from proxy.http.upstream.fetch import PooledFetcher
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.kvevents.subscriptions import KvSubscriptions
 from proxy.latency.forecast import LATENCY
 from proxy.models.cluster import ClusterNames
 from proxy.models.resolver import ModelSeries, Resolver, Waker
@@ -52,6 +51,8 @@ from proxy.parsing import BodyParser
 from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.polling import Polling, fleet_settings
 from proxy.pool import Pool
+from proxy.prefix.kv_subscriptions import KvSubscriptions
+from proxy.prefix.tokens import TokenSource
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
 from proxy.reliability.health import Liveness
@@ -62,7 +63,6 @@ from proxy.scheduling.explained_log import Explained, Explaining, Kept
 from proxy.settings import Settings
 from proxy.telemetry.observation import Observation
 from proxy.telemetry.observer import Observer
-from proxy.tokens.source import TokenSource
 from proxy.warming import WarmingSender
 
 

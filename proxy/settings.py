@@ -29,14 +29,14 @@ from proxy.fleet.dialects import Engines
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.http.settings import Admin, Listen, Security
-from proxy.kvevents.subscriptions import KvSubscriptions, watch_nothing
 from proxy.models.settings import ModelSettings
+from proxy.prefix.kv_subscriptions import KvSubscriptions, watch_nothing
+from proxy.prefix.tokens import TokenSource
 from proxy.reliability.settings import ReliabilitySettings
 from proxy.scheduling import document
 from proxy.scheduling.build import faults
 from proxy.scheduling.document import Document
 from proxy.telemetry.settings import Telemetry
-from proxy.tokens.source import TokenSource
 
 Faults = list[Problem]
 

@@ -13,7 +13,7 @@ from proxy.gateway import Gateway, Running
 from proxy.http.rank import body_for
 from proxy.openai.parse import parse
 from proxy.openai.prompts import Head
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 
 
 class WarmingSender:

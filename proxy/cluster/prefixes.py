@@ -15,11 +15,9 @@ from proxy.cluster.messages import Garbled, Kind, longs, read_longs, read_words,
 from proxy.cluster.shared import Records, Shared, pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.prefix.depth import DEPTHS
-from proxy.prefix.hashing import Chain
-from proxy.prefix.holdings import Holding, PodMemory
+from proxy.prefix.forest import Holding, PodMemory, Reservation
+from proxy.prefix.hashing import DEPTHS, Chain
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.reservation import Reservation
 
 NEAR = 3
 """Segments before the end of a prompt at whose ends one is looked for that it goes on from."""

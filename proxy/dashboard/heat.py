@@ -10,7 +10,7 @@ from math import exp
 from typing import Any, NamedTuple
 
 from proxy.core.ports import Clock
-from proxy.prefix.holdings import PodMemory, Segment
+from proxy.prefix.forest import PodMemory, Segment
 from proxy.prefix.index import PrefixIndex
 
 STEPS = 10_000

@@ -8,7 +8,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
 from proxy.latency.forecast import LATENCY
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 PREFILL_RATE = 10_000.0
 """Prompt tokens that a pod computes in a second, about: what a prefix is worth in seconds."""

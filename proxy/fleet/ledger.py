@@ -11,7 +11,7 @@ from proxy.core.listener import Listener
 from proxy.core.ports import Clock
 from proxy.core.request import OUTPUT_ESTIMATE
 from proxy.fleet.rank_check import RankCheck
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 
 RECENT_SECONDS = 60.0
 """In this time the memory of past work shrinks to 1/e."""

@@ -13,7 +13,7 @@ from typing import Any
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.lab.workload import BadTrace, CutShort, Job, RequestParams, Workload, load_trace, number_in, rows
-from proxy.prefix.depth import DEPTHS
+from proxy.prefix.hashing import DEPTHS
 from proxy.telemetry.recorder import BLOCK_TOKENS, MOST_BLOCKS, NAME_LENGTH, VERSION
 
 COMPUTED = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value, Ending.EVICTED.value)

@@ -16,7 +16,7 @@ from proxy.core.plugin import Decider, PairDecider, ProfileHandler
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
 from proxy.core.request import InferenceRequest
 from proxy.plugins.endpoint_data import PEER
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 
 NO_DECODE_POD, NO_PREFILL_POD, NO_ENCODE_POD = "no-decode-pod", "no-prefill-pod", "no-encode-pod"
 DECIDED_AGAINST = "decided-against"

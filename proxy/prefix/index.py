@@ -22,13 +22,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.prefix.depth import DEPTHS
-from proxy.prefix.feedback import Feedback, Prediction, are_kept
-from proxy.prefix.forest import Forest, shared
-from proxy.prefix.hashing import Chain, Turn
-from proxy.prefix.holdings import Answer, Holding, PodMemory
-from proxy.prefix.reservation import Reservation, Span
-from proxy.prefix.upkeep import WORK, Upkeep
+from proxy.prefix.feedback import WORK, Feedback, Prediction, Upkeep, are_kept
+from proxy.prefix.forest import Answer, Forest, Holding, PodMemory, Reservation, Span, shared
+from proxy.prefix.hashing import DEPTHS, Chain, Turn
 
 MAX_SIBLINGS = 16
 """Requests that may wait on one pod for the same blocks before a match ignores these blocks."""

@@ -1,13 +1,86 @@
-"""The hash chains of one request, matched against the index whenever a scorer asks."""
+"""What of a prompt each endpoint holds: the request data of the prefix producers, and the matches of both indexes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.hashing import Chain, Turn
-from proxy.prefix.index import PrefixIndex
-from proxy.prefix.keys import Lacks, PrefixMatch
+from proxy.core.request import Prompt
+from proxy.prefix.hashing import Chain, Turn, chained, namespace
+
+if TYPE_CHECKING:
+    from proxy.prefix.exact import ExactIndex
+    from proxy.prefix.index import PrefixIndex
+from io import BytesIO
+from itertools import repeat
+from math import gcd
+
+from proxy.core.request import BYTES_PER_TOKEN
+
+if TYPE_CHECKING:
+    from proxy.prefix.exact import ExactIndex
+    from proxy.prefix.index import PrefixIndex
+
+
+class PrefixMatch(Protocol):
+    """The hash chain of a prompt, ready to be matched; matching reads the index at the moment of the call."""
+
+    __slots__ = ()
+
+    block_size: int
+    """Tokens per block."""
+    total: int
+    """Blocks of the prompt (all prompts of a batch); what is hashed last counts in full, partial or not: that is one
+    block, or 1/32 of a long prompt at most."""
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
+        """Blocks each endpoint holds from the start on, without a gap; in the order of the endpoints."""
+
+    def blocks_on(self, endpoint: Endpoint) -> int:
+        """`matched` of one."""
+        (blocks,) = self.matched((endpoint,))
+        return blocks
+
+    def lengths(self, endpoints: Sequence[Endpoint]) -> Sequence[int]:
+        """The same in tokens."""
+        size = self.block_size
+        return [blocks * size for blocks in self.matched(endpoints)]
+
+    def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Sequence[int]:
+        """Tokens of the blocks each endpoint lacks, and those of the prompt beyond its blocks."""
+        size, total, missing = self.block_size, self.total, []
+        cold = total * size
+        if prompt_tokens > cold:
+            cold = prompt_tokens
+        for held in self.matched(endpoints):
+            missing.append(cold - size * (held if held < total else total))  # noqa: PERF401  # a frame less
+        return missing
+
+    def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
+        """What `missing` says, for those who would rather go through the endpoints once."""
+        return 0, -1, dict(zip(endpoints, self.missing(endpoints, prompt_tokens), strict=True))
+
+
+Lacks = tuple[int, int, Mapping[Endpoint, int]]
+"""(tokens that are missing where nothing is held, how many fewer for each of what is counted, how many of these each
+endpoint has that holds any)."""
+
+
+def most_cached(prompt_tokens: int, block_size: int) -> int:
+    """Tokens of a prompt that an engine can have cached: full blocks of its own, 0 if it does not tell their size, and
+    never the last token, which is always computed."""
+    size = block_size or 1
+    return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
+
+
+PREFIX_MATCH: DataKey[PrefixMatch] = DataKey("PrefixCacheMatchInfo", value_type=PrefixMatch)
+
+TOKENIZED_PROMPT: DataKey[Prompt] = DataKey("TokenizedPrompt", value_type=Prompt)
+
+TOKEN_IDS: DataKey[Prompt] = DataKey("TokenIds", value_type=Prompt)
+"""The same, exactly as the engine's tokenizer makes it; absent where that is not certain."""
 
 
 class ChainMatch(PrefixMatch):
@@ -53,3 +126,125 @@ class ChainMatch(PrefixMatch):
             for endpoint, depth in self._index.match(chain).items():
                 summed[endpoint] = summed.get(endpoint, 0) + depth
         return summed
+
+
+Kind = tuple[int, str]
+"""Tokens per block, and the LoRA adapter that the request's model is on the pod."""
+
+
+class ExactMatch(PrefixMatch):
+    """Lives as long as the request. Once `frozen` it keeps its answers: a request's own blocks are no hits.
+
+    Blocks are counted as engines would: only full ones, and never the prompt's last token, which is always computed.
+    Where pods have blocks of several sizes, `block_size` is the largest that divides them all.
+    """
+
+    __slots__ = (
+        *("_chains", "_depths", "_index", "_kinds", "_model", "_prompt", "_version"),
+        *("block_size", "frozen", "tokens", "total"),
+    )
+
+    def __init__(self, index: ExactIndex, prompt: Prompt, model: str, endpoints: Sequence[Endpoint]) -> None:
+        self._index = index
+        self._prompt = prompt
+        self._model = model
+        self._kinds: dict[Kind, list[Endpoint]] = {}
+        self._meet(endpoints)
+        self._chains: dict[Kind, list[Chain]] = {}
+        self._depths: dict[Endpoint, int] = {}
+        self._version = -1
+        self.frozen = False
+        self.tokens = prompt.tokens
+        self.block_size = gcd(*[size for size, _ in self._kinds]) or 1
+        self.total = sum([_hits(part, self.block_size) for part in prompt.parts])
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        if self._version != self._index.version and not self.frozen:
+            self._version = self._index.version
+            for kind, members in self._kinds.items():
+                self._depths.update(zip(members, self._matched(kind, members), strict=True))
+        depths = self._depths
+        if not depths.keys() >= set(endpoints) and not self.frozen:
+            strangers = [endpoint for endpoint in endpoints if endpoint not in depths]
+            for kind, members in self._meet(strangers).items():
+                depths.update(zip(members, self._matched(kind, members), strict=True))
+        return list(map(depths.get, endpoints, repeat(0)))
+
+    def is_sure(self, endpoint: Endpoint) -> bool:
+        """Whether what the endpoint said is all there is."""
+        return self._index.is_sure(endpoint)
+
+    def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> list[int]:
+        """`prompt_tokens` is an estimate; here they have been counted."""
+        tokens, size = self.tokens, self.block_size
+        return [tokens - blocks * size for blocks in self.matched(endpoints)]
+
+    def reserved(self, endpoint: Endpoint) -> list[tuple[Chain, int]]:
+        """All full blocks of each part, and how many of them the endpoint has or expects."""
+        kind = next((kind for kind, members in self._kinds.items() if endpoint in members), None)
+        if kind is None:
+            return []
+        return [(chain, self._index.depths(chain, (endpoint,))[0]) for chain in self._chained(kind)]
+
+    def _meet(self, endpoints: Sequence[Endpoint]) -> dict[Kind, list[Endpoint]]:
+        """The kinds of these endpoints, which are known from here on."""
+        met: dict[Kind, list[Endpoint]] = {}
+        for endpoint in endpoints:
+            kind = (self._index.block_size(endpoint), self._model if self._model in endpoint.adapters else "")
+            met.setdefault(kind, []).append(endpoint)
+            self._kinds.setdefault(kind, []).append(endpoint)
+        return met
+
+    def _matched(self, kind: Kind, members: Sequence[Endpoint]) -> list[int]:
+        size = kind[0]
+        sums = [0] * len(members)
+        for chain, part in zip(self._chained(kind), self._prompt.parts, strict=True):
+            most = _hits(part, size)
+            depths = self._index.depths(chain, members)
+            sums = [tokens + min(depth, most) * size for tokens, depth in zip(sums, depths, strict=True)]
+        return [tokens // self.block_size for tokens in sums]
+
+    def _chained(self, kind: Kind) -> list[Chain]:
+        chains = self._chains.get(kind)
+        if chains is None:
+            size, adapter = kind
+            seed = namespace(adapter, self._prompt.salt)
+            chains = self._chains[kind] = [_chain(part, seed, size * BYTES_PER_TOKEN) for part in self._prompt.parts]
+        return chains
+
+
+def _chain(part: bytes, seed: int, size: int) -> Chain:
+    return chained(map(BytesIO(part).read, repeat(size, len(part) // size)), seed)
+
+
+def _hits(part: bytes, block_size: int) -> int:
+    """The most blocks of a prompt that a pod can have cached."""
+    return max(0, len(part) // BYTES_PER_TOKEN - 1) // block_size
+
+
+class ExactOrApproxMatch(PrefixMatch):
+    """In the exact one's blocks. Of a pod that is not fully known, what it said is the least it has."""
+
+    __slots__ = ("_approx", "_exact", "block_size", "total")
+
+    def __init__(self, exact: ExactMatch, approx: PrefixMatch) -> None:
+        self._exact = exact
+        self._approx = approx
+        self.block_size = exact.block_size
+        self.total = exact.total
+
+    def matched(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        exact, total = self._exact.matched(endpoints), self.total
+        sure = list(map(self._exact.is_sure, endpoints))
+        if all(sure) or not self._approx.total:
+            return exact
+        share = total / self._approx.total
+        guessed = self._approx.matched(endpoints)
+        return [
+            blocks if known else max(blocks, min(total, int(guess * share)))
+            for blocks, known, guess in zip(exact, sure, guessed, strict=True)
+        ]
+
+    def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> list[int]:
+        tokens, size = self._exact.tokens, self.block_size
+        return [tokens - blocks * size for blocks in self.matched(endpoints)]

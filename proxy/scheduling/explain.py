@@ -21,7 +21,7 @@ from proxy.core.registry import Registry
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest, Prompt
 from proxy.core.wiring import Ports
 from proxy.openai.parse import parse
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 from proxy.scheduling.build import Effective, Scheduling, build
 from proxy.scheduling.document import read
 from proxy.scheduling.layout import ProfileLayout

@@ -18,7 +18,7 @@ from proxy.core.record import ProfileRecord
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.controller import PASSAGE
 from proxy.latency.forecast import LATENCY
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
 
 PLAIN_BYTES, BYTES_PER_POD, BYTES_PER_SCORE = 4096, 320, 8
 """What an entry takes, about, rather less than more: of its own, for each candidate, and for each number of a table."""

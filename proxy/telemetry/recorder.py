@@ -25,8 +25,7 @@ from proxy.core.request import InferenceRequest, frozen
 from proxy.core.tasks import Tasks
 from proxy.latency.forecast import objectives
 from proxy.prefix.hashing import Chain, chains
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
-from proxy.prefix.match import ChainMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, ChainMatch
 from proxy.telemetry.lines import LineWriter, RotatingFile
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import is_label, path_label
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 BLOCK_TOKENS = 64
-"""Of four bytes each: what one hash of a chain stands for near the start of a prompt; see `proxy.prefix.depth`."""
+"""Of four bytes each: what one hash of a chain stands for near the start of a prompt; see `proxy.prefix.hashing`."""
 
 MOST_BLOCKS = 2048
 """Of a prompt that are hashed: what a producer hashes unless told otherwise."""

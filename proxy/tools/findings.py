@@ -12,7 +12,7 @@ from proxy.core.endpoint import Metrics
 from proxy.disagg.connectors import CONNECTORS
 from proxy.fleet.dialects import DEFAULT_ENGINE
 from proxy.http.upstream.pool import IDLE_LIMIT
-from proxy.kvevents.sources import EVENTS_PORT
+from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
 
 SKEW = 2.0

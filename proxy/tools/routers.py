@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from proxy.disagg.connectors import CONNECTORS
-from proxy.kvevents.sources import EVENTS_PORT
+from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
 from proxy.tools.imported import MANY, Found, Imported, read_flags
 

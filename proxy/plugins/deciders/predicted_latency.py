@@ -17,7 +17,7 @@ from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
 from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast
 from proxy.latency.transfer import Duty, Transfer
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
 @plugin("predicted-latency-pd-decider")

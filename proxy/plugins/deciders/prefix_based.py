@@ -10,7 +10,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Decider, plugin
 from proxy.core.request import InferenceRequest
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
 @plugin("prefix-based-pd-decider")

@@ -14,7 +14,7 @@ from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import InferenceRequest
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 
 @plugin("candidate-sampling-filter")

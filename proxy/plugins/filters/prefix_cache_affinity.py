@@ -14,7 +14,7 @@ from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
 from proxy.latency.forecast import LATENCY, LatencyForecast
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 
 @plugin("prefix-cache-affinity-filter")

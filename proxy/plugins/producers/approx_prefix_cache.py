@@ -17,12 +17,11 @@ from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
 from proxy.core.units import Size
-from proxy.prefix.counters import MOST_LEGS, HitWindow, figures
+from proxy.prefix.feedback import MOST_LEGS, HitWindow, figures
+from proxy.prefix.forest import Reservation
 from proxy.prefix.hashing import ANSWER, chains, last_turn
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
-from proxy.prefix.match import ChainMatch
-from proxy.prefix.reservation import Reservation
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, ChainMatch, most_cached
 
 SMALLEST_BLOCK = 64
 """Tokens. Smaller blocks are raised to it, as the reference scheduler does: they would cost time and find no more."""

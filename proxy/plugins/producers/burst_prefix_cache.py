@@ -15,9 +15,8 @@ from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import Clock, InstanceName, Timer
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest
 from proxy.prefix.burst import ANY_NUMBER, Rules, Sample, assign
-from proxy.prefix.hashing import Chain, namespace
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
-from proxy.prefix.shelves import chained
+from proxy.prefix.hashing import Chain, chained, namespace
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 MOST_BLOCKS = 2048
 """Of a prompt, where nothing else is said; prompts that are equal so far count as equal."""

@@ -13,9 +13,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, PreRequest, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import InferenceRequest
-from proxy.prefix.exact_match import ExactMatch
-from proxy.prefix.exact_or_approx import ExactOrApproxMatch
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch, PrefixMatch
 
 
 @plugin("exact-or-approx-prefix-cache-producer")

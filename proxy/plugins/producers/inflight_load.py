@@ -12,7 +12,7 @@ from proxy.core.params import param
 from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 
 
 @plugin("inflight-load-producer")

@@ -17,8 +17,7 @@ from proxy.core.ports import Clock, InstanceName, KvEvents
 from proxy.core.request import InferenceRequest
 from proxy.core.units import Duration, Size
 from proxy.prefix.exact import PAIR_BYTES, ExactIndex, Reservation
-from proxy.prefix.exact_match import ExactMatch
-from proxy.prefix.keys import PREFIX_MATCH, TOKEN_IDS, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, ExactMatch, PrefixMatch
 
 log = logging.getLogger(__name__)
 

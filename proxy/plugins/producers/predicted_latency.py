@@ -21,7 +21,7 @@ from proxy.latency.forecast import LATENCY
 from proxy.latency.lockstep import Lockstep
 from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, charge_lockstep, costs, seconds
 from proxy.latency.rates import FleetModel
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 NOTHING_HELD: Mapping[Endpoint, int] = MappingProxyType({})
 

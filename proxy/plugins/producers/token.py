@@ -14,7 +14,7 @@ from proxy.core.ports import InstanceName, Tokenizers, Tokens
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.tokens import ContentFormat, LocalModel, RemoteTokenizer
 from proxy.core.units import Duration
-from proxy.prefix.keys import TOKEN_IDS, TOKENIZED_PROMPT
+from proxy.prefix.match import TOKEN_IDS, TOKENIZED_PROMPT
 
 POD_TIMEOUT = 0.3
 """Seconds for a pod to tokenise a prompt. All producers of a request share 0.4 s."""

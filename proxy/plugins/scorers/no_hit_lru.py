@@ -15,7 +15,7 @@ from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 UNUSED = "accepted and without effect: matches are those of a producer, see prefixMatchInfoProducerName"
 

@@ -12,7 +12,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
 from proxy.core.request import InferenceRequest
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 
 @plugin("prefix-cache-scorer")

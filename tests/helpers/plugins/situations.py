@@ -30,7 +30,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.latency.forecast import LatencyForecast
 from proxy.plugins.deciders.prefix_based import PrefixBasedPdDecider
-from proxy.prefix.keys import PrefixMatch
+from proxy.prefix.match import PrefixMatch
 
 RUN = ProfileRun("default")
 REGISTRY = Registry.discover()

@@ -67,7 +67,7 @@ def test_logs_that_are_not_read_delay_neither_requests_nor_the_end(pod: str, tmp
     assert "Traceback" not in process.errors
 
 
-@pytest.mark.parametrize("module", ["proxy.parsing", "proxy.tokens.local"])
+@pytest.mark.parametrize("module", ["proxy.parsing", "proxy.prefix.tokenizer"])
 def test_a_process_for_large_bodies_that_crashes_ends_though_standard_error_is_full(module: str) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

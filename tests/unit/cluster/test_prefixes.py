@@ -14,9 +14,8 @@ from proxy.cluster.prefixes import ANEW, Moves, SharedIndex, index_tag
 from proxy.cluster.shared import pod_number
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.depth import DEPTHS
-from proxy.prefix.hashing import Chain
-from proxy.prefix.reservation import Reservation
+from proxy.prefix.forest import Reservation
+from proxy.prefix.hashing import DEPTHS, Chain
 from tests.helpers.examples import examples
 
 ROOM = 1000

@@ -22,7 +22,7 @@ from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import Simulation, VirtualPod
 from proxy.lab.workload import Job, named
 from proxy.latency.forecast import LATENCY
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 from tests.helpers.plugins.situations import Foretold, Held, pod
 
 BLOCKS = 100

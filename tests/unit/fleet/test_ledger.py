@@ -18,7 +18,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest, Prompt
 from proxy.fleet.ledger import RECENT_SECONDS, Ledger, SharedLedger
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 
 @dataclass(frozen=True)

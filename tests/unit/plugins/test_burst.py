@@ -12,7 +12,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.cycle_state import CycleState
 from proxy.core.ports import Timer
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, fault, make, pod, request
 
 KIND = "burst-prefix-cache-producer"

@@ -12,7 +12,7 @@ from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.plugins.filters.candidate_sampling import CandidateSamplingFilter
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 RUN = ProfileRun("default", 0)
 

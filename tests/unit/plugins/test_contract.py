@@ -28,7 +28,7 @@ from proxy.core.plugin import (
 from proxy.core.registry import is_built_in
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState, State
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 from proxy.scheduling.reference import reference
 from tests.helpers.plugins.situations import REGISTRY, RUN, Held, attempt, make, pod, request, scored
 

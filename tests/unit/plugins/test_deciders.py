@@ -13,7 +13,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState, State
 from proxy.latency.forecast import LATENCY, STAGE_COSTS
 from proxy.latency.transfer import Transfer
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, Foretold, Held, attempt, fault, make, pod, request
 
 DECODE, PREFILL, OTHER = pod("decode"), pod("prefill"), pod("other")

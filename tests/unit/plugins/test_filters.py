@@ -8,7 +8,7 @@ import pytest
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Filter
 from proxy.latency.forecast import LATENCY
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 from tests.helpers.plugins.situations import Foretold, Held, fault, kept, make, pod, request
 
 ROLES = [

@@ -13,7 +13,7 @@ from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.request import InferenceRequest
 from proxy.latency.forecast import LATENCY
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 from tests.helpers.examples import examples
 from tests.helpers.plugins.situations import RUN, Held, attempt, fault, make, pod, request
 

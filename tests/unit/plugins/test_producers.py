@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
 from proxy.plugins.producers.session_id import SESSION_ID
-from proxy.prefix.keys import PREFIX_MATCH, TOKEN_IDS, TOKENIZED_PROMPT
+from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import fault, make, request
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 from tests.helpers.plugins.situations import Held, fault, pod, request, score
 
 counts = st.lists(st.integers(0, 1000), min_size=1, max_size=8)

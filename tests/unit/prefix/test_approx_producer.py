@@ -14,9 +14,8 @@ from proxy.core.ports import Clock, InstanceName
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.prefix.counters import MOST_LEGS
-from proxy.prefix.feedback import Prediction
-from proxy.prefix.keys import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch, most_cached
+from proxy.prefix.feedback import MOST_LEGS, Prediction
+from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch, most_cached
 
 NAME = "approx-prefix-cache-producer"
 BLOCK = 64 * 4

@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Metrics
 from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 from proxy.core.request import Prompt
 from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, MOST_MEDIA, PAIR_BYTES, ExactIndex, Reservation
-from proxy.prefix.exact_match import ExactMatch
+from proxy.prefix.match import ExactMatch
 from tests.helpers.examples import examples
 
 SIZE = 4

@@ -20,7 +20,7 @@ from proxy.core.request import InferenceRequest, Prompt
 from proxy.plugins.producers.exact_or_approx_prefix_cache import ExactOrApproxPrefixCacheProducer
 from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
 from proxy.plugins.scorers.precise_prefix_cache import PrecisePrefixCacheScorer
-from proxy.prefix.keys import PREFIX_MATCH, TOKEN_IDS, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, PrefixMatch
 
 EXACT, APPROX, BOTH = (f"{kind}-prefix-cache-producer" for kind in ("precise", "approx", "exact-or-approx"))
 SIZE = 16

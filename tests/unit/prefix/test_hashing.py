@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from proxy.core.request import BYTES_PER_TOKEN, Prompt
-from proxy.prefix.depth import DEPTHS, PER_DOUBLING, cuts
-from proxy.prefix.hashing import chain, chains, last_turn, namespace
+from proxy.prefix.hashing import DEPTHS, PER_DOUBLING, chain, chains, cuts, last_turn, namespace
 
 DEPTHS_OF_ANY_KIND = st.lists(st.integers(1, 9), max_size=20).map(lambda sizes: [0, *accumulate(sizes)])
 

@@ -2,10 +2,9 @@ import pytest
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.feedback import Prediction
+from proxy.prefix.feedback import WORK, Prediction
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.upkeep import WORK
 
 ROOM = 1 << 40
 A, B = Endpoint("a"), Endpoint("b")

@@ -6,10 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
-from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES
+from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES, Reservation
 from proxy.prefix.hashing import Turn
 from proxy.prefix.index import PrefixIndex
-from proxy.prefix.reservation import Reservation
 from tests.helpers.examples import examples
 from tests.helpers.prefix.naive import Claim, NaiveIndex, Prefix
 

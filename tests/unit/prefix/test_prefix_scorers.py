@@ -16,7 +16,7 @@ from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
 from proxy.plugins.scorers.no_hit_lru import NoHitLruScorer
 from proxy.plugins.scorers.prefix_cache import PrefixCacheScorer
-from proxy.prefix.keys import PREFIX_MATCH, PrefixMatch
+from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 RUN = ProfileRun("default")
 PODS = [Endpoint(f"pod-{number}") for number in range(4)]

@@ -10,7 +10,7 @@ from proxy.core.endpoint import ROLE_LABEL, Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.request import InferenceRequest
 from proxy.core.state import State
-from proxy.prefix.keys import PREFIX_MATCH
+from proxy.prefix.match import PREFIX_MATCH
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from proxy.scheduling.explain import explain

@@ -37,7 +37,7 @@ each_example = pytest.mark.parametrize(
 def model(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The folder of a model that an example may name."""
     if EXTRA:
-        from tests.helpers.tokens.model import write
+        from tests.helpers.prefix.model import write
 
         ENVIRON["KVLANE_MODEL"] = str(write(tmp_path_factory.mktemp("model")))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.tokens.chat import Uncertain, arguments, conversation, without_developers
+from proxy.prefix.chat import Uncertain, arguments, conversation, without_developers
 
 
 def seen(*messages: Any, in_parts: bool = False) -> list[dict[str, Any]]:

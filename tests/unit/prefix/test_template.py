@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="needs the extra: pip install 'kvlane[precise]'")
 
-from proxy.tokens.chat import Uncertain
-from proxy.tokens.template import ChatTemplate
+from proxy.prefix.chat import Uncertain
+from proxy.prefix.tokenizer import ChatTemplate
 
 SHOW = "{% macro show(c) %}{% for p in c %}{{ p }}{% endfor %}{% endmacro %}"
 

@@ -14,9 +14,9 @@ pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]
 from proxy.core.endpoint import Endpoint
 from proxy.core.kv import KvSources
 from proxy.core.state import State
-from proxy.kvevents.subscriptions import KvSubscriptions, Subscription, watch_nothing
-from tests.helpers.kvevents.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
+from proxy.prefix.kv_subscriptions import KvSubscriptions, Subscription, watch_nothing
 from tests.helpers.ports import free_port
+from tests.helpers.prefix.engine import CLEARED, ENGINES, Ear, Engine, Pods, engine, pod, removed, stored
 from tests.helpers.waiting import PATIENCE, until
 
 POD = ("pod", 0)
@@ -130,7 +130,7 @@ async def test_without_a_replay_socket_a_gap_is_a_loss() -> None:
 
 
 async def test_a_replay_socket_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.kvevents.sockets.PATIENCE", 0.05)
+    monkeypatch.setattr("proxy.prefix.kv_sockets.PATIENCE", 0.05)
     async with engine(answers=False) as (it, ports), heard(at(ports), pod()) as (ear, _):
         await joined(it, ear)
         await it.publish(block(1), lose=True)

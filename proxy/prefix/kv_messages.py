@@ -7,15 +7,14 @@ further ones follow in later versions.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from sys import byteorder
 from typing import Any
 
 import msgpack
 
 from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
+from proxy.prefix.hashing import packed
 
 SEQUENCE = 8
 END = (1 << 64) - 1
@@ -132,7 +131,7 @@ def _stored(fields: dict[str, Any]) -> BlocksStored | None:
     if kind and kind not in _WHOLE:
         return None
     hashes, size = _hashes(fields["block_hashes"]), int(fields["block_size"])
-    tokens, parent = _packed(fields["token_ids"]), fields.get("parent_block_hash")
+    tokens, parent = packed(fields["token_ids"]), fields.get("parent_block_hash")
     if size < 1 or (tokens and len(tokens) != 4 * size * len(hashes)):
         raise ValueError("tokens that do not fill the blocks")
     lora, number = _name(fields.get("lora_name")), fields.get("lora_id")
@@ -156,13 +155,6 @@ def _hashes(given: Any) -> list[int | bytes]:
     if any(len(name) > LONGEST_HASH for name in given if isinstance(name, bytes)):
         raise ValueError("block hashes that are no hashes")
     return given
-
-
-def _packed(ids: Any) -> bytes:
-    words = array("I", ids)
-    if byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
 
 
 def _medium(fields: dict[str, Any]) -> str:

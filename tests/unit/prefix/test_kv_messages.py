@@ -15,20 +15,20 @@ from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 
 msgpack = pytest.importorskip("msgpack", reason="needs the extra: pip install 'kvlane[precise]'")
 
-from proxy.kvevents import wire  # noqa: E402
-from proxy.kvevents.wire import Garbled  # noqa: E402
-from tests.helpers.kvevents.recorded import SAMPLES, payloads  # noqa: E402
+from proxy.prefix import kv_messages  # noqa: E402
+from proxy.prefix.kv_messages import Garbled  # noqa: E402
+from tests.helpers.prefix.recorded import SAMPLES, payloads  # noqa: E402
 
 
-def read(*events: Any, rank: Any = None) -> wire.Batch:
-    return wire.batch(msgpack.packb([12.5, list(events), *([] if rank is None else [rank])]))
+def read(*events: Any, rank: Any = None) -> kv_messages.Batch:
+    return kv_messages.batch(msgpack.packb([12.5, list(events), *([] if rank is None else [rank])]))
 
 
-def events_of(batch: wire.Batch) -> list[KvEvent]:
+def events_of(batch: kv_messages.Batch) -> list[KvEvent]:
     return [event for events, _ in batch.steps() for event in events]
 
 
-def odd_of(batch: wire.Batch) -> int:
+def odd_of(batch: kv_messages.Batch) -> int:
     return sum(odd for _, odd in batch.steps())
 
 
@@ -38,7 +38,7 @@ def ids(*tokens: int) -> bytes:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
 def test_what_an_engine_published_is_understood(sample: Path) -> None:
-    batches = [wire.batch(payload) for payload in payloads(sample)]
+    batches = [kv_messages.batch(payload) for payload in payloads(sample)]
     assert batches
     assert [odd_of(batch) for batch in batches] == [0] * len(batches)
     assert all(later.at > earlier.at for earlier, later in pairwise(batches))
@@ -49,7 +49,7 @@ def test_what_an_engine_published_is_understood(sample: Path) -> None:
 
 def test_adapters_and_salts_are_read_from_what_an_engine_published() -> None:
     (sample,) = [path for path in SAMPLES if path.stem == "bytes_and_adapters"]
-    events = [event for payload in payloads(sample) for event in events_of(wire.batch(payload))]
+    events = [event for payload in payloads(sample) for event in events_of(kv_messages.batch(payload))]
     stored = [event for event in events if isinstance(event, BlocksStored)]
     assert {event.lora for event in stored} == {"", "adapter1", "adapter2"}
     assert [(event.lora, event.keys[0]) for event in stored if event.keys] == [("", ["tenant-a"]), ("adapter2", ["s"])]
@@ -137,12 +137,14 @@ def test_an_event_that_makes_no_sense_is_left_out_and_counted(event: Any) -> Non
 
 def test_a_large_batch_is_read_in_steps() -> None:
     steps = list(
-        read(*(["BlockRemoved", [number]] for number in range(2 * wire.STEP + 1)), *[None] * wire.STEP).steps()
+        read(
+            *(["BlockRemoved", [number]] for number in range(2 * kv_messages.STEP + 1)), *[None] * kv_messages.STEP
+        ).steps()
     )
     assert [(len(events), odd) for events, odd in steps] == [
-        (wire.STEP, 0),
-        (wire.STEP, 0),
-        (1, wire.STEP - 1),
+        (kv_messages.STEP, 0),
+        (kv_messages.STEP, 0),
+        (1, kv_messages.STEP - 1),
         (0, 1),
     ]
 
@@ -150,7 +152,7 @@ def test_a_large_batch_is_read_in_steps() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_batch_or_garbled(payload: bytes) -> None:
     try:
-        batch = wire.batch(payload)
+        batch = kv_messages.batch(payload)
     except Garbled:
         return
     assert isinstance(batch.at, float)
@@ -161,15 +163,17 @@ def test_any_bytes_are_a_batch_or_garbled(payload: bytes) -> None:
 )
 def test_what_is_no_batch_is_garbled(payload: Any) -> None:
     with pytest.raises(Garbled):
-        wire.batch(msgpack.packb(payload))
+        kv_messages.batch(msgpack.packb(payload))
 
 
 def test_a_message_has_three_frames_and_a_replayed_one_an_empty_one_more() -> None:
     number = (258).to_bytes(8, "big")
-    assert wire.message([b"topic", number, b"x"]) == ("topic", 258, b"x")
-    assert wire.replayed([b"", b"topic", number, b"x"]) == wire.replayed([b"", number, b"x"]) == (258, b"x")
+    assert kv_messages.message([b"topic", number, b"x"]) == ("topic", 258, b"x")
+    assert (
+        kv_messages.replayed([b"", b"topic", number, b"x"]) == kv_messages.replayed([b"", number, b"x"]) == (258, b"x")
+    )
     for frames in ([], [b"topic"], [b"topic", b"12", b"x"], [b"", b"", b"", number, b"x"]):
         with pytest.raises(Garbled):
-            wire.message(frames)
+            kv_messages.message(frames)
         with pytest.raises(Garbled):
-            wire.replayed(frames)
+            kv_messages.replayed(frames)

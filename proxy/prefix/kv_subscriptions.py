@@ -6,22 +6,80 @@ The packages that it takes are an extra, so what needs them is imported when som
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
 from proxy.core.kv import KvSources
 from proxy.core.ports import KvEvents, KvListener
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
-from proxy.kvevents import sources as places
 
 if TYPE_CHECKING:
     import zmq.asyncio
+
+EVENTS_PORT = "kvlane/kv-events-port"
+REPLAY_PORT = "kvlane/kv-replay-port"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`replay` is empty where nobody can be asked."""
+
+    rank: int
+    events: str
+    replay: str = ""
+
+
+def check(sources: KvSources) -> None:
+    """Raises ValueError for an address that cannot be made."""
+    try:
+        made = sources.endpoint.format(host="pod", port=1)
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"endpoint: {sources.endpoint!r} may have {{host}} and {{port}} in it, no other names"
+        ) from None
+    for address in (made, sources.bind or made):
+        if "://" not in address:
+            raise ValueError(f"{address!r} is no address; write tcp://host:port")
+
+
+def sources_of(endpoint: Endpoint, sources: KvSources) -> list[Source]:
+    """Return one per data-parallel rank, the ports counted up; of an endpoint that is a rank, its own. A label that is
+    no number is ignored."""
+    host = urlsplit(endpoint.url).hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = _number(endpoint.labels, EVENTS_PORT, sources.port)
+    replay = _number(endpoint.labels, REPLAY_PORT, sources.replay_port)
+    ranks = _number(endpoint.labels, SIZE_LABEL, sources.ranks)
+
+    def address(number: int) -> str:
+        return sources.endpoint.format(host=host, port=number)
+
+    own = endpoint.rank if endpoint.rank is not None else _number(endpoint.labels, RANK_LABEL, -1)
+    if own >= 0:
+        return [Source(0, address(port + own), address(replay + own) if replay else "")]
+    return [Source(rank, address(port + rank), address(replay + rank) if replay else "") for rank in range(ranks)]
+
+
+def is_named(topic: str, endpoint: Endpoint) -> bool:
+    """Whether the topic of a message, kv@pod@model, means the pod: by name, host:port or host."""
+    parts = topic.split("@")
+    if len(parts) < 2:
+        return False
+    url = urlsplit(endpoint.url)
+    return parts[1] in (endpoint.name, endpoint.pod_name, url.netloc, url.hostname)
+
+
+def _number(labels: Mapping[str, str], name: str, default: int) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() and int(text) < 65536 else default
+
 
 MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
 
@@ -46,10 +104,10 @@ class KvSubscriptions(KvEvents):
 
     def follow(self, sources: KvSources, listener: KvListener) -> None:
         try:
-            import_module("proxy.kvevents.sockets")
+            import_module("proxy.prefix.kv_sockets")
         except ImportError as error:
             raise ValueError(MISSING.format(name="pyzmq" if error.name == "zmq" else error.name)) from None
-        places.check(sources)
+        check(sources)
         self.draft.get(object(), lambda: Subscription(sources, listener, self.watch))
 
 
@@ -68,11 +126,11 @@ class Subscription:
     async def __aenter__(self) -> Subscription:
         import zmq.asyncio
 
-        from proxy.kvevents import sockets
+        from proxy.prefix import kv_sockets
 
         self._context = context = zmq.asyncio.Context()
         if self._sources.bind:
-            work = partial(sockets.collect, context, self._sources, lambda: list(self._pods), self.listener)
+            work = partial(kv_sockets.collect, context, self._sources, lambda: list(self._pods), self.listener)
             self._tasks.keep(work, "KV-events", self._sources.bind)
         self._stop = self._watch(self._added, self._removed)
         return self
@@ -87,12 +145,12 @@ class Subscription:
             self._context.destroy(linger=0)
 
     def _added(self, endpoint: Endpoint) -> None:
-        from proxy.kvevents import sockets
+        from proxy.prefix import kv_sockets
 
         assert self._context is not None
         tasks, sources = self._pods.setdefault(endpoint, []), self._sources
-        for source in places.of(endpoint, sources) if not sources.bind else ():
-            work = partial(sockets.follow, self._context, endpoint, source, sources.topic, self.listener)
+        for source in sources_of(endpoint, sources) if not sources.bind else ():
+            work = partial(kv_sockets.follow, self._context, endpoint, source, sources.topic, self.listener)
             tasks.append(self._tasks.keep(work, "KV-events", f"{endpoint.name}, rank {source.rank}"))
 
     def _removed(self, endpoint: Endpoint) -> None:

@@ -19,9 +19,9 @@ from proxy.core.errors import ConfigError
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
 from proxy.settings import from_mapping
-from tests.helpers.kvevents.engine import Engine, engine, removed, stored
-from tests.helpers.tokens import model as small
-from tests.helpers.tokens.model import trained
+from tests.helpers.prefix import model as small
+from tests.helpers.prefix.engine import Engine, engine, removed, stored
+from tests.helpers.prefix.model import trained
 from tests.helpers.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -146,9 +146,9 @@ from proxy.core.errors import ConfigError
 from proxy.settings import from_mapping
 configuration, missing = json.load(sys.stdin)
 for module in missing:
-    for name in [name for name in sys.modules if name.partition(".")[0] in missing or "kvevents." in name]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in missing]:
         del sys.modules[name]
-    for name in ("proxy.tokens.local", "proxy.tokens.model", "proxy.tokens.template"):
+    for name in ("proxy.prefix.kv_messages", "proxy.prefix.kv_sockets", "proxy.prefix.tokenizer"):
         sys.modules.pop(name, None)
     sys.modules[module] = None
     try:

@@ -18,10 +18,10 @@ from proxy.core.ports import Tokens
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import State
 from proxy.core.tokens import LocalModel
-from proxy.tokens.source import TokenSource
-from tests.helpers.tokens import model as small
-from tests.helpers.tokens.model import TEMPLATE, trained
-from tests.helpers.tokens.opening import opening
+from proxy.prefix.tokens import TokenSource
+from tests.helpers.prefix import model as small
+from tests.helpers.prefix.model import TEMPLATE, trained
+from tests.helpers.prefix.opening import opening
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -233,7 +233,7 @@ def children() -> Iterator[int]:
             command = (path.parent / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == os.getpid() and b"proxy.tokens.local" in command:
+        if parent == os.getpid() and b"proxy.prefix.tokenizer" in command:
             yield int(path.parent.name)
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tokens.pieces import STRETCH, Cutter, PieceCache, packed
+from proxy.prefix.hashing import packed
+from proxy.prefix.tokenizer import STRETCH, Cutter, PieceCache
 from tests.helpers.examples import examples
-from tests.helpers.tokens.model import SPECIAL, tokenizers, trained
+from tests.helpers.prefix.model import SPECIAL, tokenizers, trained
 
 
 def encode(texts: Sequence[str]) -> list[list[int]]:

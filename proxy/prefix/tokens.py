@@ -1,9 +1,10 @@
-"""Token ids from a server that has the tokenizer: a pod, or one that only renders."""
+"""Where producers get token ids: a tokenizer in this process, or a server that has one, such as a pod."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import aiohttp
@@ -11,11 +12,33 @@ import orjson
 
 from proxy import outbound
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import Tokens
+from proxy.core.ports import Tokenizers, Tokens
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.tokens import RemoteTokenizer
-from proxy.tokens.chat import Uncertain, refuse_what_steers
-from proxy.tokens.pieces import packed
+from proxy.core.state import Draft
+from proxy.core.tokens import LocalModel, RemoteTokenizer
+from proxy.prefix.chat import Uncertain, refuse_what_steers
+from proxy.prefix.hashing import packed
+
+MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource(Tokenizers):
+    """`wall` is the time that templates may show. What is opened belongs to the plugin that asked for it."""
+
+    wall: Callable[[], float]
+    draft: Draft = field(compare=False)
+
+    def local(self, model: LocalModel) -> Tokens:
+        try:
+            from proxy.prefix.tokenizer import LocalTokens  # needs an extra
+        except ImportError as error:
+            raise ValueError(MISSING.format(name=error.name)) from None
+        return self.draft.get(object(), lambda: LocalTokens(model, self.wall))
+
+    def remote(self, tokenizer: RemoteTokenizer) -> Tokens:
+        return self.draft.get(object(), lambda: RemoteTokens(tokenizer))
+
 
 log = logging.getLogger(__name__)
 

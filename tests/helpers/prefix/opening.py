@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from proxy.core.state import State
-from proxy.tokens.source import TokenSource
+from proxy.prefix.tokens import TokenSource
 
 
 @asynccontextmanager

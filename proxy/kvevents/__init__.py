@@ -1,1 +1,0 @@
-"""KV events of engines, over ZeroMQ: heard in order, asked for again where some were missed."""

@@ -1,1 +1,0 @@
-"""Token ids of prompts as engines make them: here, or asked for."""
