@@ -1,8 +1,8 @@
-"""Time as the tests have it: what a slow machine takes to compute is next to nothing, what is waited for is all of it.
+"""The clock and the event loop of tests: computing takes next to no time, and waiting takes all of it.
 
-Pods, proxy and clients of a test share one loop, so no time-out comes before an answer that is merely late because the
-machine was busy, or stood still. Where nothing outside the loop can wake it (`skips_waits`), the clock skips to the
-next timer instead of waiting for it."""
+Pods, proxy and clients of a test share one loop, so no time limit passes only because the machine is busy. Where
+nothing outside the loop can wake it (`skips_waits`), the clock skips to the next timer instead of waiting: a sleep in
+such a test costs no time."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TURN = 0.001
-"""Seconds that one turn of a loop takes at most, however long it took."""
+"""Seconds that the clock advances at most during one turn of a loop."""
 
 SPEED = 50
 LEAST, MOST = 0.001, 0.05
-"""Where waits are skipped, a wait takes a part of itself, and between so many seconds: the time that the kernel has to
+"""Where waits are skipped, a wait takes a part of its time, between these limits in seconds: the kernel needs it to
 deliver what was sent. TCP may hold a small packet back for 40 ms."""
 
 
 class PatientClock:
-    """The machine's monotonic clock, less what goes beyond an allowance. Lives as long as the process does, and all its
-    loops have it."""
+    """The machine's monotonic clock without the time beyond an allowance. All loops of the process share it."""
 
     def __init__(self) -> None:
         self._phase = (time.monotonic(), time.monotonic(), float("inf"))
-        """When it began, by this clock and by the machine's, and how long it lasts at most."""
+        """The start of the phase by this clock and by the machine's, and the seconds that it lasts at most."""
 
     def now(self) -> float:
         ours, machines, allowance = self._phase
         return ours + min(time.monotonic() - machines, allowance)
 
     def allow(self, seconds: float) -> None:
-        """From here on that much passes, at most."""
+        """Advance by at most so many seconds from now on."""
         self._phase = (self.now(), time.monotonic(), seconds)
 
     def stand_still(self, seconds: float) -> None:
-        """So long this process gets no CPU, and the clock goes on."""
+        """Advance as if the process had no CPU for so many seconds."""
         ours, machines, allowance = self._phase
         self._phase = (ours + seconds, machines, allowance)
 
@@ -78,7 +77,8 @@ class PatientLoop(asyncio.SelectorEventLoop):
         return await super().subprocess_exec(*args, **options)
 
     def may_skip(self) -> bool:
-        """Whether only timers and sockets of this loop can wake it: no other thread and no program works for it."""
+        """Return whether only timers and sockets of this loop can wake it: no other thread and no program works for
+        it."""
         if not PatientLoop.skips or self._has_programs or self._in_threads:
             return False
         return not any(map(_may_wake, threading.enumerate()))
@@ -93,15 +93,15 @@ class PatientLoop(asyncio.SelectorEventLoop):
 
 @pytest.fixture(autouse=True)
 def skips_waits() -> Iterator[None]:
-    """For tests that start no programs: time passes at once where every party waits."""
+    """Skip waits while every party waits; for tests that start no programs."""
     PatientLoop.skips = True
     yield
     PatientLoop.skips = False
 
 
 def _may_wake(thread: threading.Thread) -> bool:
-    """Threads of executors are followed by their work. Those that write lines tell the loop nothing. Dummies belong to
-    the test runner."""
+    """Return whether the thread may wake the loop. Work of executors is counted; threads that write lines never wake
+    the loop; dummies belong to the test runner."""
     return not (
         thread is threading.main_thread()
         or thread.name.startswith(("asyncio_", "ThreadPoolExecutor", "the access log", "the record"))
@@ -132,10 +132,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 def install() -> None:
-    """For what asks the machine's clock, too: it is to agree with the loop's."""
+    """Make the clock of the program agree with the clock of the loops."""
     SystemClock.now = staticmethod(CLOCK.now)
 
 
 def loops() -> Mapping[str, Any]:
-    """As pytest-asyncio wants them."""
+    """Return the loops for pytest-asyncio."""
     return {"patient": PatientLoop}

@@ -1,4 +1,4 @@
-"""Ports that nobody has, for programs that are told which to take, and a port that accepts nothing."""
+"""Free ports for programs that are started with a port, and a port that accepts nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 FIRST, LAST, STEP = 10_000, 32_000, 8
 
 _turns = itertools.count(97 * os.getpid())
-"""Where this process goes on looking: no port is given twice, and other processes are elsewhere."""
+"""Where this process continues to search: no port is given twice, and other processes search elsewhere."""
 
 
 def free_port(count: int = 1) -> int:
-    """The first of `count` consecutive ones, eight at most.
+    """Return the first of `count` consecutive free ports, eight at most.
 
-    Below those that systems give to connections, and to whoever asks for any: one of these may be gone before the
-    program listens, or while it is not there for a moment."""
+    They are below the ports that systems give to connections and for port 0: such a port may be taken before the
+    program listens, or while it restarts."""
     for turn in _turns:
         port = FIRST + STEP * turn % (LAST - FIRST)
         if all(_is_free(one) for one in range(port, port + count)):
@@ -29,8 +29,8 @@ def free_port(count: int = 1) -> int:
 
 @contextmanager
 def full_address(host: str = "127.0.0.1") -> Iterator[Any]:
-    """An address that takes no connection and refuses none, because its queue is full. Raise OSError if there is no
-    such host."""
+    """Give an address that neither accepts nor refuses a connection, because its queue is full. Raise OSError if there
+    is no such host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket(family))

@@ -1,4 +1,4 @@
-"""Waiting for what comes true by itself. Limits are for tests that fail: no machine is so busy as to meet them."""
+"""Waiting for a condition. The limits end tests that fail; even a busy machine does not reach them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PATIENCE = 120.0
 
 
 async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Raises TimeoutError if it does not come true.
+    """Wait for the condition. Raise TimeoutError if it stays false.
 
-    Polls less often the longer it waits: where waits are skipped, polls are what takes time."""
+    Poll less often with time: where waits are skipped, only polls take time."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     pause = 0.001
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> N
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Where there is no loop; raises TimeoutError, too."""
+    """Do the same where there is no loop."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
