@@ -46,8 +46,8 @@ from bench.scaling.fleet import DECODE, PREFILL, Fleet, Shape
 from bench.scaling.loads import LOADS, Load
 from bench.scaling.scalers import Fixed, Independent, Kvlane, Ratio, Scaler, pool
 from bench.scaling.scene import Moment, Scene
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
+from proxy.core.ports import ManualClock
 from proxy.lab.workload import Job
 
 KVLANE, MEAN = "kvlane", "fixed mean"

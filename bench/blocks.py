@@ -46,8 +46,8 @@ from rig import say, table
 
 from proxy.core import ports
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.ports import ManualClock
 from proxy.core.registry import Registry
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger

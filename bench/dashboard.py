@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import aiohttp
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.core.ports import InstanceName
+from proxy.core.ports import InstanceName, SystemClock
 from proxy.core.state import PluginState
 from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings

@@ -31,7 +31,7 @@ from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.shared import OwnLoads, PeerLoads, Roster
 from proxy.cluster.transport import LATER
 from proxy.core.attempt import Stage
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.fleet.ledger import SharedLedger
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.replay import Objectives, averaged, fared, figures

@@ -32,8 +32,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock, SystemClock
 from proxy.core.request import Prompt
 from proxy.prefix.hashing import Chain, chains
 from proxy.prefix.index import PrefixIndex

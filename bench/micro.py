@@ -22,12 +22,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.clock import SystemClock
-from proxy.core.decision import Decision
+from proxy.core.decision import EVERY, Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConfigError
-from proxy.core.ports import Clock, Random
-from proxy.core.record import EVERY, DecisionRecord, Recorder
+from proxy.core.ports import Clock, Random, SystemClock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.ledger import Ledger

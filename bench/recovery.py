@@ -33,7 +33,7 @@ from bench.placement.experiment import Experiment
 from bench.placement.report import mean, percentile
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.sim.engine import Pace
 from proxy.lab.simulation import Outcome, Restart, Simulation
 from proxy.latency.rates import Fading

@@ -22,13 +22,13 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.scrape import parse
 from proxy.fleet.settings import PodSettings, PodSources
 from proxy.fleet.store import Fleet
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.pool import PooledFetcher
 
 EXPOSITION_BYTES = 69_000
 ANSWER = b'{"object":"chat.completion","choices":[]}'

@@ -54,8 +54,8 @@ from proxy.cli import demo
 from proxy.cluster.redis_transport import RedisConnection
 from proxy.cluster.shared import LONG_PROMPT, OwnLoads
 from proxy.cluster.transport import SOON, Batch
-from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock, SystemClock
 from proxy.core.tasks import Tasks
 from proxy.lab.workload import load_trace, request_body
 from proxy.prefix.forest import Reservation

@@ -9,9 +9,8 @@ import random
 import statistics
 import time
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
-from proxy.core.ports import Clock, Random
+from proxy.core.ports import Clock, Random, SystemClock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.scheduling.build import Scheduling, build

@@ -22,10 +22,9 @@ from proxy.autoscale.signals import OwnSenses
 from proxy.config.diff import servable
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import OutOfFiles, RequestError
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, SystemClock
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
@@ -44,9 +43,8 @@ from proxy.http.admin import AdminServer, admin_application
 from proxy.http.admin_config import Explained
 from proxy.http.guards import HungUp
 from proxy.http.server import DataServer
-from proxy.http.tls import Trust
-from proxy.http.upstream.fetch import PooledFetcher
-from proxy.http.upstream.pool import UpstreamPool
+from proxy.http.settings import Trust
+from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer

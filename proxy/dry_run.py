@@ -9,15 +9,13 @@ from typing import Any
 
 import orjson
 
-from proxy.core.cycle_state import CycleState
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, DecisionRecord
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConfigError, RequestError
-from proxy.core.identity import Identity
 from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, PreRequest
-from proxy.core.record import DecisionRecord
-from proxy.core.request import InferenceRequest, changed
+from proxy.core.ports import Identity
+from proxy.core.request import CycleState, InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.fleet.drain_affinity import steer
 from proxy.openai.parse import Parsed, parse

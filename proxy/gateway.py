@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
-from proxy.core.decision import Decision
+from proxy.core.decision import NO_RECORDER, Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import (
     NO_POD,
@@ -21,9 +21,7 @@ from proxy.core.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from proxy.core.patterns import allows
-from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way
-from proxy.core.record import NO_RECORDER, DecisionRecord, Recorder
+from proxy.core.ports import Call, Clock, Names, Relay, Resolver, Way, allows
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.drain_affinity import steer

@@ -1,6 +1,6 @@
 """HTTP requests to servers of the control plane: sessions, time limits, TLS and the size of responses in one place.
 
-Pods are asked through `http.upstream.fetch`. It shares connections, TLS and errors with the data path, and takes half
+Pods are asked through `http.upstream.pool`. It shares connections, TLS and errors with the data path, and takes half
 the CPU of a request of aiohttp (88 against 176 us for a scrape of 69 KB on loopback), which bounds how often a large
 fleet is scraped."""
 

@@ -12,8 +12,8 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.models import ModelRounds
 from proxy.fleet.runner import STATIC, FleetRunner, named
 from proxy.fleet.store import Fleet, FleetSettings
-from proxy.http.tls import Trust
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.settings import Trust
+from proxy.http.upstream.pool import PooledFetcher
 from proxy.reliability.health import HealthChecks
 from proxy.reliability.settings import HealthSettings
 from proxy.settings import PoolSettings, Settings

@@ -11,12 +11,12 @@ from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
+from proxy.core.decision import DecisionRecord
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import AllFailed, NoEndpoints, ShuttingDown
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.plugin import DataProducer
 from proxy.core.ports import Gate, Relay
-from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 from proxy.disagg.transfer import SplitRequests
 from proxy.fleet.bindings import Bindings

@@ -13,18 +13,15 @@ from proxy.auth.authenticator import Admission, Authenticator, authenticator_of
 from proxy.auth.limits import LimitSeries, RateLimiter
 from proxy.autoscale.signals import OwnSenses
 from proxy.core.attempt import Attempt
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
-from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock, Gate, KvEvents, Names, Random, Timer, Tokenizers
-from proxy.core.record import DecisionRecord, Recorder
-from proxy.core.registry import Registry
+from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
-from proxy.core.wiring import Ports
 from proxy.disagg.transfer import SplitRequests
 from proxy.extproc.request import Addresses, SubsetGate
 from proxy.extproc.settings import ExtProcSettings
@@ -39,10 +36,8 @@ from proxy.flowcontrol.settings import FlowControlSettings
 from proxy.gateway import Gateway
 from proxy.http.rank import RankGate
 from proxy.http.server import Served
-from proxy.http.settings import Security
-from proxy.http.tls import Trust
-from proxy.http.upstream.fetch import PooledFetcher
-from proxy.http.upstream.pool import UpstreamPool
+from proxy.http.settings import Security, Trust
+from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
 from proxy.latency.forecast import LATENCY
 from proxy.models.cluster import ClusterNames
 from proxy.models.resolver import ModelSeries, Resolver, Waker

@@ -14,15 +14,12 @@ from proxy.autoscale.settings import AutoscaleSettings
 from proxy.cluster.settings import ReplicaSettings
 from proxy.config import picker_config
 from proxy.core import params
-from proxy.core.clock import SystemClock
-from proxy.core.endpoint import DEFAULT_POOL
+from proxy.core.endpoint import DEFAULT_POOL, PodTls
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import Invalid, join, plain, suggestion, yaml_key
-from proxy.core.ports import Clock, KvEvents, Random, Tokenizers
-from proxy.core.registry import Registry
+from proxy.core.ports import Clock, KvEvents, Random, SystemClock, Tokenizers
+from proxy.core.registry import Ports, Registry
 from proxy.core.state import State
-from proxy.core.tls import PodTls
-from proxy.core.wiring import Ports
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.extproc.settings import ExtProcSettings
 from proxy.fleet.dialects import Engines

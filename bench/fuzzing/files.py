@@ -15,8 +15,8 @@ from bench.fuzzing.talk import PATIENCE, read_request
 from proxy import yaml_source
 from proxy.auth.authenticator import authenticator_of
 from proxy.auth.settings import AuthSettings
-from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError
+from proxy.core.ports import SystemClock
 from proxy.core.state import State
 from proxy.fleet.discovery.file import FileSource
 from proxy.models.cluster import ClusterNames

@@ -17,9 +17,9 @@ from jwt.algorithms import ECAlgorithm
 from bench.fuzzing.inputs import Check
 from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import AuthSettings
-from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, IssuerAway, Unauthorized
 from proxy.core.params import load
+from proxy.core.ports import ManualClock
 from proxy.core.state import State
 
 NAME, AUDIENCE, NOW = "https://issuer.example", "kvlane", 1_700_000_000.0

@@ -13,7 +13,7 @@ from bench.placement.capacity import capacity
 from bench.placement.generators import generate
 from bench.placement.report import Figures, Objectives
 from bench.placement.scenario import Scenario
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import Outcome, Simulation
 from proxy.lab.workload import Workload, load_trace

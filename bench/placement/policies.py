@@ -13,7 +13,7 @@ from bench.placement.pods import VirtualPod
 from bench.placement.policy import EngineBalancer, LeastRequests, PowerOfTwo, RandomChoice, RoundRobin
 from bench.placement.rivals import RIVALS
 from proxy.config.load import load
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.simulation import Policy
 from proxy.settings import Settings

@@ -20,8 +20,8 @@ import uvloop
 
 from proxy.app import App
 from proxy.cli.configuration import loaded
-from proxy.core.clock import SystemClock
-from proxy.core.units import Duration
+from proxy.core.params import Duration
+from proxy.core.ports import SystemClock
 from proxy.settings import Settings
 from proxy.telemetry import logs
 

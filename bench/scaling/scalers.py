@@ -15,8 +15,8 @@ from proxy.autoscale.demand import Metric, Sized, desired_of_role
 from proxy.autoscale.loop import Loop, Outcome
 from proxy.autoscale.policy import Observed, Role
 from proxy.autoscale.settings import PoolSettings, load
-from proxy.core.clock import ManualClock
-from proxy.core.units import Duration
+from proxy.core.params import Duration
+from proxy.core.ports import ManualClock
 
 METRICS: Mapping[str, tuple[Metric, ...]] = {
     PREFILL: (Metric("prefill_load", "total", 0.7),),

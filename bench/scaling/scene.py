@@ -12,7 +12,7 @@ from bench.scaling.fleet import PREFILL, ROLES, Fleet, State
 from bench.scaling.router import LeastWork
 from bench.scaling.scalers import Scaler
 from proxy.autoscale.policy import Observed, Sample
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.simulation import Simulation
 from proxy.lab.workload import Job
 

@@ -16,13 +16,11 @@ from proxy import yaml_source
 from proxy.auth.settings import ApiKey, AuthSettings, Jwt, Limits, Scope, check_keys
 from proxy.core import params
 from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Problem, Unauthorized, UnknownModel
-from proxy.core.identity import IDENTITY, Identity
-from proxy.core.patterns import allows
-from proxy.core.ports import Clock, Resolver
+from proxy.core.files import WatchedFiles
+from proxy.core.ports import IDENTITY, Clock, Identity, Resolver, allows
 from proxy.core.request import InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
-from proxy.core.watched_files import WatchedFiles
 from proxy.openai.events import asking
 
 Fetch = Callable[[str], Awaitable[tuple[int, bytes]]]

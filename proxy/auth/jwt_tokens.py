@@ -19,8 +19,7 @@ from proxy import outbound
 from proxy.auth.authenticator import Fetch
 from proxy.auth.settings import Jwt, Scope
 from proxy.core.errors import LONGEST_NAME, Forbidden, IssuerAway, Unauthorized
-from proxy.core.identity import Identity
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, Identity
 from proxy.core.request import frozen
 from proxy.core.tasks import Tasks
 

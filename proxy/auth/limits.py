@@ -12,11 +12,9 @@ from typing import Protocol, final
 from proxy.auth.meter import Amounts, Bucket, Meter, Shortage
 from proxy.auth.settings import ANY_OTHER, Limits
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.cycle_state import DataKey
 from proxy.core.errors import RateLimited
-from proxy.core.identity import IDENTITY, Identity
-from proxy.core.ports import Clock, Gate
-from proxy.core.request import InferenceRequest, is_out_of_its_own_time
+from proxy.core.ports import IDENTITY, Clock, Gate, Identity
+from proxy.core.request import DataKey, InferenceRequest, is_out_of_its_own_time
 from proxy.telemetry.metrics import OTHER, Catalogue
 from proxy.telemetry.observer import is_label
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core.params import param
-from proxy.core.units import Moment
+from proxy.core.params import Moment, param
 
 Scope = Literal["inference", "admin"]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.core.params import param
-from proxy.core.units import Duration
+from proxy.core.params import Duration, param
 
 _LONGEST = 1800.0
 

@@ -14,8 +14,7 @@ from proxy.autoscale.policy import EXPANSION, PREFILL_LOAD, TTFT, Coordination, 
 from proxy.autoscale.validation import coordination_faults, role_faults
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Invalid, camel, join, param
-from proxy.core.units import Duration
+from proxy.core.params import Duration, Invalid, camel, join, param
 from proxy.kubernetes.settings import SERVICE_ACCOUNT, ApiServer
 
 _NEEDS = {"webhook": ("url",), "exec": ("command",), "kubernetes": ("targets",), "compose": ("targets",)}

@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.text import Text
 
 from proxy import outbound
-from proxy.core.clock import SystemClock
 from proxy.core.errors import BadRequest, ConfigError, cause
+from proxy.core.ports import SystemClock
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
 from proxy.dashboard.client import LOOK_INTERVAL, Feed, Picture, Refused

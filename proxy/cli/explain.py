@@ -26,10 +26,9 @@ from proxy.cli.admin import asked as ask
 from proxy.cli.admin import files, in_full, key_option, pods_in
 from proxy.cli.configuration import config_option
 from proxy.config.load import load
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError, Problem, cause
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, SystemClock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
 from proxy.scheduling import explain as explaining

@@ -19,7 +19,7 @@ from proxy.cli.configuration import Misconfigured, config_option
 from proxy.config.load import load as load_settings
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.errors import ConfigError, cause
-from proxy.core.units import parse_duration
+from proxy.core.params import parse_duration
 from proxy.lab.fit import Fit, TooLittle, fit
 from proxy.lab.record import Record, load
 from proxy.lab.replay import ROWS, Fleet, Objectives, TooLarge, averages, recorded, repeated

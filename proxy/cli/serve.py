@@ -28,10 +28,9 @@ from proxy.cluster.workers import StartFailed
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
 from proxy.config.warnings import NO_PODS
-from proxy.core import open_files
 from proxy.core.errors import ConfigError, Problem, Unreadable
+from proxy.core.files import WatchedFiles, raise_open_files_limit, warn_of_few_files
 from proxy.core.tasks import Tasks
-from proxy.core.watched_files import WatchedFiles
 from proxy.fleet.settings import bracketed
 from proxy.http.upstream.pool import is_address
 from proxy.settings import Settings
@@ -136,8 +135,8 @@ def serve(
     settings = settings_of(source)
     guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
-    open_files.raise_limit()
-    open_files.warn_if_low(settings.listen.max_connections)
+    raise_open_files_limit()
+    warn_of_few_files(settings.listen.max_connections)
     if not settings.has_pods:
         log.warning(NO_PODS)
     for remark in settings.remarks:

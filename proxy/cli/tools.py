@@ -19,9 +19,9 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from proxy.auth.authenticator import hashed, new_key
 from proxy.cli.admin import files
 from proxy.cli.configuration import Misconfigured
-from proxy.core.clock import SystemClock
 from proxy.core.errors import ConfigError, cause
 from proxy.core.params import plain
+from proxy.core.ports import SystemClock
 from proxy.fleet.settings import PodSettings
 from proxy.telemetry.logs import visible
 from proxy.tools.endpoint_picker import endpoint_picker

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
-from proxy.core.params import param
-from proxy.core.units import Duration
+from proxy.core.params import Duration, param
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 

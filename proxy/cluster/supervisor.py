@@ -26,9 +26,9 @@ from proxy.cluster.workers import Child, Workers, bound
 from proxy.config.diff import OF_THE_HOST, servable
 from proxy.config.load import Reader
 from proxy.config.reload import Configurations
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.ports import SystemClock
 from proxy.core.state import Draft, State
 from proxy.core.tasks import Tasks
 from proxy.dashboard.dashboard import Dashboard, of_workers
@@ -36,7 +36,7 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.mirror import News, Origin
 from proxy.http.admin import AdminServer, admin_application
 from proxy.http.server import BACKLOG
-from proxy.http.tls import Trust, server_context
+from proxy.http.settings import Trust, server_context
 from proxy.polling import Polling, fleet_settings
 from proxy.reliability.breaker import Breakers, call_later
 from proxy.serving import build_door

@@ -24,7 +24,7 @@ from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import LockedWriter, Setup, read_settings
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
-from proxy.http.tls import Trust
+from proxy.http.settings import Trust
 from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
 from proxy.telemetry import logs

@@ -10,10 +10,8 @@ from enum import Enum
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from proxy.core import params
-from proxy.core.params import plain, yaml_key
-from proxy.core.registry import Registry
-from proxy.core.units import Duration, Moment, Size
-from proxy.core.wiring import parameters_of
+from proxy.core.params import Duration, Moment, Size, plain, yaml_key
+from proxy.core.registry import Registry, parameters_of
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.settings import PodSources
 from proxy.flowcontrol.settings import FlowControlSettings

@@ -5,14 +5,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.listener import NO_LISTENERS, Listeners
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 
 if TYPE_CHECKING:
-    from proxy.core.record import DecisionRecord
+    from proxy.core.decision import DecisionRecord
 
 
 class Ending(Enum):

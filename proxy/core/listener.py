@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from proxy.core.attempt import Attempt, Ending
-    from proxy.core.decision import Decision
+    from proxy.core.decision import Decision, DecisionRecord
     from proxy.core.endpoint import Endpoint
     from proxy.core.errors import Reason, RequestError
     from proxy.core.ports import Call
-    from proxy.core.record import DecisionRecord
     from proxy.core.request import InferenceRequest
 
 log = logging.getLogger(__name__)

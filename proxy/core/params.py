@@ -4,17 +4,111 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.removed import replacement
-from proxy.core.units import Duration, Moment, Size, moment, parse_duration, parse_size
+
+Duration = NewType("Duration", float)
+"""Seconds. Written `250ms`, `15s`, `5m`, `1h30m` (Go's notation), or a number of seconds."""
+
+Size = NewType("Size", int)
+"""Bytes or a count. Written `64MiB`, `10Gi`, `1k` (Kubernetes' notation), or a whole number."""
+
+Moment = NewType("Moment", float)
+"""Seconds since the Unix epoch. Written `2027-01-31`, which begins that day, or `2027-01-31T18:00:00Z`; UTC unless it
+says otherwise."""
+
+_DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
+_SIZE_UNITS = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate("kMGTP", 1)},
+    **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kKMGTP]|[KMGTP]i)B?")
+
+
+def parse_duration(text: str) -> Duration:
+    """Raises ValueError, saying what a duration looks like."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a duration; write 250ms, 15s, 5m or 1h30m")
+    return Duration(sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts))
+
+
+def parse_size(text: str) -> Size:
+    """Raises ValueError, saying what a size looks like."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a size; write 64MiB, 10Gi, 1k or a whole number")
+    number, unit = match.groups()
+    return Size(int(float(number) * _SIZE_UNITS["k" if unit == "K" else unit]))
+
+
+def moment(value: str | date) -> Moment:
+    """Raises ValueError, saying what a point in time looks like."""
+    try:
+        read = datetime.fromisoformat(value if isinstance(value, str) else value.isoformat())
+        return Moment((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise ValueError(f"{str(value)!r} is no date or time; write 2027-01-31 or 2027-01-31T18:00:00Z") from None
+
+
+REMOVED: Mapping[str, str] = {
+    "autoscale.pools.*.history": "it is always 1000 decisions",
+    "autoscale.prometheus.timeout": "it is always 5 s",
+    "models.kubernetes.retry": "it is always 500 ms",
+    "models.kubernetes.timeout": "it is always 10 s",
+    "models.kubernetes.watch": "it is always 5 minutes",
+    "pods.dns.tls": "write pods.tls, or tls of a static pod that differs",
+    "pods.kubernetes.retry": "it is always 500 ms",
+    "pods.kubernetes.timeout": "it is always 10 s",
+    "pods.kubernetes.tls": "write pods.tls, or tls of a static pod that differs",
+    "pods.kubernetes.watch": "it is always 5 minutes",
+    "pods.warmup.concurrency": "it is always 2 prompts at a time",
+    "pods.warmup.maxBytes": "it is always 4 MiB",
+    "pods.warmup.sample": "it is always one answered request in 8",
+    "pods.warmup.sharedBy": "it is always 8 requests",
+    "pods.warmup.timeout": "it is always 1 minute",
+    "reliability.breaker.probes": "it is always 1 request",
+    "replicas.interval": "it is always 10 ms",
+    "security.jwt.leeway": "it is always 30 s",
+    "security.jwt.refresh": "it is always 5 minutes",
+    "telemetry.decisions.maxBytes": "it is always 64 MiB",
+    "telemetry.tracing.timeout": "it is always 5 s",
+    "approx-prefix-cache-producer.maxSiblings": "it is always 16 requests",
+    "approx-prefix-cache-producer.ttl": "it is always 1 hour",
+    "predicted-latency-pd-decider.nonCachedTokens": (
+        "predictions always decide; prefix-based-pd-decider has a fixed number of tokens"
+    ),
+    "predicted-latency-producer.maxRelativeError": (
+        "predictions are always used; alert on kvlane_latency_prediction_error_ratio instead"
+    ),
+    "token-producer.local.cacheBytes": "it is always 64 MiB",
+    "token-producer.pod.timeout": "it is always 300 ms",
+    "tokenizer.local.cacheBytes": "it is always 64 MiB",
+    "tokenizer.pod.timeout": "it is always 300 ms",
+}
+"""By the path of the key: `*` stands for a name that the configuration chooses. A path that begins with the type of a
+plugin is below the plugin's parameters. Add a key here, and to docs/changelog.md, when a setting is removed."""
+
+_POOL = re.compile(r"^pools\.[^.]+\.")
+_NAMES = tuple((re.compile(re.escape(key).replace(r"\*", "[^.]+")), why) for key, why in REMOVED.items())
+
+
+def replacement(path: str) -> str | None:
+    """What holds in place of the setting at this path, or None if there was none. The path of a plugin's parameter
+    begins with the type of the plugin."""
+    path = _POOL.sub("", path)
+    return next((why for key, why in _NAMES if key.fullmatch(path)), None)
+
 
 T = TypeVar("T")
 

@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 
 P = TypeVar("P", bound="type[Plugin]")
 

@@ -1,23 +1,136 @@
 """The outside world as the middle of the program sees it.
 
-A plugin field that is annotated with one of these types is filled in by `core.wiring` and is no YAML parameter.
+A plugin field that is annotated with one of these types is filled in by `core.registry` and is no YAML parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from types import TracebackType
-from typing import Any, NewType, Protocol
+from typing import Any, Literal, NewType, Protocol
 
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
-from proxy.core.identity import Identity
-from proxy.core.kv import KvEvent, KvSources
+from proxy.core.errors import LONGEST_NAME
 from proxy.core.listener import Listener
 from proxy.core.plugin import Decider
-from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.tokens import LocalModel, RemoteTokenizer
+from proxy.core.request import DataKey, InferenceRequest, Prompt, frozen
+
+
+@frozen
+class Identity:
+    """Of a key or a token. `name` is what logs and metrics say, never the secret; `models` and `objectives` are what it
+    may ask for, None: any."""
+
+    name: str
+    tenant: str = ""
+    models: frozenset[str] | None = None
+    objectives: frozenset[str] | None = None
+    limits: str = ""
+    """The name of those that it has."""
+
+
+IDENTITY: DataKey[Identity] = DataKey("Identity")
+"""Who sends the request; absent where no keys are asked for."""
+
+
+BlockHash = int | bytes
+"""How an engine names a block; it means something to that process alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Consecutive blocks that a tier (`medium`, lower case) holds from here on. `tokens` are the token ids of all of
+    them, packed as little-endian 32-bit integers; empty for blocks that another tier has already. `parent` is the block
+    before the first one, None at the start of a prompt. `keys` has what else tells each block from others with the same
+    tokens: media, cache_salt; or nothing at all."""
+
+    hashes: Sequence[BlockHash]
+    parent: BlockHash | None
+    tokens: bytes
+    block_size: int
+    lora: str = ""
+    medium: str = "gpu"
+    keys: Sequence[Sequence[Any] | None] = ()
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    hashes: Sequence[BlockHash]
+    medium: str = "gpu"
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """No tier holds anything."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | AllCleared
+
+
+@dataclass(frozen=True, slots=True)
+class KvSources:
+    """Where pods publish. `{host}` is the pod's host and `{port}` the port; of several data-parallel ranks each has its
+    own, one after the other. `port` and `replay_port` stand for pods without a label that says otherwise; `replay_port`
+    0: nobody can be asked for what was missed. With `bind`, pods connect to that address instead, and their topics say
+    who they are."""
+
+    endpoint: str = "tcp://{host}:{port}"
+    port: int = 5557
+    replay_port: int = 0
+    ranks: int = 1
+    topic: str = ""
+    bind: str = ""
+
+
+ContentFormat = Literal["auto", "string", "openai"]
+"""How a template wants the content of messages: as one text, or in parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """`model` is a folder with tokenizer.json, or an id that the local cache of Hugging Face has; `chat_template` a
+    file that stands in for the model's own."""
+
+    model: str
+    chat_template: str = ""
+    content_format: ContentFormat = "auto"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    exclude_tools_when_not_chosen: bool = False
+    cache_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTokenizer:
+    """`url` is a server that renders prompts, empty: any of the pods, at their /tokenize; `model` what it calls the
+    model, empty: as the request does. `timeout` is in seconds."""
+
+    url: str = ""
+    model: str = ""
+    timeout: float = 5.0
+
+
+def allows(patterns: frozenset[str] | None, name: str) -> bool:
+    """Whether one of the patterns is the name; None allows any."""
+    if patterns is None:
+        return True
+    matches = _matches if len(name) <= LONGEST_NAME else _matches.__wrapped__  # no client fills the memory
+    return matches(patterns, name)
+
+
+def any_matches(patterns: Iterable[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+_matches = lru_cache(maxsize=4096)(any_matches)
+
 
 InstanceName = NewType("InstanceName", str)
 """The name under which a plugin was configured; it defaults to the plugin's type."""
@@ -250,3 +363,27 @@ class Unconnected(KvEvents, Tokenizers, Timer):
 class _NoTokens(Tokens):
     async def of(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Prompt | None:
         return None
+
+
+class SystemClock:
+    """The clocks of the machine; see `ports.Clock`."""
+
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+
+class ManualClock:
+    """A clock that stands still until it is told to move: for tests and replays."""
+
+    def __init__(self, now: float = 0.0, wall: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._wall_offset = wall - now
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now + self._wall_offset
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds

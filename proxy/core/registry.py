@@ -1,13 +1,50 @@
-"""Which plugin types exist: those in the package `proxy.plugins` by existing, others by entry point."""
+"""Which plugins exist, instances of them from their configuration, and the faults of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import importlib
+import inspect
+import logging
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
 
-from proxy.core.discovery import in_package, installed
+from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import suggestion
+from proxy.core.params import Invalid, suggestion
 from proxy.core.plugin import Plugin
+from proxy.core.ports import Clock
+
+
+def in_package(package: str, named_by: str) -> Iterator[type[Any]]:
+    """Those that have a class variable `named_by` of their own."""
+    root = importlib.import_module(package)
+    for found in pkgutil.walk_packages(root.__path__, package + "."):
+        yield from _in_module(importlib.import_module(found.name), named_by)
+
+
+def installed(group: str, named_by: str) -> Iterator[type[Any]]:
+    """An entry point names a module full of them, or one class. Raises ConfigError for one that cannot be loaded."""
+    for entry in entry_points(group=group):
+        try:
+            found = entry.load()
+        except Exception as error:
+            where = f"entry point {entry.name} = {entry.value}"
+            raise ConfigError([Problem(where, f"cannot be loaded: {error!r}; repair or uninstall it")]) from error
+        if inspect.ismodule(found):
+            yield from _in_module(found, named_by)
+        else:
+            yield found
+
+
+def _in_module(module: ModuleType, named_by: str) -> Iterator[type[Any]]:
+    for member in vars(module).values():
+        if isinstance(member, type) and member.__module__ == module.__name__ and vars(member).get(named_by):
+            yield member
+
 
 BUILT_IN = "proxy.plugins"
 ENTRY_POINT_GROUP = "kvlane.plugins"
@@ -48,3 +85,69 @@ def is_built_in(plugin: Plugin) -> bool:
 
 def _where(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+Ports = Mapping[Any, Any]
+"""Annotated type -> the value that fields of this type get."""
+
+
+def parameters_of(cls: type[Plugin], ports: Ports) -> list[dataclasses.Field[Any]]:
+    """The fields a YAML file may set."""
+    kinds = params.hints(cls)
+    return [field for field in dataclasses.fields(cls) if field.init and kinds[field.name] not in ports]  # type: ignore[arg-type]
+
+
+def make_plugin(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> Plugin:
+    """Raises params.Invalid with every fault of the parameters."""
+    try:
+        return params.build(cls, parameters, cls.plugin_type, injected(cls, ports))
+    except Invalid as invalid:
+        faults = ((problem.path.removeprefix(cls.plugin_type), problem.message) for problem in invalid.problems)
+        raise Invalid(*(Problem(path + below, message) for below, message in faults)) from None
+
+
+def injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:
+    """Return the fields that are ports, with their values."""
+    kinds = params.hints(cls)
+    return {
+        field.name: ports[kinds[field.name]]
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.init and kinds[field.name] in ports
+    }
+
+
+log = logging.getLogger(__name__)
+
+Count = Callable[[str, str], None]
+"""Called with the name of a plugin and the kind of its fault, once per faulty call."""
+
+LOGGED_EVERY = 60.0
+"""Seconds between two log lines about the same kind of fault of the same plugin."""
+
+OUT_OF_RANGE = "out-of-range"
+NOT_A_NUMBER = "nan"
+WRONG_LENGTH = "wrong-length"
+RAISED = "raised"
+UNUSABLE = "unusable"
+"""The plugin returned something else than its extension point asks for."""
+
+
+def uncounted(name: str, fault: str) -> None:
+    """Count nothing."""
+
+
+class PluginFaults:
+    """The one place that counts and logs the faults of plugins, so that all plugins share one rate limit."""
+
+    def __init__(self, clock: Clock, count: Count = uncounted) -> None:
+        self._now = clock.now
+        self._count = count
+        self._logged: dict[tuple[str, str], float] = {}
+
+    def report(self, name: str, fault: str, complaint: str, error: BaseException | None = None) -> None:
+        """Count a fault of the plugin `name`. `complaint` says what happened and what happens instead."""
+        self._count(name, fault)
+        now, key = self._now(), (name, fault)
+        if now - self._logged.get(key, -LOGGED_EVERY) >= LOGGED_EVERY:
+            self._logged[key] = now
+            log.error("plugin %s %s (logged once a minute, counted always)", name, complaint, exc_info=error)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from proxy.core.params import param
-from proxy.core.units import Duration
+from proxy.core.params import Duration, param
 from proxy.disagg.connectors import CONNECTORS, connector_named
 
 

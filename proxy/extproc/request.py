@@ -10,8 +10,7 @@ from typing import Any
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, BodyTooLarge, NoEndpoints, RequestError
-from proxy.core.identity import Identity
-from proxy.core.ports import Clock, Gate
+from proxy.core.ports import Clock, Gate, Identity
 from proxy.core.request import InferenceRequest
 from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
 from proxy.http.body import Budget, Upload, body_timed_out, too_large

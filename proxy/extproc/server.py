@@ -24,8 +24,7 @@ from proxy.extproc.settings import ExtProcSettings
 from proxy.http.response import RelayContext
 from proxy.http.server import listeners, port_of
 from proxy.http.service import Service
-from proxy.http.settings import ServerTls
-from proxy.http.tls import server_context
+from proxy.http.settings import ServerTls, server_context
 
 READY = ("", "readiness", messages.SERVICE)
 """What may be asked about, beside whether the process lives."""

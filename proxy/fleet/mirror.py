@@ -10,9 +10,8 @@ from typing import Any
 
 import orjson
 
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, PodTls
 from proxy.core.ports import Clock
-from proxy.core.tls import PodTls
 from proxy.fleet.records import PodRecord
 from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.fleet.store import Fleet

@@ -10,11 +10,9 @@ from itertools import chain
 from typing import Literal
 from urllib.parse import urlsplit
 
-from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
+from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, PodTls
 from proxy.core.errors import Problem
-from proxy.core.params import param
-from proxy.core.tls import PodTls
-from proxy.core.units import Duration
+from proxy.core.params import Duration, param
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.kubernetes.settings import ApiServer
 from proxy.telemetry.exposition import parse_spec

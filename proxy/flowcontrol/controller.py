@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Protocol, final
 
 from proxy.core.attempt import Attempt
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import Evicted, MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
 from proxy.core.ports import Clock, Gate, Random
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.flowcontrol.capacity import Fleet, Room, Siblings
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding

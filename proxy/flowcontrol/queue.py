@@ -15,7 +15,7 @@ from zlib import crc32
 
 from proxy.core.attempt import Attempt
 from proxy.core.errors import QueueFull
-from proxy.core.identity import IDENTITY
+from proxy.core.ports import IDENTITY
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 from proxy.latency.forecast import objectives

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from proxy.core.params import param
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size, param
 
 Ordering = Literal["fcfs", "edf", "slo-deadline"]
 Fairness = Literal["strict", "round-robin", "deficit-round-robin", "least-service"]

@@ -11,14 +11,21 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.core import open_files
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, BodyTimeout, BodyTooLarge, MethodNotAllowed, NotFound, RequestError
+from proxy.core.files import open_files_limit
+from proxy.core.ports import SystemClock
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
-from proxy.http.admin_autoscale import AutoscaleRoutes, Scaled
-from proxy.http.admin_config import ConfigRoutes, Configurations, DecisionRoutes, Explained, LoggingRoutes
+from proxy.http.admin_config import (
+    AutoscaleRoutes,
+    ConfigRoutes,
+    Configurations,
+    DecisionRoutes,
+    Explained,
+    LoggingRoutes,
+    Scaled,
+)
 from proxy.http.admin_keys import (
     DOORSTEPS,
     METRICS,
@@ -34,8 +41,7 @@ from proxy.http.admin_keys import (
 )
 from proxy.http.admin_pods import PodRelay, PodRoutes
 from proxy.http.guards import SendProgress, Sweep, reset
-from proxy.http.settings import SEND_TIMEOUT, Admin
-from proxy.http.tls import HANDSHAKE_TIMEOUT, Trust, server_context
+from proxy.http.settings import HANDSHAKE_TIMEOUT, SEND_TIMEOUT, Admin, Trust, server_context
 from proxy.openai.errors import render
 from proxy.telemetry.logs import LogLevels
 from proxy.telemetry.observation import Exposition
@@ -80,7 +86,7 @@ class AdminServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
             keepalive_timeout=idle_timeout,
         )
-        self._most_connections = min(most_connections, open_files.limit() // 4)
+        self._most_connections = min(most_connections, open_files_limit() // 4)
         self._listener: asyncio.Server | None = None
 
     async def __aenter__(self) -> AdminServer:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from proxy.auth.settings import Scope
 from proxy.core.errors import Forbidden, InvalidJson, MisdirectedRequest, Unauthorized
-from proxy.core.identity import Identity
+from proxy.core.ports import Identity
 from proxy.http.settings import host_name
 from proxy.telemetry.logs import AUDIT
 

@@ -17,11 +17,11 @@ from yarl import URL
 from proxy.core import params
 from proxy.core.endpoint import DEFAULT_POOL, NEVER_SCRAPED, Endpoint, EndpointState, Load, LoadView, Metrics
 from proxy.core.errors import BadGateway, BadRequest, ConfigError, Conflict, GatewayTimeout, UnknownPod
-from proxy.core.units import parse_duration
+from proxy.core.params import parse_duration
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin_keys import json_answer, json_body
-from proxy.http.tls import Trust
+from proxy.http.settings import Trust
 
 LONGEST_WAIT = 600.0
 """Seconds that an answer may wait for a pod to drain."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from proxy.core.attempt import NOT_YET, Attempt
 from proxy.core.errors import BadRequest, CutShort, UpstreamFailed
-from proxy.core.patterns import any_matches
+from proxy.core.ports import any_matches
 from proxy.core.request import InferenceRequest, changed
 from proxy.http.framing import LAST_CHUNK, Bodies, Marks, chunk
 from proxy.openai.bodies import renamed, renaming

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from proxy.core.identity import Identity
+from proxy.core.ports import Identity
 from proxy.http.guards import reset
 from proxy.http.head import REMEMBERED, Pairs, first_lines, local_answer, passing
 from proxy.http.paths import split_target

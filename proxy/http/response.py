@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from proxy.core.attempt import COMPLETE, Attempt, Ending
 from proxy.core.errors import Declined, Garbled, KvlaneError, ShuttingDown, UpstreamFailed, UpstreamTimedOut
 from proxy.core.ports import Clock
+from proxy.http.client import Tunnel
 from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
 from proxy.http.head import BODYLESS, NOT_FOUND, AnswerHead, header_line, is_open, refusal
@@ -25,7 +26,6 @@ from proxy.http.pipeline import (
     is_changed,
 )
 from proxy.http.request import HttpCall
-from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import MOST_PASSED, Connection
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, stream_error

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, cast
 from weakref import WeakSet
 
-from proxy.core import open_files
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import RequestError
+from proxy.core.files import CANNOT_ACCEPT, RESERVED_FILES, open_files_limit, report_out_of_files
 from proxy.core.listener import Listeners
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
@@ -28,8 +28,7 @@ from proxy.http.relay import ClientRelay, Race
 from proxy.http.request import Heads, HttpCall
 from proxy.http.response import RelayContext, Response
 from proxy.http.service import Authenticator, Bodies, C, Cors, Gateway, Service
-from proxy.http.settings import Listen, Security
-from proxy.http.tls import HANDSHAKE_TIMEOUT, server_context
+from proxy.http.settings import HANDSHAKE_TIMEOUT, Listen, Security, server_context
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
 
@@ -155,7 +154,7 @@ class Clients:
         self._no_room_at = -ROOM_INTERVAL
         self._is_over = False
         self._turned_away = 0
-        self._last_file = open_files.limit() - open_files.RESERVED
+        self._last_file = open_files_limit() - RESERVED_FILES
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self, self._loop)
@@ -182,7 +181,7 @@ class Clients:
                 return True
             self._no_room_at = now
         if is_out_of_files:
-            open_files.report(open_files.ACCEPT, now)
+            report_out_of_files(CANNOT_ACCEPT, now)
             self.hung_up(HungUp.OUT_OF_FILES, 1)
             return False
         self._turned_away += 1

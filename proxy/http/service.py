@@ -14,10 +14,8 @@ import orjson
 import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel
-from proxy.core.identity import Identity
 from proxy.core.listener import Listeners
-from proxy.core.patterns import allows
-from proxy.core.ports import Call, Relay
+from proxy.core.ports import Call, Identity, Relay, allows
 from proxy.http.guards import Tell, after, untold
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import Kind, Paths

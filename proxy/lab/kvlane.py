@@ -13,11 +13,10 @@ from random import Random
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.errors import RequestError, UpstreamFailed
 from proxy.core.listener import Listeners
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, ManualClock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks

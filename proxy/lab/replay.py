@@ -9,8 +9,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from proxy.core.clock import ManualClock
 from proxy.core.errors import KvlaneError
+from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.record import Record, Seen
 from proxy.lab.sim import SimConfig

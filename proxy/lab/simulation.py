@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from proxy.core.attempt import Stage
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.cache import ChunkPool
 from proxy.lab.engine import Counted, CountingEngine, Event, Lockstep
 from proxy.lab.sim import SimConfig

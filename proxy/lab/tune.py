@@ -9,9 +9,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from proxy.core.clock import ManualClock
 from proxy.core.errors import KvlaneError
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, ManualClock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
 from proxy.lab.replay import Fared, Fleet, mean, percentile, replay

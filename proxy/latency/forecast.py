@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 
 TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import xxhash
 
 from proxy.core.attempt import CASUALTIES
-from proxy.core.cycle_state import CycleState
 from proxy.core.endpoint import LIGHT_SLEEP, Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
@@ -25,10 +24,8 @@ from proxy.core.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from proxy.core.identity import IDENTITY, Identity
-from proxy.core.patterns import allows
-from proxy.core.ports import Clock, Poster, Random
-from proxy.core.request import InferenceRequest, Naming, changed
+from proxy.core.ports import IDENTITY, Clock, Identity, Poster, Random, allows
+from proxy.core.request import CycleState, InferenceRequest, Naming, changed
 from proxy.core.tasks import Tasks
 from proxy.models.settings import ModelSettings, Rewrite, Target
 from proxy.openai import multipart

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from proxy.core.errors import Problem
-from proxy.core.params import param
-from proxy.core.units import Duration
+from proxy.core.params import Duration, param
 from proxy.kubernetes.settings import ApiServer
 
 

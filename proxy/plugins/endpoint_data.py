@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
+from proxy.core.request import DataKey
 
 
 def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | None]:

@@ -12,12 +12,11 @@ from itertools import islice
 from typing import Any, Literal
 
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest
 from proxy.core.ports import Clock
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.latency.forecast import LATENCY
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.attempt import Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import SPLIT, Decision, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError
 from proxy.core.params import param, suggestion
 from proxy.core.plugin import Decider, PairDecider, ProfileHandler
 from proxy.core.ports import Deciders, InstanceName, ProfileNames
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.plugins.endpoint_data import PEER
 from proxy.prefix.match import PREFIX_MATCH
 

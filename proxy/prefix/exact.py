@@ -19,8 +19,7 @@ from operator import or_
 from typing import Any
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.kv import AllCleared, BlockHash, BlocksRemoved, BlocksStored, KvEvent
-from proxy.core.ports import Clock
+from proxy.core.ports import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Clock, KvEvent
 from proxy.core.request import BYTES_PER_TOKEN
 from proxy.prefix.hashing import Chain, chained, namespace
 

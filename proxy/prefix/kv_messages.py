@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
+from proxy.core.ports import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 from proxy.prefix.hashing import packed
 
 SEQUENCE = 8

@@ -12,8 +12,7 @@ import zmq
 import zmq.asyncio
 
 from proxy.core.endpoint import GONE, Endpoint
-from proxy.core.kv import AllCleared, KvSources
-from proxy.core.ports import KvListener
+from proxy.core.ports import AllCleared, KvListener, KvSources
 from proxy.prefix import kv_messages
 from proxy.prefix.kv_messages import END, SEQUENCE, Batch, Garbled
 from proxy.prefix.kv_subscriptions import Source, is_named

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
-from proxy.core.kv import KvSources
-from proxy.core.ports import KvEvents, KvListener
+from proxy.core.ports import KvEvents, KvListener, KvSources
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
 

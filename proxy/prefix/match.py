@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.request import Prompt
+from proxy.core.request import DataKey, Prompt
 from proxy.prefix.hashing import Chain, Turn, chained, namespace
 
 if TYPE_CHECKING:

@@ -22,11 +22,9 @@ from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import Tokens
+from proxy.core.ports import ContentFormat, LocalModel, SystemClock, Tokens
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.tokens import ContentFormat, LocalModel
 from proxy.offload import Answer, OffloadPool, serve
 from proxy.prefix.chat import Uncertain, arguments, refuse_what_steers, without_developers
 from proxy.prefix.hashing import packed

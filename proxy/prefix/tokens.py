@@ -12,10 +12,9 @@ import orjson
 
 from proxy import outbound
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import Tokenizers, Tokens
+from proxy.core.ports import LocalModel, RemoteTokenizer, Tokenizers, Tokens
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import Draft
-from proxy.core.tokens import LocalModel, RemoteTokenizer
 from proxy.prefix.chat import Uncertain, refuse_what_steers
 from proxy.prefix.hashing import packed
 

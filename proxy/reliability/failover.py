@@ -28,9 +28,8 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.identity import IDENTITY
 from proxy.core.listener import Listener
-from proxy.core.ports import Clock, Random
+from proxy.core.ports import IDENTITY, Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.reliability.settings import Retries
 

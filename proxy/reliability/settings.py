@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.core.params import param
-from proxy.core.units import Duration
+from proxy.core.params import Duration, param
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from math import inf
 from types import MethodType
 from typing import Any, TypeVar, cast
 
-from proxy.core import wiring
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem
@@ -26,7 +25,6 @@ from proxy.core.plugin import (
     ProfileHandler,
     Scorer,
 )
-from proxy.core.plugin_faults import RAISED, PluginFaults
 from proxy.core.ports import (
     Clock,
     Deciders,
@@ -38,9 +36,8 @@ from proxy.core.ports import (
     Tokenizers,
     Unconnected,
 )
-from proxy.core.registry import Registry
+from proxy.core.registry import RAISED, PluginFaults, Ports, Registry, injected, make_plugin, parameters_of
 from proxy.core.state import Draft, PluginState
-from proxy.core.wiring import Ports, parameters_of
 from proxy.scheduling.document import Document
 from proxy.scheduling.layout import (
     Entry,
@@ -200,13 +197,13 @@ def _make(
     own = {**ports, InstanceName: InstanceName(name), PluginState: state}
 
     def made() -> Plugin:
-        return wiring.make(entry.cls, entry.parameters, path, own)
+        return make_plugin(entry.cls, entry.parameters, path, own)
 
     try:
         if draft is None:
             instances[name] = made()
         else:
-            of = (entry.cls, entry.parameters, wiring.injected(entry.cls, own))
+            of = (entry.cls, entry.parameters, injected(entry.cls, own))
             instances[name] = draft.get(("plugin", pool, name), made, of)
     except Invalid as invalid:
         layout.problems.extend(invalid.problems)

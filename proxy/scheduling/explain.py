@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core import params
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, DecisionRecord, ProfileRecord
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
 from proxy.core.errors import BadRequest, ConfigError, Problem, RequestError
 from proxy.core.params import Invalid, param
-from proxy.core.plugin_faults import PluginFaults
 from proxy.core.ports import Clock
-from proxy.core.record import DecisionRecord, ProfileRecord
-from proxy.core.registry import Registry
+from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest, Prompt
-from proxy.core.wiring import Ports
 from proxy.openai.parse import parse
 from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 from proxy.scheduling.build import Effective, Scheduling, build

@@ -10,12 +10,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from proxy.core.attempt import Attempt, Ending, Stage
-from proxy.core.cycle_state import DataKey
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, ProfileRecord
 from proxy.core.endpoint import Endpoint, Freshness, LoadView
 from proxy.core.errors import Reason
-from proxy.core.record import ProfileRecord
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.flowcontrol.controller import PASSAGE
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached

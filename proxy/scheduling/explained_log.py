@@ -10,16 +10,14 @@ from itertools import count
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, DecisionRecord, ProfileRecord
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadRequest, NotFound, Reason, RequestError
 from proxy.core.listener import Listener
-from proxy.core.params import suggestion
+from proxy.core.params import parse_duration, suggestion
 from proxy.core.plugin import Scorer
 from proxy.core.ports import Call, Clock, Random
-from proxy.core.record import DecisionRecord, ProfileRecord
 from proxy.core.request import InferenceRequest
-from proxy.core.units import parse_duration
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_decision import (
     ENTRY,

@@ -9,11 +9,11 @@ from graphlib import CycleError, TopologicalSorter
 from types import CodeType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.errors import Problem
 from proxy.core.params import join, suggestion
 from proxy.core.plugin import DataProducer, Filter, Picker, Plugin, ProfileHandler, Scorer
 from proxy.core.registry import Registry
+from proxy.core.request import DataKey
 from proxy.scheduling.document import Document, ProfileEntry
 from proxy.scheduling.sections import FLOW_TYPES, SETTINGS_TYPES
 

@@ -9,13 +9,11 @@ from functools import partial, reduce
 from itertools import chain, repeat
 from operator import add, attrgetter, mul
 
-from proxy.core.decision import ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
+from proxy.core.decision import DecisionRecord, ProfileResult, ProfileRun, ScoredEndpoint, scored_endpoints
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
 from proxy.core.plugin import Filter, Picker, Scorer
-from proxy.core.plugin_faults import NOT_A_NUMBER, OUT_OF_RANGE, RAISED, UNUSABLE, WRONG_LENGTH, PluginFaults
-from proxy.core.record import DecisionRecord
-from proxy.core.registry import is_built_in
+from proxy.core.registry import NOT_A_NUMBER, OUT_OF_RANGE, RAISED, UNUSABLE, WRONG_LENGTH, PluginFaults, is_built_in
 from proxy.core.request import InferenceRequest
 
 NO_PODS = "No pod is ready; try again shortly."

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from proxy.core import params
-from proxy.core.params import plain, yaml_key
+from proxy.core.params import Duration, Size, plain, yaml_key
 from proxy.core.plugin import Plugin, points_of
-from proxy.core.registry import Registry
-from proxy.core.units import Duration, Size
-from proxy.core.wiring import parameters_of
+from proxy.core.registry import Registry, parameters_of
 from proxy.scheduling.build import PORTS
 
 REQUIRED = "required"

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from proxy.core.decision import Decision, ProfileResult, decided
+from proxy.core.decision import Decision, DecisionRecord, ProfileResult, decided
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, RequestError
 from proxy.core.params import suggestion
 from proxy.core.plugin import ProfileHandler
-from proxy.core.plugin_faults import RAISED, UNUSABLE, PluginFaults
-from proxy.core.record import DecisionRecord
+from proxy.core.registry import RAISED, UNUSABLE, PluginFaults
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.profile import Profile
 

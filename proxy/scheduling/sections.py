@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from proxy.core.params import param
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size, param
 
 
 @dataclass(frozen=True, slots=True)

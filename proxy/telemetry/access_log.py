@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.identity import Identity
-from proxy.core.ports import Clock
+from proxy.core.ports import Clock, Identity
 from proxy.telemetry.lines import LineWriter
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter

@@ -10,7 +10,8 @@ from typing import Generic, Protocol, TypeVar
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
-from proxy.core import open_files, tasks
+from proxy.core import tasks
+from proxy.core.files import out_of_files
 from proxy.telemetry.process import ProcSeries
 
 OTHER = "other"
@@ -437,7 +438,7 @@ class Catalogue:
         """Everything there is, in pieces of about 200 samples; pieces of one family follow each other."""
         for task, number in tasks.failures.items():
             self.task_failures.cell(task).value = number
-        for operation, number in open_files.reached.items():
+        for operation, number in out_of_files.items():
             self.files_limit.cell(operation).value = number
         for family in self.families:
             yield from family.slices(8 if family.kind == "histogram" else 200)

@@ -9,13 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.decision import Decision, ProfileResult
+from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.identity import Identity
 from proxy.core.listener import Listener
-from proxy.core.ports import Call, Clock
-from proxy.core.record import DecisionRecord
+from proxy.core.ports import Call, Clock, Identity
 from proxy.core.request import InferenceRequest
 from proxy.telemetry.access_log import NO_LEG, AccessLog, Record
 from proxy.telemetry.endpoints import EndpointSeries

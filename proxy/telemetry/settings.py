@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from proxy.core.params import param
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size, param
 
 
 class LogLevel(Enum):

@@ -21,14 +21,12 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.cycle_state import DataKey
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, DecisionRecord
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock
-from proxy.core.record import DecisionRecord
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import path_label

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
 
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.core.errors import BadRequest, BodyTooLarge, InvalidJson
-from proxy.core.identity import Identity
+from proxy.core.ports import Identity
 from proxy.openai.parse import parse
 from proxy.parsing import (
     MOST,

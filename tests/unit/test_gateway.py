@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
-from proxy.core.identity import Identity
 from proxy.core.listener import Listener, Listeners
 from proxy.core.plugin import (
     DataProducer,
@@ -28,7 +26,7 @@ from proxy.core.plugin import (
     Scorer,
     plugin,
 )
-from proxy.core.ports import Clock, Random
+from proxy.core.ports import Clock, Identity, ManualClock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings

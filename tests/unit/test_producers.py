@@ -10,15 +10,12 @@ from typing import ClassVar
 
 import pytest
 
-from proxy.core.clock import ManualClock
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, plugin
-from proxy.core.plugin_faults import PluginFaults
-from proxy.core.ports import Clock, Random
-from proxy.core.registry import Registry
-from proxy.core.request import InferenceRequest
+from proxy.core.ports import Clock, ManualClock, Random
+from proxy.core.registry import PluginFaults, Registry
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.pool import PRODUCE_DEADLINE, Production
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from tests.helpers.http.support import Pod, Received, plain, post, rig
 from tests.helpers.http.support import timeouts as after
 from tests.helpers.patience import CLOCK, TURN, PatientLoop

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.core.discovery import in_package, installed
 from proxy.core.params import suggestion
+from proxy.core.registry import in_package, installed
 from proxy.disagg.connector import Connector
 
 ENTRY_POINT_GROUP = "kvlane.connectors"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from proxy.core.errors import ConfigError, Problem, Unreadable
+from proxy.core.files import WatchedFiles
 from proxy.core.params import Invalid, build, param
-from proxy.core.watched_files import WatchedFiles
 from proxy.fleet.dialects import ENGINE_LABELS, Engine
 from proxy.fleet.discovery import Source
 from proxy.fleet.settings import PodSettings, bracketed, duplicates

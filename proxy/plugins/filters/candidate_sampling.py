@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.ports import Random
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
 

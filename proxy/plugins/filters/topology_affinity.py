@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.plugins.endpoint_data import LEVELS, PEER, distances
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 
 AGENT_IDENTITY: DataKey[str] = DataKey("agent-identity", value_type=str)
 SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")

@@ -9,14 +9,12 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from proxy.core.attempt import COMPLETE, WHOLE, Attempt, Ending, Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.params import param
+from proxy.core.params import Size, param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
-from proxy.core.units import Size
 from proxy.prefix.feedback import MOST_LEGS, HitWindow, figures
 from proxy.prefix.forest import Reservation
 from proxy.prefix.hashing import ANSWER, chains, last_turn

@@ -8,12 +8,11 @@ from io import BytesIO
 from itertools import repeat
 from typing import Any, Literal
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import Clock, InstanceName, Timer
-from proxy.core.request import BYTES_PER_TOKEN, InferenceRequest
+from proxy.core.request import BYTES_PER_TOKEN, DataKey, InferenceRequest
 from proxy.prefix.burst import ANY_NUMBER, Rules, Sample, assign
 from proxy.prefix.hashing import Chain, chained, namespace
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proxy.core.attempt import Attempt
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, PreRequest, plugin
 from proxy.core.ports import InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch, PrefixMatch
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PreRequest, plugin
 from proxy.core.ports import InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.openai.prompts import media_in
 

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.kv import KvSources
-from proxy.core.params import param
+from proxy.core.params import Duration, Size, param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
-from proxy.core.ports import Clock, InstanceName, KvEvents
-from proxy.core.request import InferenceRequest
-from proxy.core.units import Duration, Size
+from proxy.core.ports import Clock, InstanceName, KvEvents, KvSources
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.prefix.exact import PAIR_BYTES, ExactIndex, Reservation
 from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, ExactMatch, PrefixMatch
 

@@ -9,14 +9,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from proxy.core.attempt import WHOLE, Attempt, Stage
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.params import param
+from proxy.core.params import Duration, param
 from proxy.core.plugin import DataProducer, EndpointRemoved, PostResponse, PreRequest, plugin
 from proxy.core.ports import Clock, InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
-from proxy.core.units import Duration
 from proxy.latency.forecast import LATENCY
 from proxy.latency.lockstep import Lockstep
 from proxy.latency.pod import LEAST_OBSERVED, PodModel, Prices, Work, catch_up, charge_lockstep, costs, seconds

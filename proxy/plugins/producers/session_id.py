@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, plugin
 from proxy.core.ports import InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 
 SESSION_ID: DataKey[str] = DataKey("SessionID", value_type=str)
 

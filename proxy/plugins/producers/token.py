@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.endpoint import Endpoint
-from proxy.core.params import param
+from proxy.core.params import Duration, param
 from proxy.core.plugin import DataProducer, plugin
-from proxy.core.ports import InstanceName, Tokenizers, Tokens
-from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.tokens import ContentFormat, LocalModel, RemoteTokenizer
-from proxy.core.units import Duration
+from proxy.core.ports import ContentFormat, InstanceName, LocalModel, RemoteTokenizer, Tokenizers, Tokens
+from proxy.core.request import DataKey, InferenceRequest, Prompt
 from proxy.prefix.match import TOKEN_IDS, TOKENIZED_PROMPT
 
 POD_TIMEOUT = 0.3

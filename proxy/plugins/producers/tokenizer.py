@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.core.plugin import plugin
-from proxy.core.ports import Tokens
-from proxy.core.tokens import RemoteTokenizer
+from proxy.core.ports import RemoteTokenizer, Tokens
 from proxy.plugins.producers.token import TokenProducer
 
 

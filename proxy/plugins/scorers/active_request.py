@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.params import param
+from proxy.core.params import Duration, param
 from proxy.core.plugin import Scorer, plugin
-from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
-from proxy.core.units import Duration
+from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
 
 
 @plugin("active-request-scorer")

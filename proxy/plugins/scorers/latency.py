@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Any, ClassVar, Literal
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.latency.forecast import LATENCY, STAGE_COSTS, LatencyForecast, Objectives, objectives
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05

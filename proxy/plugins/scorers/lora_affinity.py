@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from proxy.core.attempt import Attempt
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
-from proxy.core.params import param
+from proxy.core.params import Duration, param
 from proxy.core.plugin import EndpointRemoved, PostResponse, PreRequest, Scorer, plugin
 from proxy.core.ports import Clock
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
-from proxy.core.units import Duration
 from proxy.plugins.sessions import Rebalance
 
 LOADED, SOON, ROOM, WAITS, FULL = 1.0, 0.9, 0.8, 0.6, 0.0

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.attempt import Attempt
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import EndpointRemoved, PreRequest, Scorer, plugin
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 

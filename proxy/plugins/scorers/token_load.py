@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import Scorer, plugin
-from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest
+from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
 from proxy.prefix.match import PREFIX_MATCH
 
 DEFAULT_THRESHOLD = 4_194_304

@@ -15,8 +15,8 @@ from proxy.autoscale.prometheus import Unanswered
 from proxy.autoscale.scaled_pool import ScaledPool
 from proxy.autoscale.settings import AutoscaleSettings, PoolSettings, load
 from proxy.autoscale.signals import Senses
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness
+from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.telemetry.metrics import Catalogue

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.ports import SystemClock
 from proxy.dashboard.dashboard import Dashboard, of_process
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet

@@ -16,19 +16,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.clock import SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, GatewayTimeout, Reason, UpstreamFailed, UpstreamTimedOut
 from proxy.core.listener import NO_LISTENERS, Listener, Listeners
-from proxy.core.ports import Call, Clock, Relay
+from proxy.core.params import Duration
+from proxy.core.ports import Call, Clock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
-from proxy.core.units import Duration
 from proxy.http.client import ClientConnection
 from proxy.http.guards import HungUp
 from proxy.http.server import DataServer, Served
-from proxy.http.settings import Listen, Security
-from proxy.http.tls import Trust
+from proxy.http.settings import Listen, Security, Trust
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.reliability.settings import Timeouts
 from tests.helpers.waiting import PATIENCE, until

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any, cast
 
 from proxy.core.attempt import Attempt
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import KvlaneError
 from proxy.core.listener import NO_LISTENERS
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Naming
 from proxy.http.response import RelayContext, Response
 from proxy.http.upstream.connection import Connection

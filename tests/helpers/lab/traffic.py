@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.record import Record, Seen
 from proxy.lab.replay import Fleet

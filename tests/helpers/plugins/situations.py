@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core import wiring
 from proxy.core.attempt import Attempt
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
 from proxy.core.errors import Problem
@@ -19,13 +17,14 @@ from proxy.core.ports import (
     Deciders,
     InstanceName,
     KvEvents,
+    ManualClock,
     ProfileNames,
     Random,
     Timer,
     Tokenizers,
     Unconnected,
 )
-from proxy.core.registry import Registry
+from proxy.core.registry import Registry, make_plugin
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.latency.forecast import LatencyForecast
@@ -74,7 +73,7 @@ def make(
         PluginState: state or PluginState(),
         Deciders: Deciders({"prefix-based-pd-decider": PrefixBasedPdDecider()}),
     }
-    return wiring.make(cls, parameters, type_name, ports)
+    return make_plugin(cls, parameters, type_name, ports)
 
 
 def fault(type_name: str, **parameters: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.kv import KvEvent
+from proxy.core.ports import KvEvent
 from tests.helpers.waiting import PATIENCE
 
 zmq = pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]'")

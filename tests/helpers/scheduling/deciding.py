@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.clock import ManualClock
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, Recorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RequestError
-from proxy.core.record import Recorder
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.explained_decision import ENTRY, Entry

@@ -7,15 +7,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileResult, ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Load, Metrics
 from proxy.core.plugin import Filter, Picker, ProfileHandler, Scorer
-from proxy.core.plugin_faults import PluginFaults
-from proxy.core.ports import Clock, Random
-from proxy.core.registry import Registry
+from proxy.core.ports import Clock, ManualClock, Random
+from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.wiring import Ports
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from proxy.scheduling.profile import FilterStep, GuardedFilter, GuardedPicker, GuardedScorer, Profile, Scoring

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
-from proxy.core.identity import Identity
+from proxy.core.ports import Identity, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from proxy.tools.findings import Finding, Level, Seen, of_pod
 from proxy.tools.probe import Manner, look_at
 

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.autoscale.autoscaling import Lead
 from proxy.cluster.redis_transport import Lease
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from proxy.core.tasks import failures
 from tests.helpers.cluster.store import needs_redis, store
 from tests.helpers.ports import free_port

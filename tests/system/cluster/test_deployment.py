@@ -19,7 +19,7 @@ from proxy.cluster.redis_transport import Lease, RedisConnection
 from proxy.cluster.settings import INTERVAL, ReplicaSettings
 from proxy.cluster.shared import TURN, Who
 from proxy.cluster.transport import Broker
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.store import Store, Wall, needs_redis, store
 from tests.helpers.http.authority import Authority

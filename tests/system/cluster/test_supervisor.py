@@ -17,8 +17,8 @@ from proxy.cluster import workers
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import KILL_SILENT_AFTER, SILENT_AFTER, Child, StartFailed
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
+from proxy.core.ports import ManualClock
 from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.lab.sim.config import StepTiming

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from proxy.core.clock import ManualClock, SystemClock
+from proxy.core.ports import ManualClock, SystemClock
 from proxy.core.tasks import Tasks
 from proxy.dashboard.client import Feed, Picture, Pod, Refused, between, look
 from proxy.dashboard.terminal import HEAD, TITLES, Order, View, keys_in, number, pressed, screen, seconds

@@ -15,10 +15,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
-from proxy.core.ports import Clock, Random
+from proxy.core.ports import Clock, ManualClock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.scheduling.build import Scheduling, build

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.ports import Tokens
+from proxy.core.ports import LocalModel, Tokens
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import State
-from proxy.core.tokens import LocalModel
 from proxy.prefix.tokens import TokenSource
 from tests.helpers.prefix import model as small
 from tests.helpers.prefix.model import TEMPLATE, trained

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.auth.authenticator import Admission
 from proxy.core.errors import UnknownModel
-from proxy.core.identity import IDENTITY, Identity
+from proxy.core.ports import IDENTITY, Identity
 from proxy.core.request import InferenceRequest
 
 CHAT = "/v1/chat/completions"

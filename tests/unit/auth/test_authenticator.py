@@ -14,9 +14,9 @@ import pytest
 from proxy.auth import authenticator
 from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import ApiKey, AuthSettings, Limits, Tenant
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, Unauthorized
 from proxy.core.params import load
+from proxy.core.ports import ManualClock
 from proxy.core.state import State
 from tests.helpers.waiting import until
 

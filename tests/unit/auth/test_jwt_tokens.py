@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from proxy.auth.authenticator import Authenticator, authenticator_of
 from proxy.auth.settings import AuthSettings, Jwt
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError, Forbidden, IssuerAway, Unauthorized
-from proxy.core.identity import Identity
 from proxy.core.params import load
+from proxy.core.ports import Identity, ManualClock
 from proxy.core.state import State
 
 jwt = pytest.importorskip("jwt", reason="needs the extra: pip install 'kvlane[jwt]'")

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from proxy.auth.authenticator import Keys, hashed, new_key, presented_secret
 from proxy.auth.settings import ApiKey, Limits
-from proxy.core.clock import ManualClock
 from proxy.core.errors import Forbidden, Unauthorized
-from proxy.core.patterns import allows
-from proxy.core.units import moment
+from proxy.core.params import moment
+from proxy.core.ports import ManualClock, allows
 
 CLOCK = ManualClock(wall=moment("2026-06-01"))
 KEYS = Keys(

@@ -11,11 +11,10 @@ from proxy.auth import limits as limits_module
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
-from proxy.core.identity import IDENTITY, Identity
+from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import TIME_LIMIT, InferenceRequest, Prompt, changed
 
 POD = Endpoint("a")

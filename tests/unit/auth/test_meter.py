@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.auth.meter import SECONDS_PER_DAY, Bucket, Day
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 
 
 @given(st.integers(1, 100), st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 50)), max_size=60))

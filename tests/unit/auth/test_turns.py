@@ -8,7 +8,7 @@ import pytest
 
 from proxy.auth.limits import LONGEST, MANY, NEWS, HostShares, RoundShares
 from proxy.core.errors import RateLimited
-from proxy.core.identity import IDENTITY
+from proxy.core.ports import IDENTITY
 from tests.unit.auth.test_limits import World
 
 LIMIT = ("key", "a", "requests")

@@ -12,7 +12,7 @@ from proxy.autoscale.measures import Known
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
 from proxy.cluster.settings import ReplicaSettings
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.telemetry.metrics import Catalogue
 from tests.helpers.autoscale.scaled import Rig, policies
 from tests.helpers.waiting import PATIENCE

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.autoscale.behavior import Behavior, Damping, Panic, ScaleDown, ScaleUp
-from proxy.core.units import Duration
+from proxy.core.params import Duration
 
 TICK = 15.0
 WINDOW = 300.0

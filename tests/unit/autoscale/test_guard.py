@@ -14,7 +14,7 @@ from proxy.autoscale.actuators import CIRCUIT, Guard, Hand, Order
 from proxy.autoscale.drains import Drains, Orders, Replica
 from proxy.autoscale.loop import Outcome
 from proxy.autoscale.settings import ActuatorSettings, DrainSettings
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.orders import decision
 
 

@@ -12,8 +12,8 @@ import pytest
 from proxy.autoscale.decision import Decision
 from proxy.autoscale.loop import HISTORY, Loop, Outcome
 from proxy.autoscale.policy import Observed, Sample
-from proxy.core.clock import ManualClock
 from proxy.core.errors import BadRequest
+from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.pools import BACKLOG, KV_SUM, pool
 
 

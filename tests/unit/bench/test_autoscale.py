@@ -17,7 +17,7 @@ from bench.scaling.loads import LOADS, READ, WRITE, Load
 from bench.scaling.scalers import Independent, Scaler
 from bench.scaling.scene import Moment, Scene
 from proxy.autoscale.policy import Observed, Sample
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.simulation import Outcome
 from proxy.lab.workload import Job
 

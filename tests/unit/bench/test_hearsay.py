@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.hearsay import APART, Proxies
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import VirtualPod
 from proxy.lab.workload import Job

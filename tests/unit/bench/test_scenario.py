@@ -9,7 +9,7 @@ from bench.placement.capacity import capacity
 from bench.placement.engines import ENGINES
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.sim.config import HARDWARE
 from proxy.lab.simulation import Simulation
 

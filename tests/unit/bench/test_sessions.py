@@ -13,7 +13,7 @@ import pytest
 from bench.placement.generators import generate
 from bench.placement.scenario import Scenario
 from proxy.config.load import load
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.simulation import Gauges, Outcome, Simulation, VirtualPod
 from proxy.lab.workload import Workload

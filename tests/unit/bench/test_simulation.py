@@ -9,7 +9,7 @@ from bench.placement import policies
 from bench.placement.generators import generate
 from bench.placement.pods import VirtualPod
 from bench.placement.report import Objectives, figures, summary
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import Outcome, Restart, Simulation
 from proxy.lab.workload import Job, Workload, named

@@ -10,7 +10,7 @@ from proxy.auth.limits import RateLimiter
 from proxy.cluster import messages as bodies
 from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import Ejections, PeerBindings, Shared, SharedBreakers, SharedLimits
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.fleet.store import Fleet
 from proxy.reliability.breaker import Breakers
 from proxy.reliability.settings import BreakerSettings

@@ -12,11 +12,10 @@ from proxy.auth.settings import Limits
 from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import SharedLimits
 from proxy.core.attempt import Attempt
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
-from proxy.core.identity import IDENTITY, Identity
+from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import InferenceRequest
 
 POD = Endpoint("a")

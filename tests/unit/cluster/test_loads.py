@@ -6,8 +6,8 @@ import pytest
 
 from proxy.cluster.messages import MOST, Garbled, Kind, records
 from proxy.cluster.shared import LONG_PROMPT, OwnLoads, PeerLoads, Roster
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.ports import ManualClock
 from proxy.fleet.ledger import Ledger
 
 

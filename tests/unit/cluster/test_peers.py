@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from proxy.cluster.membership import ASK_PAUSE, Host, Peers
 from proxy.cluster.messages import FIRST_NUMBER, Packet, Say
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 
 LEASE = 5.0
 ONE, TWO = b"host-one", b"host-two"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from proxy.cluster.messages import Garbled, Kind, records
 from proxy.cluster.prefixes import ANEW, Moves, SharedIndex, index_tag
 from proxy.cluster.shared import pod_number
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.prefix.forest import Reservation
 from proxy.prefix.hashing import DEPTHS, Chain
 from tests.helpers.examples import examples

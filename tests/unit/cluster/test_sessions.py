@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from proxy.cluster.messages import Garbled, Kind
 from proxy.cluster.shared import PER_RECORD, SharedSessions
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.plugins.sessions import SessionTable
 
 TTL = 100.0

@@ -8,7 +8,7 @@ import orjson
 
 from proxy.cluster.membership import Shares
 from proxy.cluster.messages import Kind, records
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 
 
 class World:

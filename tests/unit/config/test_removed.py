@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from proxy.cli import main
 from proxy.core.errors import ConfigError
+from proxy.core.params import REMOVED
 from proxy.core.registry import Registry
-from proxy.core.removed import REMOVED
 from proxy.settings import from_mapping
 
 CHANGELOG = (Path(__file__).parents[3] / "docs" / "changelog.md").read_text()

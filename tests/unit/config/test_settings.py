@@ -12,7 +12,7 @@ import pytest
 from proxy.app import App
 from proxy.config.load import load
 from proxy.core.errors import ConfigError
-from proxy.core.units import Duration
+from proxy.core.params import Duration
 from proxy.fleet.settings import DcgmSettings
 from proxy.settings import Settings, effective, from_mapping
 from proxy.telemetry.settings import LogLevel

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.cycle_state import CycleState, DataKey
+from proxy.core.request import CycleState, DataKey
 
 HEAT: DataKey[float] = DataKey("Heat")
 

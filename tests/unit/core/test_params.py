@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.errors import ConfigError
-from proxy.core.params import FromEnvironment, load, param, yaml_key
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, FromEnvironment, Size, load, param, yaml_key
 
 
 class Colour(Enum):

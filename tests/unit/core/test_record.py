@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.core.decision import ProfileRun
+from proxy.core.decision import DecisionRecord, ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import DataProducer, Scorer, plugin
-from proxy.core.record import DecisionRecord
 from proxy.core.request import InferenceRequest
 from tests.helpers.telemetry.fakes import World
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from proxy.core import wiring
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.params import Invalid, param
 from proxy.core.plugin import Filter, PreRequest, Scorer, plugin, points_of
-from proxy.core.ports import Clock, InstanceName
-from proxy.core.registry import Registry
+from proxy.core.ports import Clock, InstanceName, ManualClock
+from proxy.core.registry import Registry, make_plugin, parameters_of
 from proxy.core.request import InferenceRequest
 
 
@@ -67,15 +65,15 @@ def test_a_plugin_in_the_package_exists_by_its_file() -> None:
 
 
 def test_ports_are_injected_and_are_no_parameters() -> None:
-    made = wiring.make(Mine, {"threshold": 7}, "plugins.mine", PORTS)
+    made = make_plugin(Mine, {"threshold": 7}, "plugins.mine", PORTS)
     assert isinstance(made, Mine)
     assert (made.clock, made.name, made.threshold) == (PORTS[Clock], "instance", 7)
-    assert [field.name for field in wiring.parameters_of(Mine, PORTS)] == ["threshold"]
+    assert [field.name for field in parameters_of(Mine, PORTS)] == ["threshold"]
 
 
 def test_a_port_cannot_be_set_from_the_file() -> None:
     with pytest.raises(Invalid, match="unknown field 'clock'"):
-        wiring.make(Mine, {"clock": 1}, "plugins.mine", PORTS)
+        make_plugin(Mine, {"clock": 1}, "plugins.mine", PORTS)
 
 
 def test_the_points_of_a_class_are_those_it_declares() -> None:

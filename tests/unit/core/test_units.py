@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.units import parse_duration, parse_size
+from proxy.core.params import parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core.errors import ConfigError, Problem, Unreadable
-from proxy.core.watched_files import WatchedFiles
+from proxy.core.files import WatchedFiles
 
 
 def test_a_file_that_cannot_be_read_for_a_while_is_read_afterwards_without_a_change(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.errors import Saturated
+from proxy.core.ports import ManualClock
 from proxy.dashboard.feed import MOST_BEHIND, MOST_VIEWERS, Feed, Panel, PodRows
 from proxy.dashboard.samples import Samples
 from proxy.fleet.settings import PodSettings

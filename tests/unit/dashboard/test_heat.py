@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.dashboard.heat import MOST_KNOWN, Heat
 from proxy.prefix.index import PrefixIndex
 

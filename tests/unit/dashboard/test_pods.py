@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.ports import ManualClock
 from proxy.dashboard.feed import FIELDS, PodRows
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet

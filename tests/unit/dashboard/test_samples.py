@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.ports import ManualClock
 from proxy.dashboard.samples import INTERVAL, KEPT, CatalogueSeries, Samples, Sampling, Series, Totals
 from proxy.telemetry.metrics import Catalogue
 

@@ -15,7 +15,6 @@ import orjson
 import pytest
 
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import SPLIT, Decision
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
@@ -29,7 +28,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.ports import InstanceName
+from proxy.core.ports import InstanceName, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.core.tasks import Tasks

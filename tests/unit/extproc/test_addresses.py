@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from aiohappyeyeballs import AddrInfoType
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectFailed
+from proxy.core.ports import ManualClock
 from proxy.extproc.request import KEPT, Addresses
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 

@@ -1,7 +1,7 @@
 """Which pod keeps which response."""
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.fleet.bindings import Bindings, SharedBindings
 
 A, B = Endpoint("a"), Endpoint("b")

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.fleet.refresh import UNSEEN, Budget, PodBudget, metered
 
 

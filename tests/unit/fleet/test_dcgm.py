@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConnectRefused
-from proxy.core.units import Duration
+from proxy.core.params import Duration
+from proxy.core.ports import ManualClock
 from proxy.fleet.refresh import RETRY, Gpus, utilization
 from proxy.fleet.settings import DcgmSettings
 from proxy.telemetry.exposition import ScrapeError

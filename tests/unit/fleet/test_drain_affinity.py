@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from proxy.config.load import load
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.drain_affinity import steer
 from proxy.fleet.settings import PodSettings

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import EndpointState
+from proxy.core.ports import ManualClock
 from proxy.fleet.store import Fleet
 from tests.unit.fleet.test_store import Calls, pod, state
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.core.request import OUTPUT_ESTIMATE, InferenceRequest, Prompt
 from proxy.fleet.ledger import RECENT_SECONDS, Ledger, SharedLedger
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch

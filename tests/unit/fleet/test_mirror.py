@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from proxy.core.clock import ManualClock
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
-from proxy.core.tls import PodTls
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, PodTls
+from proxy.core.ports import ManualClock
 from proxy.fleet.mirror import Mirror, News, Origin
 from proxy.fleet.settings import PodSettings
 

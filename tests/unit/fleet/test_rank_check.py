@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Metrics, join_ranks
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.rank_check import ENOUGH, SLACK, STRIKES, RankCheck
 

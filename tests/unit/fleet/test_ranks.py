@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.ports import ManualClock
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.discovery.file import parse_pods
 from proxy.fleet.mirror import Mirror, Origin

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.ports import ManualClock
 from proxy.fleet.dialects import DIALECTS
 from proxy.fleet.mirror import Mirror, News, Origin
 from proxy.fleet.scrape import parse

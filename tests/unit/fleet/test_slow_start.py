@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.fleet.records import SlowStart
 from proxy.fleet.store import Fleet
 from tests.unit.fleet.test_store import pod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import BadRequest
+from proxy.core.ports import ManualClock
 from proxy.fleet.models import MOST_KNOWN
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet

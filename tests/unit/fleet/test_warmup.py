@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import UpstreamFailed
+from proxy.core.ports import ManualClock
 from proxy.fleet import warmup as warmup_module
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.warmup import SharedPrompts, Warmup

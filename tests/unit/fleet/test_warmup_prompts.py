@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.warmup import LARGEST_BODY, MOST_COUNTED, SharedPrompts

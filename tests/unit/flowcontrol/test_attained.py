@@ -9,8 +9,8 @@ import pytest
 from proxy.core.attempt import Attempt, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
+from proxy.core.params import Duration
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.units import Duration
 from proxy.flowcontrol.queue import Attained, tokens_of
 from proxy.flowcontrol.settings import LeastService
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Attempt, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.errors import QueueFull, Reason
+from proxy.core.params import Duration
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.units import Duration
 from proxy.flowcontrol.controller import FlowControl
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, Saturation
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.core.errors import ConfigError
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 from proxy.settings import from_mapping
 

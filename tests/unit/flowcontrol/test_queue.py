@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.cycle_state import CycleState
-from proxy.core.identity import IDENTITY, Identity
-from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.ports import IDENTITY, Identity
+from proxy.core.request import CycleState, InferenceRequest, Prompt
 from proxy.flowcontrol.queue import MOST_UNKNOWN_TENANTS, SHARED_FLOWS, Queue, Waiting
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 

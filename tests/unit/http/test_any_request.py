@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Ending
-from proxy.core.clock import ManualClock
 from proxy.core.errors import RequestError
+from proxy.core.ports import ManualClock
 from proxy.http.body import Budget
 from proxy.http.request import BodyBroke, HttpCall
 from proxy.http.server import Clients

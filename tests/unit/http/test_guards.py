@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.http.guards import Sweep, Watched, look_at
 
 

@@ -11,7 +11,7 @@ import pytest
 from bench.placement.engines import VLLM
 from bench.placement.pods import virtual_fleet
 from bench.placement.policy import EngineBalancer
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.engine import CountingEngine, Lockstep
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.sim import Engine, SimConfig, StepTiming

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from proxy.core.attempt import Stage
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.lab.engine import Counted, CountingEngine
 from proxy.lab.kvlane import Kvlane
 from proxy.lab.sim import SimConfig, StepTiming

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, join_ranks
-from proxy.core.ports import InstanceName
+from proxy.core.ports import InstanceName, ManualClock
 from proxy.core.state import PluginState
 from proxy.latency.lockstep import Lockstep
 from proxy.latency.pod import PodModel, Prices, charge_lockstep

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from proxy.core import params
-from proxy.core.cycle_state import DataKey
 from proxy.core.errors import (
     AllFailed,
     BadGateway,
@@ -23,8 +22,8 @@ from proxy.core.errors import (
     ShuttingDown,
     UnknownModel,
 )
-from proxy.core.identity import IDENTITY, Identity
-from proxy.core.request import InferenceRequest, Naming
+from proxy.core.ports import IDENTITY, Identity
+from proxy.core.request import DataKey, InferenceRequest, Naming
 from proxy.models.resolver import Resolver
 from proxy.models.settings import ModelSettings
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from proxy.core import params
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import ConnectRefused, NoEndpoints
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import PodSettings

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.clock import ManualClock
-from proxy.core.cycle_state import CycleState
-from proxy.core.ports import Timer
-from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.ports import ManualClock, Timer
+from proxy.core.request import CycleState, InferenceRequest, Prompt
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT
 from tests.helpers.plugins.situations import RUN, fault, make, pod, request
 

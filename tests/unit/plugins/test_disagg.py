@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from proxy.core import wiring
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.clock import ManualClock
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import Decision, ProfileResult, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints, RequestError, Saturated
 from proxy.core.params import Invalid
 from proxy.core.plugin import Decider, PairDecider, Plugin
-from proxy.core.ports import Deciders, InstanceName, ProfileNames
-from proxy.core.request import InferenceRequest
+from proxy.core.ports import Deciders, InstanceName, ManualClock, ProfileNames
+from proxy.core.registry import make_plugin
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.fleet.ledger import Ledger
 from proxy.plugins.endpoint_data import PEER
 from proxy.plugins.profile_handlers.disagg import DisaggProfileHandler
@@ -81,7 +79,7 @@ def handler(cls: type[Plugin] = DisaggProfileHandler, known: Sequence[str] = PRO
         ProfileNames: ProfileNames(tuple(known)),
         Deciders: Deciders(DECIDERS),
     }
-    return wiring.make(cls, given, "plugins.split", ports)
+    return make_plugin(cls, given, "plugins.split", ports)
 
 
 def deciding(prefill: str = "", encode: str = "", **given: Any) -> Any:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.core.attempt import Ending
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.latency.forecast import LATENCY
 from tests.helpers.plugins.situations import RUN, Foretold, attempt, make, pod, request
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Stage
-from proxy.core.cycle_state import CycleState
 from proxy.core.endpoint import Endpoint
-from proxy.core.request import InferenceRequest
+from proxy.core.request import CycleState, InferenceRequest
 from proxy.core.state import PluginState, State
 from tests.helpers.plugins.situations import RUN, attempt, make, pod, request
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core import wiring
 from proxy.core.decision import ProfileResult, ScoredEndpoint
 from proxy.core.errors import BadRequest, NoEndpoints
 from proxy.core.params import Invalid
 from proxy.core.ports import ProfileNames
+from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest
 from proxy.plugins.profile_handlers.header import HeaderProfileHandler
 from proxy.plugins.profile_handlers.single import SingleProfileHandler
@@ -16,7 +16,7 @@ from tests.helpers.plugins.situations import pod, request
 
 
 def header(*profiles: str, **given: Any) -> HeaderProfileHandler:
-    made = wiring.make(HeaderProfileHandler, given, "handler", {ProfileNames: ProfileNames(profiles)})
+    made = make_plugin(HeaderProfileHandler, given, "handler", {ProfileNames: ProfileNames(profiles)})
     assert isinstance(made, HeaderProfileHandler)
     return made
 
@@ -43,7 +43,7 @@ def test_the_single_handler_lets_the_error_through() -> None:
 
 def test_the_single_handler_refuses_several_profiles() -> None:
     with pytest.raises(Invalid, match="exactly one profile"):
-        wiring.make(SingleProfileHandler, {}, "handler", {ProfileNames: ProfileNames(("a", "b"))})
+        make_plugin(SingleProfileHandler, {}, "handler", {ProfileNames: ProfileNames(("a", "b"))})
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Attempt, Stage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.latency.forecast import LATENCY
 from proxy.plugins.producers.session_id import SESSION_ID

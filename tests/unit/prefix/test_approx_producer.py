@@ -3,14 +3,13 @@ from typing import Any
 
 import pytest
 
-from proxy.core import wiring
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Metrics
 from proxy.core.params import Invalid
 from proxy.core.plugin import points_of
-from proxy.core.ports import Clock, InstanceName
+from proxy.core.ports import Clock, InstanceName, ManualClock
+from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
@@ -24,7 +23,7 @@ LONG = bytes(range(256)) * 10
 
 def make(**parameters: Any) -> ApproxPrefixCacheProducer:
     ports = {Clock: ManualClock(), InstanceName: InstanceName(NAME), PluginState: PluginState()}
-    made = wiring.make(ApproxPrefixCacheProducer, parameters, f"plugins.{NAME}", ports)
+    made = make_plugin(ApproxPrefixCacheProducer, parameters, f"plugins.{NAME}", ports)
     assert isinstance(made, ApproxPrefixCacheProducer)
     return made
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, EndpointState, Metrics
-from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
+from proxy.core.ports import AllCleared, BlocksRemoved, BlocksStored, KvEvent, ManualClock
 from proxy.core.request import Prompt
 from proxy.prefix.exact import DEFAULT_BLOCK, HASH_BYTES, MOST_MEDIA, PAIR_BYTES, ExactIndex, Reservation
 from proxy.prefix.match import ExactMatch

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from proxy.core import wiring
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.kv import BlocksStored, KvSources
 from proxy.core.params import Invalid
-from proxy.core.ports import Clock, InstanceName, KvEvents, KvListener
+from proxy.core.ports import BlocksStored, Clock, InstanceName, KvEvents, KvListener, KvSources, ManualClock
+from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.plugins.producers.exact_or_approx_prefix_cache import ExactOrApproxPrefixCacheProducer
 from proxy.plugins.producers.precise_prefix_cache import PrecisePrefixCacheProducer
@@ -49,7 +47,7 @@ class Guess(PrefixMatch):
 
 def make(cls: Any = PrecisePrefixCacheProducer, events: KvEvents | None = None, **parameters: Any) -> Any:
     ports = {Clock: ManualClock(), InstanceName: InstanceName(cls.plugin_type), KvEvents: events or Followed()}
-    return wiring.make(cls, parameters, "plugins.it", ports)
+    return make_plugin(cls, parameters, "plugins.it", ports)
 
 
 def pod(name: str = "pod") -> Endpoint:

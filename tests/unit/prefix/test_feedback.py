@@ -1,7 +1,7 @@
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.ports import ManualClock
 from proxy.prefix.hashing import Chain, Turn
 from proxy.prefix.index import PrefixIndex
 

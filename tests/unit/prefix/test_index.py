@@ -1,7 +1,7 @@
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.prefix.feedback import WORK, Prediction
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex

@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.prefix.forest import ANSWER_BYTES, HASH_BYTES, HOLDING_BYTES, POD_BYTES, SEGMENT_BYTES, Reservation
 from proxy.prefix.hashing import Turn
 from proxy.prefix.index import PrefixIndex

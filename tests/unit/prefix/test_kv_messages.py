@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.kv import AllCleared, BlocksRemoved, BlocksStored, KvEvent
+from proxy.core.ports import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 
 msgpack = pytest.importorskip("msgpack", reason="needs the extra: pip install 'kvlane[precise]'")
 

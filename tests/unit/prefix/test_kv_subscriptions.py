@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
-from proxy.core.kv import KvSources
+from proxy.core.ports import KvSources
 from proxy.prefix.kv_subscriptions import is_named, sources_of
 
 

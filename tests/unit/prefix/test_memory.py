@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import ManualClock
 from proxy.prefix.hashing import Chain
 from proxy.prefix.index import PrefixIndex
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import wiring
 from proxy.core.attempt import Attempt, Stage
 from proxy.core.decision import Decision, ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import Invalid
 from proxy.core.plugin import Scorer
+from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
 from proxy.plugins.scorers.no_hit_lru import NoHitLruScorer
@@ -44,7 +44,7 @@ UNKNOWN = InferenceRequest("id", "/v1/completions", "m")
 
 
 def prefix_scorer(**parameters: Any) -> PrefixCacheScorer:
-    made = wiring.make(PrefixCacheScorer, parameters, "s", {})
+    made = make_plugin(PrefixCacheScorer, parameters, "s", {})
     assert isinstance(made, PrefixCacheScorer)
     return made
 
@@ -77,9 +77,9 @@ def test_parameters_have_bounds(parameters: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cls", [PrefixCacheScorer, NoHitLruScorer])
 def test_a_scorer_reads_the_producer_it_is_bound_to(cls: type[Scorer]) -> None:
     ports = {PluginState: PluginState()}
-    bound = wiring.make(cls, {"prefixMatchInfoProducerName": "q"}, "s", ports)
+    bound = make_plugin(cls, {"prefixMatchInfoProducerName": "q"}, "s", ports)
     assert bound.requires == (PREFIX_MATCH.of("q"),)
-    assert wiring.make(cls, {}, "s", ports).requires == (PREFIX_MATCH,)
+    assert make_plugin(cls, {}, "s", ports).requires == (PREFIX_MATCH,)
     assert isinstance(bound, PrefixCacheScorer | NoHitLruScorer)
     assert bound.score(RUN, ask(10, producer="p"), PODS[:2]) == bound.score(RUN, UNKNOWN, PODS[:2])
     assert bound.score(RUN, ask(10, producer="q"), PODS[:2]) != bound.score(RUN, UNKNOWN, PODS[:2])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import (
@@ -19,6 +18,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
+from proxy.core.ports import ManualClock
 from proxy.core.request import TIME_LIMIT, InferenceRequest
 from proxy.reliability.breaker import LEAVING, OPEN, PROBED, PROBES, RESTING, UNREACHABLE, Breakers
 from proxy.reliability.settings import BreakerSettings

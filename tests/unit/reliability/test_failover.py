@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Attempt, Ending
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import (
@@ -23,7 +22,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.identity import IDENTITY, Identity
+from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.models.resolver import with_fresh_state
 from proxy.reliability.failover import MOST, Failover, RetryBudget

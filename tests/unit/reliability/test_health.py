@@ -12,7 +12,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import ConnectRefused, OutOfFiles, UpstreamFailed
-from proxy.core.units import Duration
+from proxy.core.params import Duration
 from proxy.reliability.health import MUTE, UNHEALTHY, HealthChecks, Hook, Streak
 from proxy.reliability.settings import HealthSettings, InferenceCheck
 from tests.helpers.waiting import until

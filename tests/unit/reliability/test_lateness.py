@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from proxy.core.params import Duration
 from proxy.core.request import InferenceRequest
-from proxy.core.units import Duration
 from proxy.reliability.hedging import ENOUGH, KINDS, Lateness
 from proxy.reliability.settings import HedgingSettings
 

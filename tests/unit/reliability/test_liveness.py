@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.core.attempt import Attempt
-from proxy.core.clock import ManualClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.params import Duration
+from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
-from proxy.core.units import Duration
 from proxy.reliability.health import ASK_EVERY, GAP, LONGEST, SILENT, STALLED, Liveness
 from proxy.reliability.settings import HealthSettings
 

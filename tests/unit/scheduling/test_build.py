@@ -7,16 +7,14 @@ from typing import Any, ClassVar
 import pytest
 
 from proxy.core.attempt import Attempt
-from proxy.core.cycle_state import DataKey
-from proxy.core.decision import Decision
+from proxy.core.decision import Decision, DecisionRecord, Recorder
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, Plugin, ProfileHandler, Scorer, plugin
 from proxy.core.ports import InstanceName, ProfileNames
-from proxy.core.record import DecisionRecord, Recorder
 from proxy.core.registry import Registry
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
 from tests.helpers.scheduling.situations import REGISTRY, counted, pod, ports, ranking, request, scheduling

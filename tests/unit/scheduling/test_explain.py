@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.clock import ManualClock
 from proxy.core.decision import ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.plugin import ProfileHandler, Scorer, plugin
-from proxy.core.ports import Clock, Random
+from proxy.core.ports import Clock, ManualClock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.explain import StatedMatch, ToldMatch, explain

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.clock import ManualClock
 from proxy.core.decision import ProfileRun, ScoredEndpoint
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest
 from proxy.core.plugin import Filter, Picker, Scorer
-from proxy.core.plugin_faults import PluginFaults
-from proxy.core.registry import is_built_in
+from proxy.core.ports import ManualClock
+from proxy.core.registry import PluginFaults, is_built_in
 from proxy.core.request import InferenceRequest
 from proxy.plugins.pickers.max_score import MaxScorePicker
 from proxy.scheduling.profile import GuardedFilter, GuardedPicker, GuardedScorer

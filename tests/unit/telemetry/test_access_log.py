@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.attempt import Ending, Usage
-from proxy.core.clock import ManualClock
 from proxy.core.errors import Reason
-from proxy.core.identity import Identity
+from proxy.core.ports import Identity, ManualClock
 from proxy.telemetry import lines, observer
 from proxy.telemetry.access_log import FIELDS, NO_LEG, AccessLog, Record, lines_of
 from proxy.telemetry.logs import json_line

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from proxy.core.clock import ManualClock
+from proxy.core.ports import ManualClock
 from proxy.telemetry import process
 from proxy.telemetry.metrics import Gauge
 

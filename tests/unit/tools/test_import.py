@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from proxy.cli import main
 from proxy.core.errors import ConfigError
-from proxy.core.units import Duration
+from proxy.core.params import Duration
 from proxy.fleet.settings import DataParallelSettings
 from proxy.settings import Settings, from_mapping
 from proxy.tools.endpoint_picker import endpoint_picker

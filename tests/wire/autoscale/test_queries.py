@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestServer
 from proxy.autoscale.measures import Known, Measured, metrics_of, signals_of
 from proxy.autoscale.prometheus import Queries, Unanswered, ask, value_of
 from proxy.autoscale.settings import PoolSettings, PrometheusSettings, load
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConfigError
+from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.pools import pool
 
 ROLES = [

@@ -13,8 +13,8 @@ from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import Replica
 from proxy.cluster.shared import Ejections, PeerBindings, SharedBreakers
 from proxy.cluster.transport import Broker, Link
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import SystemClock
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
 from proxy.reliability.breaker import Breakers

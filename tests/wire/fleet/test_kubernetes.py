@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import EndpointState
 from proxy.core.errors import ConfigError
 from proxy.core.params import load
+from proxy.core.ports import SystemClock
 from proxy.fleet.discovery.kubernetes import KubernetesSource
 from proxy.fleet.settings import KubernetesSettings, PodSettings
 from proxy.fleet.store import Fleet

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from contextlib import AsyncExitStack
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.ports import SystemClock
 from proxy.fleet.dialects import Engines
 from proxy.fleet.records import SlowStart
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import PodSettings, PodSources
 from proxy.fleet.store import Fleet, FleetSettings, PoolPods, pods_of
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.pool import PooledFetcher
 from tests.helpers.fleet.pods import FakePod
 from tests.unit.fleet.test_mirror import Pair
 from tests.unit.fleet.test_store import Calls, cards, pod

@@ -8,13 +8,13 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
+from proxy.core.ports import SystemClock
 from proxy.fleet.dialects import Engines
 from proxy.fleet.refresh import Budget, Refresher
 from proxy.fleet.settings import DcgmSettings, PodSettings, RefreshSettings
 from proxy.fleet.store import Fleet
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.pool import PooledFetcher
 from tests.helpers.fleet.pods import FakePod, exposition, models
 from tests.helpers.waiting import PATIENCE, until
 

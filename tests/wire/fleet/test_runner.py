@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import EndpointState
-from proxy.core.units import Duration
+from proxy.core.params import Duration
+from proxy.core.ports import SystemClock
 from proxy.fleet.discovery import Source
 from proxy.fleet.runner import FleetRunner
 from proxy.fleet.settings import DnsSettings, PodSettings, PodSources, RefreshSettings
 from proxy.fleet.store import Fleet
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.upstream.pool import PooledFetcher
 from tests.helpers.fleet.pods import FakePod
 from tests.helpers.waiting import until
 

@@ -9,7 +9,7 @@ import pytest
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason, Saturated
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size
 from proxy.http.body import UNCOUNTED, Budget
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, answering, chunk, plain, post, rig
 from tests.helpers.ports import free_port

@@ -14,8 +14,8 @@ import pytest
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import Reason
 from proxy.core.listener import Listener, Listeners
+from proxy.core.params import Duration, Size
 from proxy.core.ports import Call
-from proxy.core.units import Duration, Size
 from proxy.http import guards
 from proxy.http.guards import HungUp
 from tests.helpers.http.support import CHAT, ROOM, Pod, Received, Rig, answering, chunk, connection_of, plain, post, rig

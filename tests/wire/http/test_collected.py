@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.clock import ManualClock, SystemClock
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import (
@@ -22,7 +21,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.ports import Call, Clock, Relay
+from proxy.core.ports import Call, Clock, ManualClock, Relay, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.http import relay
 from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig

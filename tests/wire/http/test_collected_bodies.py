@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from proxy.core.attempt import Ending
-from proxy.core.clock import SystemClock
 from proxy.core.errors import Reason
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size
+from proxy.core.ports import SystemClock
 from proxy.http.body import COLLECTED
 from tests.helpers.http.support import CHAT, Client, Pod, Received, answering, connection_of, plain, post, rig
 from tests.helpers.waiting import PATIENCE, until

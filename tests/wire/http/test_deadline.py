@@ -8,8 +8,8 @@ import math
 import pytest
 
 from proxy.core.attempt import Ending
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import update
+from proxy.core.ports import SystemClock
 from tests.helpers.http.support import SSE_HEAD, STREAMED, Pod, Received, answering, event, plain, post, rig, timeouts
 
 LIMIT = 0.3

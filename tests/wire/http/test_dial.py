@@ -11,8 +11,8 @@ import pytest
 import uvloop
 from aiohappyeyeballs import AddrInfoType
 
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConnectFailed
+from proxy.core.ports import ManualClock
 from proxy.http.upstream.pool import UpstreamPool
 from tests.helpers.http.support import Pod, answering, plain
 from tests.helpers.ports import full_address

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import update
 from proxy.core.errors import Forbidden, Reason, Unauthorized
-from proxy.core.identity import Identity
 from proxy.core.listener import Listeners
+from proxy.core.ports import Identity, SystemClock
 from proxy.http.server import DataServer, Served
 from proxy.http.settings import Listen, Security
 from proxy.http.upstream.pool import UpstreamPool

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from proxy.core.clock import ManualClock
 from proxy.core.errors import ConnectFailed, ConnectRefused, Disconnected, Garbled, UpstreamFailed, UpstreamTimedOut
-from proxy.http.upstream.fetch import IDLE_LIMIT, LONGEST, PooledFetcher
+from proxy.core.ports import ManualClock
+from proxy.http.upstream.pool import FETCH_IDLE_LIMIT, LONGEST, PooledFetcher
 from tests.helpers.http.support import Pod, Received, Script, answering, chunk, plain
 from tests.helpers.ports import free_port
 
@@ -251,10 +251,10 @@ async def test_a_connection_is_kept_for_a_fleet_that_is_asked_rarely() -> None:
     clock = ManualClock(100.0)
     async with asking(answering(plain()), clock=clock) as it:
         await it.get()
-        clock.advance(IDLE_LIMIT - 1)
+        clock.advance(FETCH_IDLE_LIMIT - 1)
         await it.get()
         assert it.pod.connections == 1
-        clock.advance(IDLE_LIMIT)
+        clock.advance(FETCH_IDLE_LIMIT)
         await it.get()
         assert it.pod.connections == 2
 

@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from proxy.core.listener import NO_LISTENERS
+from proxy.http.client import Tunnel
 from proxy.http.reader import CountedReader
 from proxy.http.response import Response
-from proxy.http.tunnel import Tunnel
 from proxy.http.upstream.connection import Meter
 from tests.helpers.http.support import (
     SSE_HEAD,

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.core.clock import SystemClock
-from proxy.core.units import Duration, Size
+from proxy.core.params import Duration, Size
+from proxy.core.ports import SystemClock
 from proxy.http.body import UNCOUNTED, BodyReader
 from proxy.http.guards import HungUp, Sweep
 from proxy.http.request import HEAD_LIMIT

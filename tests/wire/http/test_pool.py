@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from proxy.core.attempt import Ending
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import Disconnected, UpstreamFailed
+from proxy.core.ports import ManualClock
 from proxy.http.head import AnswerHead
 from proxy.http.upstream.connection import Connection
 from proxy.http.upstream.pool import IDLE_LIMIT, QUIET_LOOKS, Address, UpstreamPool

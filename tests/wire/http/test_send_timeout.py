@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from proxy.core.attempt import Ending
-from proxy.core.units import Duration
+from proxy.core.params import Duration
 from proxy.http.admin import AdminServer
 from proxy.http.client import ClientConnection
 from proxy.http.guards import HungUp

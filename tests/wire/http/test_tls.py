@@ -14,14 +14,12 @@ import pytest
 import uvloop
 from aiohttp import ClientSession, web
 
-from proxy.core.clock import SystemClock
-from proxy.core.endpoint import Endpoint, update
-from proxy.core.tls import PodTls
+from proxy.core.endpoint import Endpoint, PodTls, update
+from proxy.core.ports import SystemClock
 from proxy.http.admin import AdminServer
 from proxy.http.guards import HungUp
-from proxy.http.settings import Admin, ServerTls
-from proxy.http.tls import Followed, Trust
-from proxy.http.upstream.fetch import PooledFetcher
+from proxy.http.settings import Admin, Followed, ServerTls, Trust
+from proxy.http.upstream.pool import PooledFetcher
 from tests.helpers.http.authority import Authority, client_context, server_context
 from tests.helpers.http.support import (
     SSE_HEAD,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from proxy.core.tasks import Tasks
 from proxy.kubernetes.api import PAGE, Api, Collection, Object, Resource
 from proxy.kubernetes.settings import ApiServer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.clock import SystemClock
+from proxy.core.ports import SystemClock
 from proxy.models.cluster import ClusterNames
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
 from tests.helpers.kubernetes.server import FakeApiServer, Object, objectives_in, rewrites_in

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]'")
 
 from proxy.core.endpoint import Endpoint
-from proxy.core.kv import KvSources
+from proxy.core.ports import KvSources
 from proxy.core.state import State
 from proxy.prefix.kv_subscriptions import KvSubscriptions, Subscription, watch_nothing
 from tests.helpers.ports import free_port

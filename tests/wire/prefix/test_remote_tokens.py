@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from proxy.core.endpoint import Endpoint, EndpointState
+from proxy.core.ports import RemoteTokenizer
 from proxy.core.request import InferenceRequest, Prompt
-from proxy.core.tokens import RemoteTokenizer
 from tests.helpers.prefix.opening import opening
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.core.identity import Identity
-from proxy.core.ports import Resolver
+from proxy.core.ports import Identity, Resolver
 from proxy.core.request import InferenceRequest
 from proxy.lab.sim import SimConfig
 from tests.helpers.scenarios.stack import BLIND, CHAT, Answer, Stack, stack

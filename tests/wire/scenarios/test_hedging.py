@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.core.units import Duration
+from proxy.core.params import Duration
 from proxy.lab.sim import Fault, Kind, SimConfig
 from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON
 from proxy.reliability.settings import HedgingSettings

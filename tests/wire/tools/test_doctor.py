@@ -17,8 +17,8 @@ import yaml
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.core.clock import SystemClock
 from proxy.core.endpoint import Metrics
+from proxy.core.ports import SystemClock
 from proxy.lab.sim import SimConfig, SimPod
 from proxy.settings import from_mapping
 from proxy.tools.findings import Caching, Events, Exposition, Level, Seen, Transfer, of_fleet, of_pod, recommended

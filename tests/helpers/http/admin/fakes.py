@@ -11,13 +11,13 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from proxy.core.clock import ManualClock
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Conflict, Problem
+from proxy.core.ports import ManualClock
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.http.admin import BODY_TIMEOUT, admin_application
-from proxy.http.admin_autoscale import Scaled
+from proxy.http.admin_config import Scaled
 from proxy.http.admin_keys import Admins
 from proxy.http.settings import Admin
 from proxy.telemetry.endpoints import EndpointSeries

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.core.cycle_state import DataKey
 from proxy.core.decision import ProfileRun
 from proxy.core.endpoint import Endpoint
 from proxy.core.params import param
 from proxy.core.plugin import DataProducer, Scorer, plugin
 from proxy.core.ports import InstanceName
-from proxy.core.request import InferenceRequest
+from proxy.core.request import DataKey, InferenceRequest
 
 FORECAST: DataKey[Mapping[str, float]] = DataKey("GreenForecast")
 """Pod name -> share of renewable energy in the next minutes."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from proxy.core.errors import Forbidden, Unauthorized
-from proxy.core.identity import Identity
+from proxy.core.ports import Identity
 from tests.helpers.http.admin.fakes import admin_port
 
 OPS = {"authorization": "Bearer of-ops"}

@@ -1,0 +1,157 @@
+"""Files that are read again when they have changed, and the limit on open files."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from proxy.core.errors import Unreadable
+
+T = TypeVar("T")
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class WatchedFiles:
+    """Report when files have to be read again.
+
+    A change counts once two looks in a row have seen the same files, so that nothing is read while it is still being
+    written. Without `settles` it counts at once, except that a file is missing. Files that could not be read are read
+    at each look until they can: free file descriptors change nothing of a file."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], settles: bool = True) -> None:
+        self.paths = paths
+        """May be changed by a loader, if the content of a file names others."""
+        self._settles = settles
+        self._seen: Stamp | None = None
+        self._read: Stamp | None = None
+        self._unreadable = ""
+        """The error of the last read if it was Unreadable."""
+
+    def read(self, load: Callable[[], T]) -> T:
+        """Return what `load` returns, whether or not a file has changed. Raise what `load` raises; after Unreadable the
+        next look reads again."""
+        self._seen = self._read = self._stamp()  # before reading: what is written from here on is a change
+        try:
+            loaded = load()
+        except Unreadable:
+            self._read = None
+            raise
+        self._unreadable = ""
+        return loaded
+
+    def read_if_changed(self, load: Callable[[], T]) -> T | None:
+        """Return what `load` returns if a file has changed and settled, or was never read; None otherwise. Raise what
+        `load` raises, but the same Unreadable only once in a row."""
+        before, self._seen = self._seen, self._stamp()
+        if self._seen == self._read or not self._counts(before, self._seen):
+            return None
+        try:
+            return self.read(load)
+        except Unreadable as error:
+            if str(error) == self._unreadable:
+                return None
+            self._unreadable = str(error)
+            raise
+        except Exception:
+            self._unreadable = ""
+            raise
+
+    def _counts(self, before: Stamp | None, seen: Stamp) -> bool:
+        return before in (None, seen) if self._settles else None not in seen
+
+    def _stamp(self) -> Stamp:
+        return tuple(map(_stamp, self.paths))
+
+
+def _stamp(path: str | os.PathLike[str]) -> tuple[int, int, int] | None:
+    try:
+        stat = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return stat.st_ctime_ns, stat.st_ino, stat.st_size  # ctime: a corrected mode counts, too
+
+
+log = logging.getLogger(__name__)
+
+CANNOT_CONNECT, CANNOT_ACCEPT = "connect", "accept"
+
+LOGGED_EVERY = 60.0
+"""Seconds between two log lines that say that the limit is reached."""
+
+RESERVED_FILES = 16
+"""Descriptors below the limit that no client's connection gets, so that connections to pods and files can be opened."""
+
+out_of_files: Counter[str] = Counter({CANNOT_CONNECT: 0, CANNOT_ACCEPT: 0})
+"""Connections that failed at the limit, by what was tried. Shown in kvlane_open_files_limit_reached_total."""
+
+_logged_at = float("-inf")
+
+
+def open_files_limit() -> int:
+    """Return the most descriptors that this process may have."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_open_files_limit() -> None:
+    """Raise the soft limit to the hard limit, which child processes inherit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.warning("could not raise the limit on open files from %d to %d: %s", soft, hard, error)
+
+
+def warn_of_few_files(max_connections: int) -> None:
+    """Log a warning if the limit is too low for two descriptors per client: its connection and the one to its pod."""
+    most, wanted = open_files_limit(), 2 * max_connections + RESERVED_FILES
+    if most < wanted:
+        log.warning(
+            "the limit on open files is %d, too low for listen.maxConnections (%d); raise the hard limit to %d"
+            " (ulimit -Hn, LimitNOFILE) or lower listen.maxConnections",
+            most,
+            max_connections,
+            wanted,
+        )
+
+
+def is_out_of_files(error: Exception) -> bool:
+    """Return whether `error` says that the process or the machine has no descriptor left.
+
+    A resolver that could not open a socket only says that the name was not found, so a descriptor is tried then."""
+    if not isinstance(error, OSError):
+        return False
+    if error.errno is None or error.errno < 0:  # as in socket.gaierror
+        return _none_left()
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def report_out_of_files(what: str, now: float) -> None:
+    """Count a connection that failed at the limit, and log it once a minute. `now` is monotonic seconds."""
+    global _logged_at
+    out_of_files[what] += 1
+    if now - _logged_at < LOGGED_EVERY:
+        return
+    _logged_at = now
+    log.error(
+        "out of file descriptors: the limit on open files is %d; cannot %s; raise the limit (ulimit -Hn, LimitNOFILE)"
+        " or lower listen.maxConnections",
+        open_files_limit(),
+        "accept a client's connection" if what == CANNOT_ACCEPT else "connect to a pod",
+    )
+
+
+def _none_left() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
