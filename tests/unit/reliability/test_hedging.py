@@ -1,0 +1,245 @@
+"""Hedged attempts: which requests get a second pod, which pod answers, and what the failure of one or both means."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from proxy.core.attempt import COMPLETE, Attempt, Ending
+from proxy.core.decision import Decision
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
+from proxy.core.errors import BadRequest, UpstreamFailed
+from proxy.core.params import Duration
+from proxy.core.ports import Gate, ManualClock
+from proxy.core.request import InferenceRequest
+from proxy.openai.parse import Parsed
+from proxy.reliability.failover import Failover, RetryBudget
+from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON, Hedging, Lateness
+from proxy.reliability.settings import HedgingSettings, Retries
+
+AT_ONCE = Duration(1e-6)
+BEGINS = "begins"
+GARBLED = UpstreamFailed("nonsense")
+
+
+class Race:
+    """Attempts of one request. Each waits for the answer of its pod: BEGINS, or the error that it fails with."""
+
+    def __init__(self, begins: Callable[[Attempt], None], answers: dict[str, asyncio.Future[Any]]) -> None:
+        self.winner: Attempt | None = None
+        self._begins = begins
+        self._answers = answers
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def relay(self, attempt: Attempt) -> None:
+        answer = await self._answers[attempt.endpoint.name]
+        if isinstance(answer, Exception):
+            raise answer
+        if self.winner is not None:
+            attempt.ending = Ending.EVICTED
+            return
+        self.winner, attempt.status, attempt.ending = attempt, 200, COMPLETE
+        self._begins(attempt)
+        for other in self._answers.values():
+            if not other.done():
+                other.set_result(BEGINS)
+
+
+class Full(Gate):
+    """Has no room for a second attempt, and notes the attempts that it is told of."""
+
+    def __init__(self, spares: bool) -> None:
+        self._spares = spares
+        self.started: list[str] = []
+
+    def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
+        return self._spares
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        self.started.append(attempt.endpoint.name)
+
+
+class Counted:
+    def __init__(self, counts: Counter[str], outcome: str) -> None:
+        self._counts = counts
+        self._outcome = outcome
+
+    def add(self, amount: float = 1.0) -> None:
+        self._counts[self._outcome] += int(amount)
+
+
+class World:
+    """Pods a and b, of which a is the first choice. The relay answers when the test says so."""
+
+    def __init__(self, after: Duration | None = AT_ONCE, pods: str = "ab", spares: bool = True, percent: float = 100.0):
+        self.clock = ManualClock(now=1000.0)
+        self.pods = [Endpoint(name, state=EndpointState.READY) for name in pods]
+        self.counts: Counter[str] = Counter()
+        self.gate = Full(spares)
+        self.gates = (self.gate,)
+        self.events: list[str] = []
+        self.answers: dict[str, asyncio.Future[Any]] = {}
+        self.races = True
+        settings = HedgingSettings(after=after)
+        failover = Failover(
+            Retries(), self.clock, random.Random(1), RetryBudget(20.0, self.clock, lambda: 0), self._alive
+        )
+        budget = RetryBudget(percent, self.clock, lambda: 0, per_second=0.0, most=1.0 if percent else 0.0)
+        self.hedging = Hedging(
+            settings, failover, self.clock, Lateness(settings), budget, lambda outcome: Counted(self.counts, outcome)
+        )
+
+    def request(self, **fields: Any) -> InferenceRequest:
+        return InferenceRequest("r", "/v1/chat/completions", "m", **{"body": b"{}", **fields})
+
+    async def send(self, request: InferenceRequest | None = None) -> Attempt:
+        """Place a request on the first pod, as the gateway does; return the first attempt."""
+        target, *others = self.pods
+        request = request or self.request()
+        first = Attempt(request, Decision(target, tuple(others), "default"), target, 0, self.clock.now())
+        self.answers = {pod.name: asyncio.get_running_loop().create_future() for pod in self.pods}
+
+        async def place(pool: World, request: InferenceRequest, parsed: Parsed, relay: World, *, by: Any) -> None:
+            if by is None:
+                self.events.append("not hedged")
+            else:
+                await by.run(first)
+
+        await self.hedging.around(place, self._running)(self, request, Parsed("m", b"{}"), self)
+        return first
+
+    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
+        return Race(begins, self.answers) if self.races else None
+
+    async def relay(self, attempt: Attempt) -> None:
+        attempt.status, attempt.ending = 200, COMPLETE
+
+    @contextmanager
+    def _running(self, attempt: Attempt) -> Iterator[None]:
+        self.events.append(f"+{attempt.endpoint.name}")
+        try:
+            yield
+        finally:
+            self.events.append(f"-{attempt.endpoint.name}")
+
+    async def _alive(self, endpoint: Endpoint) -> bool:
+        return True
+
+
+async def sent(world: World, **answers: object) -> Attempt:
+    """Send a request. When both pods have it, they answer in this order."""
+
+    async def answer() -> None:
+        while world.events.count("+b") + world.counts.total() < 1:
+            await asyncio.sleep(0)
+        for name, said in answers.items():
+            if not world.answers[name].done():
+                world.answers[name].set_result(said)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    attempt, _ = await asyncio.gather(world.send(), answer())
+    return attempt
+
+
+async def test_the_second_pod_answers_if_it_begins_first_and_each_attempt_that_started_ends() -> None:
+    world = World()
+    first = await sent(world, b=BEGINS)
+    assert world.counts == {WON: 1}
+    assert world.events[:2] == ["+a", "+b"]
+    assert sorted(world.events[2:]) == ["-a", "-b"]
+    assert first.ending is Ending.EVICTED
+    assert world.gate.started == ["b"]  # the gate counts the attempt that answers
+
+
+async def test_the_first_pod_may_still_answer() -> None:
+    world = World()
+    first = await sent(world, a=BEGINS)
+    assert world.counts == {LOST: 1}
+    assert first.ending is COMPLETE
+    assert world.gate.started == []
+
+
+async def test_the_failure_of_one_pod_is_none_while_the_other_answers() -> None:
+    world = World()
+    await sent(world, a=GARBLED, b=BEGINS)
+    assert world.counts == {WON: 1}
+
+
+async def test_two_failures_are_the_failure_of_the_first_and_failover_asks_neither_again() -> None:
+    world = World(pods="abc")
+    error = UpstreamFailed("of the first")
+    with pytest.raises(UpstreamFailed, match="of the first"):
+        await sent(world, b=GARBLED, a=error)
+    assert world.counts == {FAILED: 1}
+
+
+async def test_a_fault_of_the_request_ends_both_attempts_at_once() -> None:
+    world = World()
+    with pytest.raises(BadRequest, match="the upload broke off"):
+        await sent(world, b=BadRequest("the upload broke off"))
+    assert sorted(world.events) == ["+a", "+b", "-a", "-b"]
+
+
+@pytest.mark.parametrize(
+    ("world", "outcome"),
+    [
+        (World(pods="a"), NO_POD),
+        (World(spares=False), NO_POD),
+        (World(percent=0.0), NO_BUDGET),
+    ],
+    ids=["no other pod", "no room", "no budget"],
+)
+async def test_without_a_pod_with_room_or_the_budget_the_first_pod_is_waited_for(world: World, outcome: str) -> None:
+    first = await sent(world, a=BEGINS)
+    assert world.counts == {outcome: 1}
+    assert world.events == ["+a", "-a"]
+    assert first.ending is COMPLETE
+
+
+async def test_a_pod_with_a_queue_gets_no_second_attempt() -> None:
+    world = World()
+    world.pods[1].publish(Metrics(waiting=3, running=8, freshness=Freshness.FRESH), 0)
+    await sent(world, a=BEGINS)
+    assert world.counts == {NO_POD: 1}
+
+
+async def test_a_request_that_cannot_race_has_one_attempt() -> None:
+    world = World()
+    world.races = False
+    await world.send()
+    assert world.events == ["+a", "-a"]
+    assert not world.counts
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"body": b""}, {"path": "/v1/responses"}, {"priority": -1}],
+    ids=["no body", "stored response", "low priority"],
+)
+async def test_some_requests_are_never_hedged(fields: dict[str, Any]) -> None:
+    world = World()
+    request = {"id": "r", "path": "/v1/chat/completions", "model": "m", "body": b"{}", **fields}
+    await world.send(InferenceRequest(**request))
+    assert world.events == ["not hedged"]
+
+
+async def test_nothing_is_late_while_too_few_times_are_known_and_times_are_learnt_of_the_first_pod() -> None:
+    world = World(after=None)
+    world.races = False
+    for _ in range(60):
+        attempt = await world.send()
+        assert attempt.succeeded
+    assert world.hedging.lateness.of(world.request()) == 0.0
