@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from proxy.extproc.server import Picker
 
 TOKEN_TIMEOUT = 5.0
-"""Seconds for one token of an engine that stood still."""
+"""Timeout, in seconds, for one token of an engine that stalled."""
 
 
 class App:
@@ -75,16 +75,16 @@ class App:
     settings whose scheduling cannot be built."""
 
     _workers = 1
-    """That serve together."""
+    """Worker processes that serve together."""
 
     _decision_prefix = ""
-    """What the ids of its decisions begin with."""
+    """The prefix of the ids of decisions."""
 
     _server: DataServer
-    """Made when the app is entered."""
+    """Created when the app is entered."""
 
     def __init__(self, settings: Settings, registry: Registry | None = None, reader: Reader | None = None) -> None:
-        """`reader` makes settings of what the admin port is sent."""
+        """`reader` parses configurations sent to the admin port."""
         clock, rng, catalogue = SystemClock(), random.Random(), Catalogue(__version__)
         self._settings, self._clock, self._random, self._catalogue = settings, clock, rng, catalogue
         self._stack = AsyncExitStack()
@@ -96,12 +96,19 @@ class App:
         self.ledger.rank_check = RankCheck(clock, self.fleet.ranks_ignored)
         self._bindings = self._make_bindings()
         self._process = self._make_process(settings, registry)
-        self._senses = self._process.senses
+        self._own_signals = self._process.signals
         self._observation = self._process.observation
         self.autoscaling = Autoscaling(
-            settings.autoscale, settings.replicas, self.fleet, self._senses, catalogue, clock, rng, self._cached_blocks
+            settings.autoscale,
+            settings.replicas,
+            self.fleet,
+            self._own_signals,
+            catalogue,
+            clock,
+            rng,
+            self._cached_blocks,
         )
-        self._observation.readers.extend((self._read_queues, self._senses.read, self.autoscaling.read))
+        self._observation.readers.extend((self._read_queues, self._own_signals.read, self.autoscaling.read))
         self._dashboard = self._make_dashboard()
         self._picker: Picker | None = None
         self._is_stopping = False
@@ -111,7 +118,7 @@ class App:
         process, observation = self._process, self._observation
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(Tasks())
-            await observation.begin(stack, tasks, self._log_writer)
+            await observation.start(stack, tasks, self._log_writer)
             for one in (process.tasks, process.parser, self._prober, process.liveness):
                 await stack.enter_async_context(one)
             stack.push_async_callback(self.state.close)
@@ -122,14 +129,14 @@ class App:
             tasks.keep(lambda: probe_loop_lag(self._catalogue.loop_lag.cell(), self._clock), "event-loop-lag")
             await self._open_admin(stack, session)
             await self._listen(stack, known)
-            await self._begin_scaling(stack)
+            await self._start_scaling(stack)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Streams that run are given the drain's grace; then everything stops, last started first."""
+        """Let running streams end within the drain's grace, then stop everything in reverse order."""
         self._is_stopping = True
         await self._stack.aclose()
 
@@ -148,13 +155,13 @@ class App:
         return left
 
     def check(self, wanted: Settings) -> Sequence[str]:
-        """What `reload` would give. Raises ConfigError."""
+        """Return what `reload` would return. Raise ConfigError."""
         settings, left = servable(self._settings, wanted)
         self._build(settings)
         return left
 
     async def settle(self) -> None:
-        """Says that new requests are not wanted, and serves those that come all the same until balancers have heard."""
+        """Report that the proxy is not ready, and serve new requests until load balancers have noticed."""
         self._turn_away()
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
@@ -227,7 +234,7 @@ class App:
         self._picker = _picker_of(self._settings, server, self._process.addresses, self._clock)
 
     async def _works(self, endpoint: Endpoint) -> bool | None:
-        """Whether the engine generates a token; None if that cannot be found out."""
+        """Return whether the engine generates a token; None if the check cannot run."""
         try:
             return await generates(endpoint, self._prober, TOKEN_TIMEOUT)
         except OutOfFiles:
@@ -239,7 +246,7 @@ class App:
 
     @property
     def picker_port(self) -> int | None:
-        """Where gateways ask; None if they may not."""
+        """The port for gateways; None if it is not configured."""
         return None if self._picker is None else self._picker.port
 
     @property
@@ -253,11 +260,11 @@ class App:
 
     @property
     def index_bytes(self) -> int:
-        """Upper bound of the memory of the prefix indexes."""
+        """Return an upper bound of the memory of the prefix indexes, in bytes."""
         return sum(index.bytes for index in self._indexes()) + sum(index.bytes for index in self._exact_indexes())
 
     def effective(self) -> dict[str, Any]:
-        """The configuration in effect, every value with its origin."""
+        """Return the configuration in effect: every value with its origin."""
         pools = {name: self._effective(name, pool) for name, pool in self._settings.pools.items()}
         return {**self._effective(DEFAULT_POOL, self._settings), "pools": pools}
 
@@ -286,15 +293,15 @@ class App:
         return OwnDecisions(explaining, dry_run)
 
     def _may_know_why(self, request: InferenceRequest) -> bool:
-        """Where keys are asked for, who could ask the admin port as well; else everybody, if pods have names at all."""
-        if self.serving.door is None:
+        """Return whether the client may see the decision: with an admin key, or without keys if pods are exposed."""
+        if self.serving.authenticator is None:
             return self._settings.security.expose_endpoint
         try:
-            return self.serving.door.find(request.headers, "admin") is not None
+            return self.serving.authenticator.find(request.headers, "admin") is not None
         except RequestError:
             return False
 
-    # What a process has of its own, and a worker among several has from its supervisor.
+    # Overridden in worker processes, whose supervisor has these.
 
     def _make_fleet(self) -> Fleet:
         return Fleet(
@@ -303,7 +310,7 @@ class App:
             on_restarted=self._restarted,
             on_removed=self._removed,
             on_missed=self._missed,
-            on_changed=self._roomier,
+            on_changed=self._capacity_freed,
             on_moved=self._moved,
             on_ejection_change=self._doubting,
             on_drained=self._drained,
@@ -331,7 +338,7 @@ class App:
         return [plugin.index for each in schedulings for plugin in each.plugins(PrecisePrefixCacheProducer)]
 
     def _share(self) -> None:
-        """Tells nobody."""
+        """Share nothing: there is no other process."""
 
     def _make_polling(self, trust: Trust, observation: Observation) -> Polling | None:
         return Polling(self.fleet, trust, self._clock, self._random, observation.endpoints.check_failed)
@@ -341,7 +348,7 @@ class App:
         return polling
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
-        """Return what waits until as much is known of the pods as requests need."""
+        """Start to poll the pods. Return a function that waits for the first contact."""
         polling = self._process.polling
         assert polling is not None
         await stack.enter_async_context(polling.tasks)
@@ -356,7 +363,7 @@ class App:
             trust=self._process.trust,
             stopping=lambda: self._is_stopping,
             breaker=self._process.breakers.state,
-            keys=lambda: (self._settings.admin.api_key, self.serving.door),
+            keys=lambda: (self._settings.admin.api_key, self.serving.authenticator),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
             replicas=self._replicas,
@@ -371,25 +378,25 @@ class App:
         await self._dashboard.begin(stack)
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
-        """At once: while no pod is known, requests are told to come again, and connections are not refused."""
+        """Accept connections at once: until a pod is ready, requests get a 503 with retry-after."""
         await self._server.start(self._sockets())
         stack.push_async_callback(self._stop_serving)
         if self._picker is not None:
             await self._picker.start(self._sockets_for_gateways())
         await known()
 
-    async def _begin_scaling(self, stack: AsyncExitStack) -> None:
+    async def _start_scaling(self, stack: AsyncExitStack) -> None:
         await self.autoscaling.begin(stack)
 
     def _turn_away(self) -> None:
-        """From here on new requests are not wanted."""
+        """Report that new requests are not accepted."""
         self._is_stopping = True
         self._server.settle()
         if self._picker is not None:
             self._picker.service.stopping = True
 
     async def _stop_serving(self, grace: float | None = None) -> None:
-        """Requests in flight have `grace` seconds to end: the drain's, unless given."""
+        """Stop the ports. Requests in flight have `grace` seconds to end, by default `reliability.drain.grace`."""
         ports = (self._server, self._picker)
         grace = self._settings.reliability.drain.grace if grace is None else grace
         await asyncio.gather(*(port.stop(grace) for port in ports if port is not None))
@@ -409,7 +416,7 @@ class App:
         return partial(os.write, sys.stdout.fileno())
 
     def _make_company(self) -> Company:
-        """Nobody else has to know; nor below."""
+        """Share nothing: there is no other process."""
         return NOBODY
 
     def _doubting(self, endpoint: Endpoint) -> None:
@@ -419,10 +426,10 @@ class App:
         pass
 
     def _replicas(self) -> Mapping[str, Any]:
-        """What is known of the other proxies of the deployment."""
+        """Return the status of the other proxies of the deployment."""
         return {}
 
-    # What happens in one room and is known in another.
+    # Events of the fleet, passed to the packages that need them.
 
     def _cached_blocks(self, endpoint: Endpoint) -> int:
         return sum(index.blocks(endpoint) for index in self._indexes())
@@ -439,8 +446,8 @@ class App:
         if (warmup := self.serving.warmups.get(endpoint.pool)) is not None:
             warmup.begin(endpoint)
 
-    def _roomier(self, endpoint: Endpoint) -> None:
-        """There may be room on the pod that was not there."""
+    def _capacity_freed(self, endpoint: Endpoint) -> None:
+        """Let queued requests go on: the pod may have capacity again."""
         if (flow_control := self.serving.flow_controls.get(endpoint.pool)) is not None:
             flow_control.look()
 
@@ -455,7 +462,7 @@ class App:
         self._observation.endpoints.moved(endpoint)
 
     def _forget(self, endpoint: Endpoint) -> None:
-        """What was in the pod's memory: cached prefixes, stored responses."""
+        """Forget what was in the pod's memory: cached prefixes, stored responses."""
         for keeper in (self._bindings, self._process.breakers, self._process.liveness):
             keeper.forget(endpoint)
         scheduling = self.schedulings.get(endpoint.pool)
@@ -464,8 +471,8 @@ class App:
 
 
 def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clock: Clock) -> Picker | None:
-    """None where no port is configured. What both ports have in common is the server's: the budget of bodies, who is
-    told of first bytes and ends, the connections to pods."""
+    """Return the ext_proc server; None if its port is not configured. It shares the body budget, the listeners and the
+    connections to pods with the data port."""
     if not settings.extproc.is_on:
         return None
     from proxy.extproc.request import StreamedBodies

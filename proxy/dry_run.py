@@ -42,7 +42,7 @@ _FIELDS = ("request", "path", "headers", "pool", "profile", "scheduling", "weigh
 @dataclass(frozen=True, slots=True)
 class Imagined:
     """`body` is what the client would send. `profile` is to decide alone; `scheduling` is a section of that name in the
-    place of the one in effect, `weights` are those of scorers, by name, in all profiles that have them."""
+    place of the one in effect, `weights` are weights of scorers, by name, in all profiles."""
 
     path: str
     body: bytes
@@ -53,11 +53,11 @@ class Imagined:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: Any, query: Mapping[str, str]) -> Imagined:
+    def of(cls, trial: Any, query: Mapping[str, str]) -> Imagined:
         """Of `{"request": …}` and what else there may be beside it; or of the request itself. Raises BadRequest."""
-        if not isinstance(asked, Mapping):
+        if not isinstance(trial, Mapping):
             raise BadRequest("The body must be an object: a request, or what has one in `request`.")
-        given = dict(asked) if "request" in asked else {"request": asked}
+        given = dict(trial) if "request" in trial else {"request": trial}
         for name in given:
             if name not in _FIELDS:
                 raise BadRequest(f"There is no '{name}' beside the request{suggestion(name, _FIELDS)}.", param=name)
@@ -155,26 +155,26 @@ class DryRun:
 
     process: Process
 
-    async def of(self, asked: Imagined) -> dict[str, Any]:
-        """Nobody is told of it, nothing is reserved, and no hook runs. Raises RequestError where the request would have
-        been refused before anybody looked for a pod."""
-        request = self._request(asked)
-        pool = self._pool(asked, request)
+    async def of(self, trial: Imagined) -> dict[str, Any]:
+        """Return the decision. Nothing is reserved, counted or published, and no hook runs. Raise RequestError if the
+        request would be refused before the decision."""
+        request = self._request(trial)
+        pool = self._pool(trial, request)
         live = pool.scheduling
         draft = self.process.state.draft()
         try:
-            tried = self._tried(asked, pool, draft)
-            told = imagined(await self._decided(request, pool, tried, asked.profile))
+            tried = self._tried(trial, pool, draft)
+            found = imagined(await self._decided(request, pool, tried, trial.profile))
             if tried is not live:
                 now = short(await self._decided(request, pool, live))
-                told["live"] = {key: now[key] for key in ("pod", "prefill", "margin", "runnerUp", "predicted")}
-                told["fresh"] = _fresh(tried, live)
-            return told
+                found["live"] = {key: now[key] for key in ("pod", "prefill", "margin", "runnerUp", "predicted")}
+                found["fresh"] = _fresh(tried, live)
+            return found
         finally:
             await draft.discard()
 
-    def _request(self, asked: Imagined) -> InferenceRequest:
-        call = NoCall(asked.path, asked.headers, asked.body, self.process.clock.now())
+    def _request(self, trial: Imagined) -> InferenceRequest:
+        call = NoCall(trial.path, trial.headers, trial.body, self.process.clock.now())
         parsed: Parsed = parse(call.path, call.body, call.headers.get("content-type", ""))
         if parsed.previous_response_id:
             raise BadRequest("What follows a stored response goes to the pod that has it; nothing is decided.")
@@ -182,25 +182,25 @@ class DryRun:
         request, names = request_of(call, parsed, model, math.inf), self.process.serving.resolver
         return request if names is None else names.unheard().resolve(request, None)
 
-    def _pool(self, asked: Imagined, request: InferenceRequest) -> Pool:
+    def _pool(self, trial: Imagined, request: InferenceRequest) -> Pool:
         pools = self.process.serving.gateway.pools
-        if not asked.pool:
+        if not trial.pool:
             return pools.first_for(request)
-        if asked.pool not in pools.names:
-            raise BadRequest(f"There is no pool '{asked.pool}'{suggestion(asked.pool, pools.names)}.", param="pool")
-        return pools.named(asked.pool)
+        if trial.pool not in pools.names:
+            raise BadRequest(f"There is no pool '{trial.pool}'{suggestion(trial.pool, pools.names)}.", param="pool")
+        return pools.named(trial.pool)
 
-    def _tried(self, asked: Imagined, pool: Pool, draft: Draft) -> Scheduling:
-        """The scheduling that is in use, or the one that is asked for."""
-        if asked.scheduling is None and not asked.weights:
+    def _tried(self, trial: Imagined, pool: Pool, draft: Draft) -> Scheduling:
+        """The scheduling that is in use, or the one that is trial for."""
+        if trial.scheduling is None and not trial.weights:
             return pool.scheduling
         document = self.process.serving.settings.all_pools[pool.name].scheduling
-        if asked.scheduling is not None:
-            document = read(asked.scheduling, "scheduling")
+        if trial.scheduling is not None:
+            document = read(trial.scheduling, "scheduling")
         try:
             tried = self.process.decisions.imagined(pool.name, document, draft)
-            if asked.weights:
-                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, asked.weights), draft)
+            if trial.weights:
+                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, trial.weights), draft)
         except ConfigError as error:
             raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
         return tried
@@ -253,13 +253,13 @@ class OwnDecisions:
         """Raises NotFound."""
         return self.explaining.shown(name)
 
-    async def imagined(self, asked: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
+    async def imagined(self, trial: Any, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Raises RequestError."""
-        return await self.dry_run.of(Imagined.of(asked, query))
+        return await self.dry_run.of(Imagined.of(trial, query))
 
 
 def _fresh(tried: Scheduling, live: Scheduling) -> list[str]:
-    """Plugins that would know nothing yet, because those of these names have other parameters."""
+    """Return the plugins that start without state, because the live ones have other parameters."""
     return [
         name
         for name, made in tried.instances.items()

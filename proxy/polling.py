@@ -37,7 +37,7 @@ def fleet_settings(settings: Settings, is_polling: bool) -> FleetSettings:
 
 
 class Polling:
-    """Polls the pods of a process. `runners`, by pool, are those of the configuration in use."""
+    """Polls the pods of a process. `runners`, by pool, belong to the configuration in use."""
 
     def __init__(
         self, fleet: Fleet, trust: Trust, clock: Clock, rng: Random, check_failed: Callable[[Endpoint, str], None]

@@ -71,7 +71,7 @@ _LOOP = _Loop()
 
 
 class Decisions:
-    """`schedulings` are those in use, by pool."""
+    """Builds the schedulings of all pools. `schedulings` are in use, by pool."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Decisions:
         }
 
     def imagined(self, pool: str, document: Document, draft: Draft) -> Scheduling:
-        """That of a document in the place of the pool's own, with its plugins where they have the same parameters; what
-        has others knows nothing. Discard the draft when it is of no use any more. Raises ConfigError."""
+        """Build the scheduling of a document in place of the pool's own. Plugins with equal parameters are shared;
+        other plugins start without state. Discard the draft afterwards. Raise ConfigError."""
         return build(document, self._registry, self._ports(pool, draft), draft=draft, pool=pool, keeps_state=False)
 
     def _ports(self, pool: str, draft: Draft) -> Ports:
@@ -114,7 +114,7 @@ class Decisions:
 
 
 class Shadows(Listener):
-    """Counts what shadow profiles would have chosen beside the decisions."""
+    """The listener that counts what shadow profiles would have chosen."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -136,19 +136,19 @@ class Shadows(Listener):
 
 
 ISSUER_TIMEOUT = 5.0
-"""Seconds for the keys of an issuer of tokens."""
+"""Timeout, in seconds, for the JWKS of a token issuer."""
 
 LARGEST_KEYS = 4 << 20
-"""Bytes of the keys of an issuer."""
+"""Largest JWKS, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Mappings are by pool. `limits` is None where nothing is limited, `resolver` where models are what clients call
-    them."""
+    """The graph of one configuration. Mappings are by pool. `limits` is None without limits, `resolver` if no model is
+    rewritten."""
 
     settings: Settings
-    door: Authenticator | None
+    authenticator: Authenticator | None
     limits: RateLimiter | None
     flow_controls: Mapping[str, FlowControl]
     warmups: Mapping[str, Warmup]
@@ -160,7 +160,7 @@ class Serving:
 
 @dataclass(slots=True)
 class Process:
-    """What a process has once, under any configuration. `serving` is the graph in use: a reload replaces it."""
+    """What a process has once, under any configuration. A reload replaces `serving`, the graph in use."""
 
     state: State
     clock: Clock
@@ -175,16 +175,16 @@ class Process:
     observation: Observation
     explaining: Explaining
     decisions: Decisions
-    senses: OwnSenses
+    signals: OwnSenses
     model_reads: ModelReads
     polling: Polling | None
-    """None where another process polls the pods."""
+    """None if another process polls the pods."""
     workers: int = 1
     """That serve together."""
     parser: BodyParser = field(default_factory=BodyParser)
     tasks: Tasks = field(default_factory=Tasks)
     addresses: Addresses = field(init=False)
-    """Of pods, as gateways know them."""
+    """Addresses of pods, as gateways know them."""
     serving: Serving = field(init=False)
 
     def __post_init__(self) -> None:
@@ -197,7 +197,7 @@ def build_serving(settings: Settings, process: Process, draft: Draft) -> Serving
     return _Build(settings, process, draft).serving()
 
 
-def build_door(security: Security, clock: Clock, draft: Draft) -> Authenticator | None:
+def build_authenticator(security: Security, clock: Clock, draft: Draft) -> Authenticator | None:
     """None where no credentials are asked for. Raises ConfigError."""
     return authenticator_of(security, clock, os.environ, _fetch_keys, draft)
 
@@ -221,10 +221,10 @@ class _Build:
         draft.assign(process.trust, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(process.breakers, settings=settings.reliability.breaker)
         draft.assign(process.liveness, settings=settings.reliability.health)
-        draft.assign(process.senses, pools=settings.autoscale.pools)
+        draft.assign(process.signals, pools=settings.autoscale.pools)
         kept = self._kept()
-        door = build_door(settings.security, process.clock, draft)
-        limits = self._limits(door)
+        authenticator = build_authenticator(settings.security, process.clock, draft)
+        limits = self._limits(authenticator)
         flow_controls = {name: control for name in names if (control := self._flow_control(name)) is not None}
         gates = {name: self._gates(name, limits, flow_controls.get(name)) for name in names}
         prompts, warmups = self._warmups()
@@ -237,22 +237,24 @@ class _Build:
         explained = None if kept is None else process.explaining.listener(schedulings, kept)
         listeners = self._listeners(kept, explained, failover.poison, prompts, schedulings)
         pools = self._pools(schedulings, gates, failover, listeners)
-        gateway = self._gateway(door, limits, resolver, failover, pools, explained)
-        served = self._served(gateway, door, listeners)
-        return Serving(settings, door, limits, flow_controls, warmups, schedulings, resolver, gateway, served)
+        gateway = self._gateway(authenticator, limits, resolver, failover, pools, explained)
+        served = self._served(gateway, authenticator, listeners)
+        return Serving(settings, authenticator, limits, flow_controls, warmups, schedulings, resolver, gateway, served)
 
     # Admission.
 
-    def _limits(self, door: Authenticator | None) -> RateLimiter | None:
-        if door is None or not door.has_limits:
+    def _limits(self, authenticator: Authenticator | None) -> RateLimiter | None:
+        if authenticator is None or not authenticator.has_limits:
             return None
         clock, series = self.process.clock, LimitSeries(self.process.observation.catalogue)
-        limits = self.draft.get("limits", lambda: RateLimiter(door.limits, door.tenants, clock, series))
-        self.draft.assign(limits, limits=door.limits, tenants=door.tenants)
+        limits = self.draft.get(
+            "limits", lambda: RateLimiter(authenticator.limits, authenticator.tenants, clock, series)
+        )
+        self.draft.assign(limits, limits=authenticator.limits, tenants=authenticator.tenants)
         return limits
 
     def _flow_control(self, pool: str) -> FlowControl | None:
-        """None where no request ever waits."""
+        """Return None if no request ever waits."""
         process, wanted = self.process, self.settings.all_pools[pool].flow_control
         settings = wanted.part(process.workers)
         if not wanted.limits:
@@ -275,7 +277,7 @@ class _Build:
         return SheddingGate(settings.shedding, process.random, series) if settings.sheds else None
 
     def _kept(self) -> Kept | None:
-        """None where decisions are not kept."""
+        """Return None if decisions are not kept."""
         process, draft, wanted = self.process, self.draft, self.settings.telemetry.decisions
         kept = None if wanted is None else draft.get("kept-decisions", lambda: process.explaining.make_kept(wanted))
         if kept is not None:
@@ -378,7 +380,7 @@ class _Build:
         first = next(iter(schedulings.values()))
 
         def others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
-            """Pods that the scheduler was not asked about, because they were not ready, or start slowly."""
+            """Return ready pods that were no candidates of the decision."""
             request, pool = attempt.request, attempt.endpoint.pool
             pods = [
                 pod
@@ -403,7 +405,7 @@ class _Build:
         )
 
     def _hedging(self, failover: Failover) -> Hedging | None:
-        """None where no request gets a second attempt."""
+        """Return None if requests are not hedged."""
         process, draft, wanted = self.process, self.draft, self.settings.reliability.hedging
         if wanted is None:
             return None
@@ -419,7 +421,7 @@ class _Build:
 
     def _gateway(
         self,
-        door: Authenticator | None,
+        authenticator: Authenticator | None,
         limits: RateLimiter | None,
         resolver: Resolver | None,
         failover: Failover,
@@ -428,7 +430,7 @@ class _Build:
     ) -> Gateway:
         process, settings = self.process, self.settings
         admission: Admission | Names | None = resolver
-        if door is not None:
+        if authenticator is not None:
             admission = Admission(resolver, None if limits is None else limits.counts_tokens)
         wants = None if explained is None else explained.wants
         return Gateway(
@@ -448,7 +450,7 @@ class _Build:
             parser=process.parser,
         )
 
-    def _served(self, gateway: Gateway, door: Authenticator | None, listeners: Listeners) -> Served:
+    def _served(self, gateway: Gateway, authenticator: Authenticator | None, listeners: Listeners) -> Served:
         process, settings = self.process, self.settings
         return Served(
             gateway,
@@ -457,7 +459,7 @@ class _Build:
             listeners,
             takes=gateway.failover.takes,
             given_up=process.liveness.given_up,
-            door=door,
+            door=authenticator,
             continued=settings.reliability.continuation.models,
         )
 
@@ -469,26 +471,26 @@ class _Build:
         prompts: Mapping[str, SharedPrompts],
         schedulings: Mapping[str, Scheduling],
     ) -> Listeners:
-        """Those of all pools. The ledger is first: gates and hooks read what an attempt costs."""
+        """Return the listeners of all pools. The ledger is first: gates and hooks read the cost of an attempt."""
         process = self.process
         reliability: list[Listener] = [process.breakers, poison, ReadsAfterNotFound(process.model_reads)]
         decisions: list[Listener] = [each for each in (explained, kept) if each is not None]
         has_shadows = any(profile.shadow for one in schedulings.values() for profile in one.effective.profiles)
         shadows: list[Listener] = [Shadows(process.observation.observer)] if has_shadows else []
-        scaled: list[Listener] = [process.senses] if self.settings.autoscale.pools else []
+        scaled: list[Listener] = [process.signals] if self.settings.autoscale.pools else []
         warming: list[Listener] = [_Prompts(prompts)] if prompts else []
         observers = [*decisions, *process.observation.listeners, *shadows, *scaled, *warming]
         return Listeners([process.ledger, *reliability, process.bindings, *observers])
 
 
 def session_headers(schedulings: Iterable[Scheduling]) -> tuple[str, ...]:
-    """Those that tell the sessions of agents apart, in the order of asking; none unless a pool has the plugin."""
+    """Return the headers that identify sessions of agents; empty unless a pool has the plugin."""
     found = (plugin.headers for scheduling in schedulings for plugin in scheduling.plugins(AgentIdentity))
     return tuple(dict.fromkeys(header for headers in found for header in headers))
 
 
 def _check_extra(settings: ExtProcSettings) -> None:
-    """Raises ConfigError if the port for gateways is configured and its packages are missing."""
+    """Raise ConfigError if the port for gateways is configured and its packages are missing."""
     try:
         if settings.is_on:
             importlib.import_module("proxy.extproc.server")
@@ -497,7 +499,7 @@ def _check_extra(settings: ExtProcSettings) -> None:
 
 
 class _Prompts(Listener):
-    """Collects the prompts of good responses."""
+    """The listener that collects prompts of successful responses for warm-ups."""
 
     def __init__(self, pools: Mapping[str, SharedPrompts]) -> None:
         self._pools = pools
@@ -509,7 +511,7 @@ class _Prompts(Listener):
 
 
 def narrowing(flow_controls: Mapping[str, FlowControl]) -> Narrow:
-    """Return what keeps the pods that have room, of pods of one pool."""
+    """Return a function that keeps the pods with free capacity, of pods of one pool."""
 
     def narrow(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         flow_control = flow_controls.get(endpoints[0].pool)

@@ -55,10 +55,10 @@ class PoolSettings:
 
 
 DERIVED = ("scheduling", "pools", "engines", "given", "source")
-"""Fields that are no sections of plain values."""
+"""Fields that are not sections of plain values."""
 
 EVERYWHERE = {"0.0.0.0", "::"}
-"""Hosts that are all addresses of the machine."""
+"""Hosts that stand for all addresses of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class Settings:
 
     @property
     def remarks(self) -> tuple[Problem, ...]:
-        """What its documents say in older words, or to no effect."""
+        """Remarks on deprecated or ineffective parts of EndpointPickerConfigs."""
         return tuple(remark for pool in self.all_pools.values() for remark in pool.scheduling.remarks)
 
     @property
     def all_pools(self) -> dict[str, PoolSettings]:
-        """By name; that of the top level is the first."""
+        """Return the pools by name; the pool of the top level is the first."""
         return {
             DEFAULT_POOL: PoolSettings(
                 self.pods, self.flow_control, self.disaggregation, self.scheduling, self.engines
@@ -101,19 +101,19 @@ class Settings:
         }
 
     def alone(self, pool: str) -> Settings:
-        """As if this pool were that of the top level, and the only one. Raises KeyError if there is none."""
+        """Return the settings with this pool at the top level, as the only one. Raise KeyError if it does not exist."""
         own = self.all_pools[pool]
         parts = {item.name: getattr(own, item.name) for item in dataclasses.fields(own) if item.name != "given"}
         return dataclasses.replace(self, **parts, pools={})
 
     @property
     def has_pods(self) -> bool:
-        """Whether any pod can come of it."""
+        """Return whether any source of pods is configured."""
         return any(pool.pods.has_source for pool in self.all_pools.values())
 
     @property
     def pools_tls(self) -> dict[str, PodTls]:
-        """How pods of the pools that say so are spoken to."""
+        """Return the TLS settings of pools that differ from the default."""
         return {name: pool.pods.tls for name, pool in self.pools.items() if pool.pods.tls != PodTls()}
 
 
@@ -140,13 +140,13 @@ def from_mapping(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, A
 
 
 def effective(settings: Settings | PoolSettings) -> dict[str, Any]:
-    """Every value of every section but `scheduling` and `pools` as `{"value": …, "origin": "file" | "default"}`."""
+    """Return every value of every section except `scheduling` and `pools` as `{"value": …, "origin": …}`."""
     sections = {yaml_key(item): item for item in dataclasses.fields(settings) if item.name not in DERIVED}
     return {key: _described(getattr(settings, item.name), settings.given.get(key)) for key, item in sections.items()}
 
 
 def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The section without its scheduling, but with what that says of scraping and waiting; and what became of it."""
+    """Return the section without `scheduling`, with its parts about scraping and queues; and the built values."""
     scheduling = document.read(section.get("scheduling"), join(path, "scheduling"))
     problems.extend(faults(scheduling, Registry.discover(), _ports()))
     rest = {key: value for key, value in section.items() if key != "scheduling"}
@@ -154,16 +154,15 @@ def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dic
     own: Faults = []
     if isinstance(pods, Mapping):
         rest["pods"] = picker_config.pods_section(pods, layer, own)
-    if said := scheduling.flow_control:
-        rest["flowControl"] = picker_config.flow_control_section(rest.get("flowControl"), said, own)
+    if given := scheduling.flow_control:
+        rest["flowControl"] = picker_config.flow_control_section(rest.get("flowControl"), given, own)
     engines = picker_config.engines(layer.core, own)
     problems.extend(Problem(join(path, problem.path), problem.message) for problem in own)
     return rest, {"scheduling": scheduling, "engines": engines}
 
 
 def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, PoolSettings]:
-    """Those of the section `pools`, in their order, as far as they are good. What they do not say of disaggregation,
-    that of the top level says."""
+    """Return the valid pools of the section `pools`. They inherit `disaggregation` of the top level."""
     if not (section is None or isinstance(section, Mapping)):
         problems.append(Problem("pools", "must be a mapping of names to pools"))
         return {}
@@ -171,9 +170,9 @@ def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, Poo
     for name, pool in (section or {}).items():
         path = f"pools.{name}"
         if name == DEFAULT_POOL:
-            problems.append(Problem(path, "its pods, scheduling and flowControl stand at the top level"))
+            problems.append(Problem(path, "the pods, scheduling and flowControl of this pool are at the top level"))
         elif not _NAME.fullmatch(str(name)):
-            problems.append(Problem(path, "a name is made of letters, digits, dots, dashes and underscores"))
+            problems.append(Problem(path, "a name must consist of letters, digits, dots, dashes and underscores"))
         elif not (pool is None or isinstance(pool, Mapping)):
             problems.append(Problem(path, f"must be a mapping with {', '.join(_SECTIONS)}"))
         elif (made := _pool(_with_disaggregation(disaggregation, pool or {}), path, problems)) is not None:
@@ -182,7 +181,7 @@ def _pools(section: Any, disaggregation: Any, problems: Faults) -> dict[str, Poo
 
 
 def _shared_pods(pools: Mapping[str, PoolSettings]) -> list[Problem]:
-    """A problem for every static pod whose name or URL one of an earlier pool has."""
+    """Return a problem for every static pod whose name or URL is used in an earlier pool."""
     problems: list[Problem] = []
     first: dict[tuple[str, str], str] = {}
     for name, pool in pools.items():
@@ -191,12 +190,13 @@ def _shared_pods(pools: Mapping[str, PoolSettings]) -> list[Problem]:
             for key, value in (("name", pod.name), ("url", pod.url)):
                 other = first.setdefault((key, value), name)
                 if other != name:
-                    problems.append(Problem(f"{place}[{index}].{key}", f"'{value}' is taken by the pool '{other}'"))
+                    problems.append(Problem(f"{place}[{index}].{key}", f"'{value}' is used by the pool '{other}'"))
     return problems
 
 
 def _with_disaggregation(disaggregation: Any, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The engines of most installations have one connector: a pool that was not told another would fail silently."""
+    """Return the section with the `disaggregation` of the top level as defaults, because most installations have one
+    connector."""
     own = section.get("disaggregation") or {}
     if not (disaggregation and isinstance(disaggregation, Mapping) and isinstance(own, Mapping)):
         return section
@@ -213,7 +213,7 @@ def _pool(section: Mapping[str, Any], path: str, problems: Faults) -> PoolSettin
 
 
 def _ports() -> Ports:
-    """Those of the proxy, so that a model that cannot be read, or a package that is missing, is a fault like others."""
+    """Return the ports of the proxy, so that an unreadable model or a missing package is a fault like others."""
     clock, draft = SystemClock(), State().draft()
     return {
         Clock: clock,
@@ -232,7 +232,7 @@ def _merged(data: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]])
 
 
 def _policies(section: Any, problems: list[Problem]) -> AutoscaleSettings:
-    """Faults that no single value shows are found beside those of single values."""
+    """Return the `autoscale` section. Faults of combinations of values are reported like faults of single values."""
     try:
         return policies.load(section)
     except ConfigError as error:
@@ -241,7 +241,7 @@ def _policies(section: Any, problems: list[Problem]) -> AutoscaleSettings:
 
 
 def _unscaled(settings: Settings) -> list[Problem]:
-    """A problem for every policy of a pool that is none."""
+    """Return a problem for every autoscaling policy of an unknown pool."""
     pools = settings.all_pools
     return [
         Problem(f"{policies.PATH}.pools.{name}", f"there is no such pool{suggestion(name, list(pools))}")
@@ -259,7 +259,7 @@ def _taken_twice(settings: Settings) -> list[Problem]:
 
 
 def _with_all_known(problems: Sequence[Problem]) -> list[Problem]:
-    """`scheduling` and `pools` are read apart, so the loader of the rest does not know that they exist."""
+    """Return the problems with suggestions that include `scheduling` and `pools`, which the loader does not know."""
     known = [yaml_key(item) for item in dataclasses.fields(Settings) if item.name not in ("engines", "given", "source")]
     fixed = []
     for problem in problems:

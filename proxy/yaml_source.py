@@ -80,8 +80,8 @@ def _guarded(load: Callable[[], T], source: str) -> T:
     except yaml.MarkedYAMLError as error:
         raise ConfigError([described(error, source)]) from None
     except Exception as error:  # noqa: BLE001  # loaders raise more than they document
-        said = str(error) if isinstance(error, yaml.YAMLError | ValueError) else repr(error)
-        raise ConfigError([Problem(source, " ".join(said.split()))]) from None
+        text = str(error) if isinstance(error, yaml.YAMLError | ValueError) else repr(error)
+        raise ConfigError([Problem(source, " ".join(text.split()))]) from None
 
 
 _ADVICE = (
@@ -95,18 +95,18 @@ _ADVICE = (
     ("expected <block end>", "not indented as what it belongs to"),
     ("<stream end>", "the file ends before this does"),
 )
-"""What it mostly means, for what PyYAML says."""
+"""The usual cause, by a part of PyYAML's message."""
 
 
 def described(error: yaml.MarkedYAMLError, source: str = "") -> Problem:
     """With line and column, and what it mostly means."""
-    said = str(error.problem or error.context or error)
-    advice = next((advice for part, advice in _ADVICE if part in said), "")
+    text = str(error.problem or error.context or error)
+    advice = next((advice for part, advice in _ADVICE if part in text), "")
     mark, began = error.problem_mark, error.context_mark
     if began is not None and mark is not None and began.line < mark.line:
-        said += f", in what begins at {began.line + 1}:{began.column + 1}"
+        text += f", in what begins at {began.line + 1}:{began.column + 1}"
     where = f"{source}:{mark.line + 1}:{mark.column + 1}".lstrip(":") if mark else source
-    return Problem(where, f"{advice} ({said})" if advice else said)
+    return Problem(where, f"{advice} ({text})" if advice else text)
 
 
 def _expanded(values: Any, environ: Mapping[str, str]) -> Any:

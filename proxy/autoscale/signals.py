@@ -127,7 +127,7 @@ class OwnSenses(Senses, Listener):
         for pool, control in self._flow_controls().items():
             found.queued[pool] = control.queue.waiting
         for pool, role in self.roles:
-            found.ttfts[pool, role] = buckets_of(self._catalogue.leg_ttft.cell(pool, role))
+            found.ttfts[pool, role] = buckets_of(self._catalogue.role_ttft.cell(pool, role))
             if (backlog := self._backlog(pool, role)) is not None:
                 found.backlogs[pool, role] = backlog
         return found
@@ -137,7 +137,7 @@ class OwnSenses(Senses, Listener):
         pool = self.pools.get(endpoint.pool)
         role = None if pool is None else role_of(pool, endpoint)
         if role is not None and attempt.status is not None and attempt.status < 300:
-            self._catalogue.leg_ttft.cell(endpoint.pool, role).observe(at - attempt.started_at)
+            self._catalogue.role_ttft.cell(endpoint.pool, role).observe(at - attempt.started_at)
 
     def _backlog(self, pool: str, role: str) -> float | None:
         scheduling = self._schedulings().get(pool)

@@ -18,7 +18,7 @@ from proxy.cli.admin import plugin_types
 from proxy.config.load import Reader
 from proxy.config.schema import markdown
 from proxy.config.schema import schema as written
-from proxy.config.warnings import cautions
+from proxy.config.warnings import warnings
 from proxy.core.errors import ConfigError, KvlaneError, cause
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
@@ -108,7 +108,7 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     else:
         _print(described, "")
         click.secho("The configuration is good.", fg="green", err=True)
-    for caution in cautions(settings):
+    for caution in warnings(settings):
         click.secho(f"Warning: {caution}", fg="yellow", err=True)
 
 

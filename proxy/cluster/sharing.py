@@ -146,7 +146,7 @@ class SharingApp(App):
 
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
         self.ledger.elsewhere(endpoint, requests, tokens, work)
-        self._roomier(endpoint)
+        self._capacity_freed(endpoint)
 
     def _bound_elsewhere(self, response_id: str, name: str) -> None:
         if endpoint := self.fleet.get(name):

@@ -39,7 +39,7 @@ from proxy.http.server import BACKLOG
 from proxy.http.settings import Trust, server_context
 from proxy.polling import Polling, fleet_settings
 from proxy.reliability.breaker import Breakers, call_later
-from proxy.serving import build_door
+from proxy.serving import build_authenticator
 from proxy.settings import Settings
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.logs import LogLevels
@@ -79,7 +79,7 @@ class Supervisor:
             self.fleet,
             (),
             self._clock,
-            doubts=self.fleet.ejection_reasons,
+            ejection_reasons=self.fleet.ejection_reasons,
             breaker=self._breakers.state,
         )
         self._levels = LogLevels(
@@ -218,7 +218,7 @@ class Supervisor:
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
         draft.assign(self._trust, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(self._breakers, settings=settings.reliability.breaker)
-        draft.assign(self, _door=build_door(settings.security, self._clock, draft))
+        draft.assign(self, _door=build_authenticator(settings.security, self._clock, draft))
         self._polling.build(settings, draft)
         draft.assign(self._senses, pools=settings.autoscale.pools)
         draft.assign(self.autoscaling, settings=settings.autoscale)

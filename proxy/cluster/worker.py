@@ -73,7 +73,7 @@ class Worker(SharingApp):
             on_ready=self._ready,
             on_restarted=self._restarted,
             on_removed=self._removed,
-            on_changed=self._roomier,
+            on_changed=self._capacity_freed,
             on_ejection_change=lambda endpoint: self._ejections.changed(),
             slow_start=self._make_slow_start(),
         )
@@ -112,7 +112,7 @@ class Worker(SharingApp):
             }
         )
 
-    async def _begin_scaling(self, stack: AsyncExitStack) -> None:
+    async def _start_scaling(self, stack: AsyncExitStack) -> None:
         """The supervisor scales."""
 
     def _sockets(self) -> Sequence[socket.socket]:
@@ -138,7 +138,7 @@ class Worker(SharingApp):
         return body
 
     async def _signals(self, _: Any) -> bytes:
-        return self._senses.current().packed()
+        return self._own_signals.current().packed()
 
     async def _reload_with(self, packed: Any) -> bytes:
         """If it fails, the supervisor has all workers return to the settings before."""
@@ -155,7 +155,7 @@ class Worker(SharingApp):
         elif kind is Kind.STOPPING:
             self._turn_away()
         elif kind is Kind.LEVELS:
-            self._levels.take(body)
+            self._levels.apply(body)
 
     def _lost(self) -> None:
         self._knows_the_fleet.set()  # so that a start that waits for it ends

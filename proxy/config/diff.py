@@ -1,4 +1,4 @@
-"""What tells two configurations apart, and how much of that a process can change while it serves."""
+"""The difference of two configurations, and which part of it needs a restart."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FIXED = (
     "telemetry.record",
     "telemetry.tracing",
 )
-"""Paths of what stays as it is until the process ends."""
+"""Paths of settings that need a restart of the process."""
 
 OF_THE_HOST = ("listen.host", "listen.port", "admin.host", "admin.port", "admin.tls", "extproc", "replicas")
-"""Paths of what not even other workers change."""
+"""Paths of settings that need a restart of the supervisor too."""
 
 
 def changed(before: Settings, after: Settings) -> list[str]:
-    """The paths of all values that are not the same."""
+    """Return the paths of all values that differ."""
     sections = [item.name for item in dataclasses.fields(Settings) if item.name not in DERIVED]
     found: list[str] = []
     for name in sections:
@@ -44,7 +44,7 @@ def changed(before: Settings, after: Settings) -> list[str]:
 
 
 def servable(before: Settings, wanted: Settings, fixed: Sequence[str] = FIXED) -> tuple[Settings, list[str]]:
-    """What is wanted, as far as somebody can have it who serves with what was before; and the paths of the rest."""
+    """Return the wanted settings as far as a running process can adopt them, and the paths of the rest."""
     left = [path for path in changed(before, wanted) if any(_is_in(path, other) for other in fixed)]
     for path in fixed:
         wanted = _with(wanted, before, path.split("."))
@@ -77,7 +77,7 @@ def _is_in(path: str, other: str) -> bool:
 
 
 def _with(wanted: T, before: T, path: list[str]) -> T:
-    """With the value that `before` has there."""
+    """Return the settings with the value of `before` at this path."""
     name = next(item.name for item in dataclasses.fields(wanted) if yaml_key(item) == path[0])  # type: ignore[arg-type]
     own, other = getattr(wanted, name), getattr(before, name)
     return dataclasses.replace(wanted, **{name: other if len(path) == 1 else _with(own, other, path[1:])})  # type: ignore[type-var]

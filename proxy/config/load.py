@@ -14,22 +14,22 @@ from proxy.scheduling.document import KIND
 from proxy.settings import Settings, from_mapping
 
 ANOTHER_FILE = (
-    "the admin port accepts a file that is not in effect only where it asks for a key: set admin.apiKey,"
+    "the admin port accepts a file that is not in effect only if it requires a key: set admin.apiKey,"
     " or name the file in the configuration file"
 )
-"""Why a configuration may not name a file: an error message, or a service that gets a token, could show its content."""
+"""An error message, or a service that receives a token, could reveal the content of a file."""
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
 
 BODY = Path("request body")
 
-UNEXPANDED = "has ${…} in it, which is filled in only where the admin port asks for a key: set admin.apiKey"
+UNEXPANDED = "contains ${…}, which is expanded only if the admin port requires a key: set admin.apiKey"
 
 
 def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """Kvlane's own file, or an EndpointPickerConfig; `overrides` are values of sections that win over the file's.
-    Raises ConfigError."""
+    """Load kvlane's own file, or an EndpointPickerConfig. `overrides` are values of sections that win over the file.
+    Raise ConfigError."""
     return from_text(yaml_source.text_of(path), path, environ, overrides)
 
 
@@ -40,8 +40,7 @@ def from_text(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     reads_files: bool = True,
 ) -> Settings:
-    """As `load`, from what stands in the file, or would. Unless it `reads_files`, a section in another file is a fault.
-    Raises ConfigError."""
+    """Load the text of a file. Unless it `reads_files`, a section in another file is a fault. Raise ConfigError."""
     data = yaml_source.read(text, str(path), environ)
     if not isinstance(data, Mapping):
         raise ConfigError([Problem(str(path), "must hold a mapping")])
@@ -53,7 +52,7 @@ def from_text(
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Makes settings of the file, or of what is to stand in its place; `overrides` win over both."""
+    """Reads the configuration file, or text in its place; `overrides` win over both."""
 
     file: Path | None = None
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -82,7 +81,7 @@ def _refused(path: Path) -> Any:
 
 
 def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:
-    """That of the top level, and those of the pools."""
+    """Return the data with every `scheduling.file`, of the top level and of pools, replaced by its content."""
     pools = data.get("pools")
     if isinstance(pools, Mapping):
         named = {

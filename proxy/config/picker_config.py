@@ -1,4 +1,4 @@
-"""What an EndpointPickerConfig says of scraping, engines, discovery and waiting, as settings of other rooms."""
+"""Settings of an EndpointPickerConfig that belong to other sections: scraping, engines, discovery, flow control."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     """The `pods` section with what the document adds to it. A limit that both set is a fault."""
     merged = dict(pods)
     refresh = pods.get("refresh") or {}
-    said = _scraping(layer.metrics, faults) if layer.metrics else {}
+    given = _scraping(layer.metrics, faults) if layer.metrics else {}
     if layer.gpus is not None:
-        said["dcgm"] = _exporter(layer.gpus)
-    if said and isinstance(refresh, Mapping):
-        faults.extend(_twice(f"pods.refresh.{key}") for key in said if key in refresh)
-        merged["refresh"] = {**said, **refresh}
+        given["dcgm"] = _exporter(layer.gpus)
+    if given and isinstance(refresh, Mapping):
+        faults.extend(_twice(f"pods.refresh.{key}") for key in given if key in refresh)
+        merged["refresh"] = {**given, **refresh}
     if layer.discovery is not None:
         if pods.get("file"):
             faults.append(_twice("pods.file"))
@@ -30,13 +30,13 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     return merged
 
 
-def flow_control_section(own: Any, said: Mapping[str, Any], faults: Faults) -> Any:
+def flow_control_section(own: Any, given: Mapping[str, Any], faults: Faults) -> Any:
     """The `flowControl` section with what the document adds to it. A limit that both set is a fault."""
     if not (own is None or isinstance(own, Mapping)):
         return own
     own = own or {}
-    faults.extend(_twice(f"flowControl.{key}") for key in said if key in own)
-    return {**said, **own}
+    faults.extend(_twice(f"flowControl.{key}") for key in given if key in own)
+    return {**given, **own}
 
 
 def engines(core: CoreMetrics | None, faults: Faults) -> Engines:
@@ -52,7 +52,7 @@ def engines(core: CoreMetrics | None, faults: Faults) -> Engines:
             faults.append(Problem(path, str(error)))
     if core.default_engine not in dialects:
         path = "scheduling.plugins.core-metrics-extractor.defaultEngine"
-        faults.append(Problem(path, f"'{core.default_engine}' is none of {', '.join(dialects)}"))
+        faults.append(Problem(path, f"'{core.default_engine}' is not one of {', '.join(dialects)}"))
         return Engines()
     labels = dict.fromkeys((core.engine_label_key, *ENGINE_LABELS))
     return Engines(dialects, tuple(labels), core.default_engine)
@@ -66,13 +66,13 @@ def _scraping(source: HttpSource, faults: Faults) -> dict[str, Any]:
     ):
         if path is not None:
             faults.append(Problem(f"scheduling.plugins.metrics-data-source.{key}", NOT_YET))
-    said = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
-    return {key: value for key, value in said.items() if value is not None}
+    given = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _exporter(source: DcgmSource) -> dict[str, Any]:
-    said = {"scheme": source.scheme, "path": source.path, "port": source.port, "onNode": source.use_node_address}
-    return said if source.interval is None else {**said, "interval": source.interval}
+    given = {"scheme": source.scheme, "path": source.path, "port": source.port, "onNode": source.use_node_address}
+    return given if source.interval is None else {**given, "interval": source.interval}
 
 
 def _dialect(engine: EngineConfig) -> Dialect:

@@ -1,4 +1,4 @@
-"""The configurations that kvlane serves with, one after the other: all of a new one, or nothing of it."""
+"""Replace the configuration of a running proxy: all of the new one, or nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from proxy.config.diff import changed
 from proxy.config.load import ANOTHER_FILE, Reader
-from proxy.config.warnings import cautions
+from proxy.config.warnings import warnings
 from proxy.core.errors import ConfigError, Conflict, Problem
 from proxy.core.params import FromEnvironment, join
 from proxy.core.ports import Clock
@@ -23,22 +23,22 @@ from proxy.telemetry.metrics import Catalogue
 
 log = logging.getLogger(__name__)
 
-OF_THE_FILE = "is for the file alone: the admin port takes none but the one in effect"
+OF_THE_FILE = "can be changed only in the file: the admin port accepts the actuator in effect"
 
 
 class Served(Protocol):
-    """Who serves with them."""
+    """A process that serves with a configuration."""
 
     def check(self, wanted: Settings) -> Sequence[str]:
-        """The paths of what would not change until a restart. Raises ConfigError."""
+        """Return the paths that `reload` would leave for a restart. Raise ConfigError."""
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
-        """The same, once everything else has changed. Raises ConfigError, and nothing has changed then."""
+        """Apply the settings. Return the paths that need a restart. Raise ConfigError, and change nothing."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """`since` is in seconds since the Unix epoch; `left` are the paths of what waits for a restart."""
+    """A configuration in effect. `since` is in seconds since the Unix epoch; the paths `left` need a restart."""
 
     number: int
     settings: Settings
@@ -48,12 +48,12 @@ class Version:
 
     @property
     def sha256(self) -> str:
-        """The beginning of the digest of what was written."""
+        """The first 12 digits of the digest of the configuration."""
         return _digest(self.settings.source)
 
     @cached_property
     def of_deployment(self) -> str:
-        """The same, less what each of its proxies has for itself: where it listens, and its name."""
+        """The same digest without the listen addresses and the name of the proxy."""
         source = {key: value for key, value in self.settings.source.items() if key not in ("listen", "admin")}
         if isinstance(replicas := source.get("replicas"), Mapping):
             source["replicas"] = {key: value for key, value in replicas.items() if key != "name"}
@@ -61,7 +61,7 @@ class Version:
 
 
 class Configurations:
-    """One change after the other, however many ask for one."""
+    """Applies changes of the configuration, one at a time."""
 
     def __init__(self, settings: Settings, served: Served, reader: Reader, clock: Clock, catalogue: Catalogue) -> None:
         self._served = served
@@ -70,10 +70,10 @@ class Configurations:
         self._catalogue = catalogue
         self._before: Version | None = None
         self._lock = asyncio.Lock()
-        self._begin(Version(1, settings, "start", clock.wall()))
+        self._put_in_effect(Version(1, settings, "start", clock.wall()))
 
     async def read_again(self, origin: str) -> None:
-        """The file; what came of it is in the log."""
+        """Reload the file, and log the result."""
         try:
             await self._change(self._reader.again, origin)
         except ConfigError as error:
@@ -82,8 +82,8 @@ class Configurations:
             log.exception("not reloaded: an unexpected error; the configuration stays as it was")
 
     async def propose(self, text: str, dry_run: bool, expands: bool) -> dict[str, Any]:
-        """A configuration in YAML or JSON; says what it changes. Unless it `expands` variables of the environment, it
-        must have none, and name no file that is not in effect. Raises ConfigError."""
+        """Apply a configuration in YAML or JSON. Return what it changes. Unless it `expands` environment variables, it
+        must contain none, and name no file that is not in effect. Raise ConfigError."""
 
         def read() -> Settings:
             wanted = self._with_known_actuators(self._reader.of(text, expands))
@@ -92,15 +92,15 @@ class Configurations:
         return await self._change(read, "admin", dry_run)
 
     async def roll_back(self) -> dict[str, Any]:
-        """To the one before, which then is the one to go back to. Raises Conflict if there is none, ConfigError if it
-        cannot be had any more."""
+        """Reload the previous configuration. Raise Conflict if there is no previous one, ConfigError if it is not valid
+        any more."""
         before = self._before
         if before is None:
-            raise Conflict("There is no configuration to go back to: this is the one of the start.")
+            raise Conflict("There is no previous configuration: this is the one of the start.")
         return await self._change(lambda: before.settings, "rollback")
 
     def described(self) -> dict[str, Any]:
-        """Which one is in effect."""
+        """Return which configuration is in effect."""
         now, before = self._now, self._before
         return {
             "number": now.number,
@@ -113,17 +113,17 @@ class Configurations:
 
     @property
     def of_deployment(self) -> str:
-        """Which one is in effect, for other proxies to compare with theirs."""
+        """The digest of the configuration in effect, for other proxies to compare."""
         return self._now.of_deployment
 
     def written(self) -> Any:
-        """The plain values that it was made of, variables filled in."""
+        """Return the plain values of the configuration, with variables expanded."""
         return json.loads(json.dumps(_as_written(self._now.settings.source), default=str))
 
     async def _change(self, read: Callable[[], Settings], origin: str, dry_run: bool = False) -> dict[str, Any]:
         async with self._lock:
             try:
-                wanted, warnings = await asyncio.to_thread(_with_cautions, read)
+                wanted, found_warnings = await asyncio.to_thread(_with_warnings, read)
                 differences = changed(self._now.settings, wanted)
                 left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
             except Exception:
@@ -131,12 +131,12 @@ class Configurations:
                     self._count("refused")
                 raise
             if not dry_run:
-                self._follow(wanted, origin, differences, left)
-            found = {"changed": differences, "needsRestart": list(left), "warnings": warnings}
+                self._applied(wanted, origin, differences, left)
+            found = {"changed": differences, "needsRestart": list(left), "warnings": found_warnings}
             return {**self.described(), "dryRun": dry_run, **found}
 
     def _with_known_actuators(self, wanted: Settings) -> Settings:
-        """They run programs and send tokens, so they are for who may write the file. Raises ConfigError."""
+        """Refuse new actuators: they run programs and send tokens, so only the file may set them. Raise ConfigError."""
         known = self._now.settings.autoscale.pools
         problems = [
             Problem(f"autoscale.pools.{name}.actuator", OF_THE_FILE)
@@ -155,20 +155,20 @@ class Configurations:
             raise ConfigError(problems)
         return wanted
 
-    def _follow(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:
+    def _applied(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:
         self._count("applied" if differences else "unchanged")
         if not differences:
-            log.info("reloaded: nothing has changed")
+            log.info("reloaded: the configuration is unchanged")
             return
         self._before = self._now
-        self._begin(Version(self._now.number + 1, wanted, origin, self._clock.wall(), left))
+        self._put_in_effect(Version(self._now.number + 1, wanted, origin, self._clock.wall(), left))
         log.info("reloaded: version %d by %s changes %s", self._now.number, origin, ", ".join(differences))
         for remark in wanted.remarks:
             log.warning("%s", remark)
         if left:
-            log.warning("what changes with the next start only: %s", ", ".join(left))
+            log.warning("not applied until the next start: %s", ", ".join(left))
 
-    def _begin(self, version: Version) -> None:
+    def _put_in_effect(self, version: Version) -> None:
         self._now = version
         catalogue = self._catalogue
         catalogue.config_version.cell().value = version.number
@@ -200,9 +200,9 @@ _FILE = re.compile(
 )
 
 
-def _with_cautions(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:
+def _with_warnings(read: Callable[[], Settings]) -> tuple[Settings, list[str]]:
     settings = read()
-    return settings, list(cautions(settings))
+    return settings, list(warnings(settings))
 
 
 def _as_written(value: Any) -> Any:

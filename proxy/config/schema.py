@@ -100,7 +100,7 @@ class _Writer:
         )
 
     def _plugin(self) -> Schema:
-        """Of which type it is says what its parameters are."""
+        """Return the schema of a plugin entry: its type determines its parameters."""
         kinds: dict[str, Schema] = {}
         for cls in self._registry:
             fields = parameters_of(cls, dict.fromkeys(PORTS))
@@ -176,8 +176,8 @@ def _bounded(written: Schema, bounds: Sequence[float | None]) -> Schema:
         return {**written, "anyOf": [_bounded(one, bounds) for one in written["anyOf"]]}
     if {"integer", "number"}.isdisjoint(_types(written)):
         return written
-    said = {word: bound for word, bound in zip(_BOUNDS, bounds, strict=False) if bound is not None}
-    return {**written, **said}
+    given = {word: bound for word, bound in zip(_BOUNDS, bounds, strict=False) if bound is not None}
+    return {**written, **given}
 
 
 def _types(written: Schema) -> set[str]:
@@ -233,7 +233,7 @@ _POOLS = [
     "| `pods` | mapping | | as `pods` at the top level |",
     "| `scheduling` | mapping | | as `scheduling` at the top level |",
     "| `flowControl` | mapping | | as `flowControl` at the top level; all caps are of the pool |",
-    "| `disaggregation` | mapping | | as `disaggregation` at the top level, which says what is not said here |",
+    "| `disaggregation` | mapping | | as `disaggregation` at the top level, which says what is not given here |",
 ]
 
 _TYPES: Mapping[Any, str] = {
@@ -313,8 +313,8 @@ def _default(kind: Any, item: dataclasses.Field[Any]) -> str:
 
 def _bounds(item: dataclasses.Field[Any]) -> str:
     words = zip(("at least", "at most", "more than"), item.metadata.get("bounds", ()), strict=False)
-    said = [f"{word} {bound:g}" for word, bound in words if bound is not None]
-    return f" ({', '.join(said)})" if said else ""
+    given = [f"{word} {bound:g}" for word, bound in words if bound is not None]
+    return f" ({', '.join(given)})" if given else ""
 
 
 def _duration(seconds: float) -> str:

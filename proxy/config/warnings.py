@@ -1,4 +1,4 @@
-"""What a configuration says that is allowed, and hardly meant."""
+"""Warnings about configurations that are valid, but probably not intended."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from proxy.reliability import settings as reliability
 from proxy.scheduling import layout as scheduling
 from proxy.settings import Settings
 
-NO_PODS = "no pods are configured: add some under pods, or through the admin port; until then every request is a 503"
+NO_PODS = "no pods are configured: add them under pods, or through the admin port; until then every request gets a 503"
 
 
-def cautions(settings: Settings) -> Iterator[str]:
-    """Looks for files of pods, so not for the event loop."""
+def warnings(settings: Settings) -> Iterator[str]:
+    """Yield warnings. Reads the file system, so do not call it on the event loop."""
     yield from _of_addresses(settings)
     yield from _of_files(settings)
     yield from map(str, settings.remarks)
@@ -42,20 +42,20 @@ def cautions(settings: Settings) -> Iterator[str]:
 
 def _of_addresses(settings: Settings) -> Iterator[str]:
     if not settings.admin.api_key and not _is_loopback(settings.admin.host):
-        yield f"admin.host: whoever reaches {settings.admin.host} may change everything, as there is no admin.apiKey."
+        yield f"admin.host: anyone who can reach {settings.admin.host} can change everything; set admin.apiKey."
     for name, pool in settings.all_pools.items():
         if pool.pods.file is not None and not Path(pool.pods.file).exists():
             path = "" if name == DEFAULT_POOL else f"pools.{name}."
-            yield f"{path}pods.file: {pool.pods.file} is not there; until it is, no pods come from it."
+            yield f"{path}pods.file: {pool.pods.file} does not exist; it provides no pods until it does."
 
 
 def _of_files(settings: Settings) -> Iterator[str]:
-    """Without which there is no start."""
+    """Yield a warning for every missing file that the start needs."""
     for section, tls in (("listen", settings.listen.tls), ("admin", settings.admin.tls)):
         named = () if tls is None else (("cert", tls.cert), ("key", tls.key), ("clientCa", tls.client_ca))
         for name, file in named:
             if file is not None and not Path(file).exists():
-                yield f"{section}.tls.{name}: {file} is not there; where it is not, kvlane does not start."
+                yield f"{section}.tls.{name}: {file} does not exist; kvlane does not start without it."
 
 
 def _is_loopback(host: str) -> bool:

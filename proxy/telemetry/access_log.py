@@ -1,4 +1,4 @@
-"""One JSON line per request, formatted in batches and written where nobody waits."""
+"""The access log: one JSON line per request, formatted in batches and written by a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ A client request: (id, method, path, arrival time, identity).
 The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number).
 """
 
-NO_LEG: Record = (None, None, None, None, 0, -1)
+NO_ATTEMPT: Record = (None, None, None, None, 0, -1)
 """The attempt of a request that no pod received."""
 
 FIELDS = (
@@ -64,7 +64,7 @@ class AccessLog:
         if self._writer.is_behind:
             self._writer.drop(len(requests))
             return
-        self._writer.hand(lines_of(requests, self._clock.wall() - self._clock.now()))
+        self._writer.put(lines_of(requests, self._clock.wall() - self._clock.now()))
 
     async def __aenter__(self) -> AccessLog:
         await self._writer.__aenter__()
@@ -83,8 +83,8 @@ def lines_of(requests: Sequence[Record], epoch: float) -> bytes:
     # Lines of a kind fill in one dictionary: so each takes 13,000 instructions, with one of its own it took 17,000.
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []
-    for (name, method, path, received_at, who), ended_at, status, outcome, sent, leg in requests:
-        model, endpoint, begun_at, usage, relayed, attempt = leg
+    for (name, method, path, received_at, who), ended_at, status, outcome, sent, last in requests:
+        model, endpoint, begun_at, usage, relayed, attempt = last
         prompt, completion, cached = usage or _UNCOUNTED
         shape = (begun_at is not None, prompt is not None, cached is not None)
         kind = (method, path, model, endpoint, status, outcome._value_, who, shape)
@@ -127,8 +127,8 @@ def _like(
         "request_id": "",
         "method": orjson.Fragment(common[len('{"method":') : -len("}\n")]),
     }
-    begun, counted, told = shape
-    tokens = {"prompt_tokens": counted, "completion_tokens": counted, "cached_tokens": told}
+    begun, counted, logged = shape
+    tokens = {"prompt_tokens": counted, "completion_tokens": counted, "cached_tokens": logged}
     has = {"ttft": begun, "duration": True, **tokens, "bytes": True, "attempts": True}
     line |= dict.fromkeys([name for name, there in has.items() if there], 0)
     return line if who is None else line | {"key": who.name, "tenant": who.tenant}

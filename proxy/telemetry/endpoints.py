@@ -34,20 +34,20 @@ class IndexView(Protocol):
 
 
 class Predictor(Protocol):
-    """Predicts times to first token, and knows how well."""
+    """Predicts times to first token, and measures the error."""
 
     @property
     def error(self) -> float: ...
 
 
 class EstimateView(Protocol):
-    """Expects cached tokens, and knows how wrong it was of late."""
+    """Predicts cached tokens, and measures the recent error."""
 
     def prediction_error(self, endpoint: Endpoint) -> float: ...
 
 
 class EndpointCounts:
-    """What was counted for one pod since it was discovered."""
+    """Counts of one pod since it was discovered."""
 
     __slots__ = ("attempts", "check_failures", "decisions", "scrape_failures", "transitions")
 
@@ -71,7 +71,7 @@ class EndpointSeries:
         limit: int = 1000,
         predictors: Sequence[Predictor] = (),
         estimates: Sequence[EstimateView] = (),
-        doubts: Callable[[Endpoint], Sequence[str]] = lambda endpoint: (),
+        ejection_reasons: Callable[[Endpoint], Sequence[str]] = lambda endpoint: (),
         breaker: Callable[[Endpoint], str] = lambda endpoint: "closed",
     ) -> None:
         """`breaker`: the state of a pod's."""
@@ -83,13 +83,13 @@ class EndpointSeries:
         self.predictors = predictors
         self.estimates = estimates
         """Of the configuration in use."""
-        self._doubts = doubts
+        self._ejection_reasons = ejection_reasons
         self._breaker = breaker
         self._counts: dict[Endpoint, EndpointCounts] = {}
         self._present: frozenset[Endpoint] = frozenset()
 
     def of(self, endpoint: Endpoint) -> EndpointCounts:
-        return self._counts.get(endpoint) or self._begin(endpoint)
+        return self._counts.get(endpoint) or self._add(endpoint)
 
     def moved(self, endpoint: Endpoint) -> None:
         """Its state is another one."""
@@ -121,8 +121,8 @@ class EndpointSeries:
         self._catalogue.index_pairs.cell().value = sum(index.pairs for index in self.indexes)
         self._catalogue.index_bytes.cell().value = sum(index.bytes for index in self.indexes)
 
-    def _begin(self, endpoint: Endpoint) -> EndpointCounts:
-        """Pods that are gone leave when one comes. A leg that outlives its pod is shown nowhere."""
+    def _add(self, endpoint: Endpoint) -> EndpointCounts:
+        """Add the counts of a pod, and drop the counts of removed pods. Attempts of a removed pod are not shown."""
         if endpoint not in self._present:
             self._present = present = frozenset(self._fleet.endpoints)
             self._counts = {known: counts for known, counts in self._counts.items() if known in present}
@@ -135,7 +135,7 @@ class EndpointSeries:
         c = self._catalogue
         yield from (c.decisions, c.attempts, c.scrape_failures)
         yield from (c.in_flight, c.in_flight_tokens, c.state, c.waiting, c.running, c.kv_usage, c.scrape_age)
-        yield from (c.transitions, c.check_failures, c.breaker_state, c.doubts, c.index_error)
+        yield from (c.transitions, c.check_failures, c.breaker_state, c.ejections, c.index_error)
         yield from (c.pool_ready, c.pool_waiting, c.pool_kv_usage)
 
     def _read_load(self, label: str, endpoint: Endpoint) -> None:
@@ -145,8 +145,8 @@ class EndpointSeries:
 
     def _read_trust(self, label: str, endpoint: Endpoint) -> None:
         self._catalogue.breaker_state.cell(label, self._breaker(endpoint)).value += 1
-        for reason in self._doubts(endpoint):
-            self._catalogue.doubts.cell(label, reason).value += 1
+        for reason in self._ejection_reasons(endpoint):
+            self._catalogue.ejections.cell(label, reason).value += 1
 
     def _read_estimates(self, label: str, endpoint: Endpoint) -> None:
         """The worst of them, where there are several."""

@@ -126,7 +126,7 @@ def alternatives(words: Collection[str]) -> str:
 
 
 def _sample(line: bytes) -> Sample | None:
-    """Parse `{labels} value timestamp`, of which only the value is required. An exemplar is ignored."""
+    """Parse `{labels} value timestamp`, where only the value is required. An exemplar is ignored."""
     if b" # {" in line:
         line = line[: line.rindex(b" # {")]
     labels, _, rest = line.rpartition(b"}")
@@ -141,7 +141,7 @@ def _sample(line: bytes) -> Sample | None:
 
 @lru_cache(maxsize=4096)
 def parse_labels(raw: bytes) -> Mapping[str, str]:
-    """Return the labels between the braces of a line. Cached: those of an engine hardly change, and some have fifty."""
+    """Return the labels between the braces of a line. Cached: labels of an engine hardly change."""
     return MappingProxyType({name.decode(): _unescape(value) for name, value in _LABEL.findall(raw)})
 
 
@@ -244,7 +244,7 @@ class Merger:
         return b"".join(parts)
 
     def _steps(self, exposition: bytes, worker: str | None) -> Iterator[None]:
-        """Merge the exposition of `worker`, or only what adds up if there is none, and yield between two steps."""
+        """Merge the exposition of `worker`, or only its sums without a worker, and yield between two steps."""
         family, is_merged = _Family(), True
         for number, line in enumerate(exposition.split(b"\n"), 1):
             if number % LINES_PER_STEP == 0:

@@ -35,7 +35,7 @@ class LineWriter:
         self._write = write
         self._lost = lost
         self._batches: SimpleQueue[bytes | None] = SimpleQueue()
-        self._handed = 0
+        self._queued = 0
         self._taken = 0
         self._dropped = 0
         self._lock = threading.RLock()  # reentrant: a finaliser that runs under it may write to standard error
@@ -43,17 +43,17 @@ class LineWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Too far to be handed more."""
-        return self._handed - self._taken > BACKLOG
+        """Return whether more lines must be dropped."""
+        return self._queued - self._taken > BACKLOG
 
-    def hand(self, batch: bytes) -> None:
+    def put(self, batch: bytes) -> None:
         size = len(batch)
         with self._lock:
-            self._handed += size
+            self._queued += size
             self._batches.put(batch)
 
     def drop(self, lines: int) -> None:
-        """Count lines that are not handed over because the writer is too far behind."""
+        """Count lines that are dropped because the writer is too far behind."""
         with self._lock:
             self._dropped += lines
             self._lost(lines)
@@ -62,7 +62,7 @@ class LineWriter:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Write what was handed over, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
+        """Write the queued lines, for at most `STOP_TIMEOUT`. Return whether all of it was written."""
         self._batches.put(None)
         self._thread.join(STOP_TIMEOUT)
         return not self._thread.is_alive()
@@ -72,7 +72,7 @@ class LineWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Everything is written, unless nobody reads."""
+        """Write everything, unless the reader stopped reading."""
         import asyncio  # here: the processes for large bodies use `stop` alone, and are 7 MB smaller without it
 
         await asyncio.to_thread(self.stop)
@@ -91,7 +91,7 @@ class LineWriter:
                     log.warning("%s cannot be written, its lines are lost: %s", self._name, error)
                 broken = True
             self._taken += len(batch)
-            if self._dropped and self._handed - self._taken <= BACKLOG // 2:
+            if self._dropped and self._queued - self._taken <= BACKLOG // 2:
                 self._report()
 
     def _report(self) -> None:
@@ -130,7 +130,7 @@ class StandardError(io.TextIOBase):
         if self._writer.is_behind:
             self._writer.drop(text.count("\n"))
         elif batch:
-            self._writer.hand(batch)
+            self._writer.put(batch)
         return len(text)
 
     def stop(self) -> bool:
@@ -178,17 +178,17 @@ class RotatingFile:
         self._head = head
 
     def write(self, lines: bytes) -> None:
-        """All of them or none: raises OSError, and whoever reads the file finds whole lines.
+        """Write all lines or none, so that a reader finds whole lines. Raise OSError.
 
         The file is opened every time, because it may have been moved or removed since."""
         with _opened(self._lock, os.O_RDWR) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if _size_of(self._path) + len(lines) > self._max_size:
-                self._make_room()
+                self._rotate()
             with _opened(self._path, os.O_RDWR | os.O_APPEND) as descriptor:
                 _append(descriptor, lines, self._head)
 
-    def _make_room(self) -> None:
+    def _rotate(self) -> None:
         numbered = (self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._keep + 1))
         names = [self._path, *numbered]
         names[-1].unlink(missing_ok=True)

@@ -45,7 +45,7 @@ class _Text(logging.Formatter):
 
 
 def visible(text: str) -> str:
-    """Return the text with its control characters, of which some steer terminals, as escapes; line feeds and tabs
+    """Return the text with its control characters, which can steer terminals, as escapes; line feeds and tabs
     stay."""
     return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
@@ -90,42 +90,42 @@ _LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
 log = logging.getLogger(__name__)
 
 ROOT = "root"
-"""What every room says that has no level of its own."""
+"""The level of every logger without a level of its own."""
 
 _NAMES: Mapping[int, str] = {getattr(logging, level.name): level.value for level in LogLevel}
 
 
-def nobody(levels: bytes) -> None:
-    """For processes that are alone."""
+def not_shared(levels: bytes) -> None:
+    """Publish nothing: there is no other process."""
 
 
 class LogLevels:
-    """One per process, as its loggers are. `tell` is handed what others are to `take`, after a change."""
+    """The log levels of a process. `publish` receives each change for other processes to `apply`."""
 
-    def __init__(self, configured: Callable[[], LogLevel], tell: Callable[[bytes], None] = nobody) -> None:
+    def __init__(self, configured: Callable[[], LogLevel], publish: Callable[[bytes], None] = not_shared) -> None:
         self._configured = configured
-        self._tell = tell
+        self._publish = publish
         self._given: dict[str, LogLevel] = {}
 
     def shown(self) -> dict[str, Any]:
-        """`rooms` are all that can be given a level; a level goes for those below it too."""
+        """`rooms` are the loggers that can have a level; a level holds for loggers below it too."""
         return {
-            "levels": {ROOT: _said(logging.getLogger()), **{name: level.value for name, level in self._sorted()}},
-            "rooms": _rooms(),
+            "levels": {ROOT: _level_of(logging.getLogger()), **{name: level.value for name, level in self._sorted()}},
+            "rooms": _loggers(),
         }
 
     def change(self, wanted: Any) -> None:
-        """By room; null takes its level back. All of them or, with BadRequest, none."""
+        """Set the levels of loggers by name; null resets one. Raise BadRequest, and change nothing."""
         if not isinstance(wanted, dict) or not wanted:
-            raise BadRequest('Send rooms with their levels, as {"proxy.fleet": "debug"}; null takes one back.')
+            raise BadRequest('Send loggers with their levels, such as {"proxy.fleet": "debug"}; null resets one.')
         self._set({name: _level(name, level) for name, level in wanted.items()})
-        self._tell(self.record)
+        self._publish(self.record)
 
-    def take(self, record: bytes) -> None:
-        """What `tell` was handed in another process."""
-        told = {name: LogLevel(level) for name, level in orjson.loads(record).items()}
-        self._set({**dict.fromkeys(self._given.keys() - told.keys()), **told})
-        log.debug("levels as told: %s", record.decode())
+    def apply(self, record: bytes) -> None:
+        """Apply a change that another process published."""
+        given = {name: LogLevel(level) for name, level in orjson.loads(record).items()}
+        self._set({**dict.fromkeys(self._given.keys() - given.keys()), **given})
+        log.debug("log levels set to %s", record.decode())
 
     @property
     def record(self) -> bytes:
@@ -150,27 +150,27 @@ class LogLevels:
         return sorted((name, level) for name, level in self._given.items() if name != ROOT)
 
 
-def _rooms() -> list[str]:
+def _loggers() -> list[str]:
     return sorted(name for name in logging.root.manager.loggerDict if name != AUDIT)
 
 
 def _level(name: str, level: Any) -> LogLevel | None:
     """Raises BadRequest."""
-    rooms = _rooms()
-    if name != ROOT and name not in rooms:
-        close = difflib.get_close_matches(name, rooms, 1)
+    loggers = _loggers()
+    if name != ROOT and name not in loggers:
+        close = difflib.get_close_matches(name, loggers, 1)
         hint = f" did you mean {close[0]!r}?" if close else " GET lists them."
-        raise BadRequest(f"There is no room {name!r} whose log could be changed;{hint}", param=name)
+        raise BadRequest(f"There is no logger {name!r};{hint}", param=name)
     try:
         return None if level is None else LogLevel(str(level).lower())
     except ValueError:
         levels = ", ".join(each.value for each in LogLevel)
-        raise BadRequest(f"{level!r} is no level; there are {levels}.", param=name) from None
+        raise BadRequest(f"{level!r} is not a log level; use one of {levels}.", param=name) from None
 
 
 def _logger(name: str) -> logging.Logger:
     return logging.getLogger() if name == ROOT else logging.getLogger(name)
 
 
-def _said(logger: logging.Logger) -> str:
+def _level_of(logger: logging.Logger) -> str:
     return _NAMES.get(logger.level, logging.getLevelName(logger.level).lower())

@@ -42,7 +42,7 @@ TRACES_TIMEOUT = 5.0
 
 
 class Observation:
-    """`readers` bring gauges up to date before they are shown."""
+    """Telemetry of a process. `readers` bring gauges up to date before an exposition."""
 
     def __init__(
         self,
@@ -52,31 +52,33 @@ class Observation:
         clock: Clock,
         breaker: Callable[[Endpoint], str],
     ) -> None:
-        """`breaker`: the state of a pod's. Raises ConfigError."""
+        """`breaker` returns the state of a pod's circuit breaker. Raise ConfigError."""
         self._settings = settings
         self._fleet = fleet
         self._clock = clock
         self.catalogue = catalogue
-        self.endpoints = EndpointSeries(catalogue, fleet, (), clock, doubts=fleet.ejection_reasons, breaker=breaker)
+        self.endpoints = EndpointSeries(
+            catalogue, fleet, (), clock, ejection_reasons=fleet.ejection_reasons, breaker=breaker
+        )
         self.readers: list[Callable[[], None]] = []
         self.traces = traces_of(settings.tracing, clock, catalogue.spans_lost.cell)
         self.observer = Observer(catalogue, self.endpoints, clock)
         self._recorder = None if settings.record is None else self._make_recorder(settings.record)
         tracing = None if self.traces is None else self.traces.tracing
         self.listeners = [each for each in (self.observer, tracing, self._recorder) if each is not None]
-        """Metrics, and what else is told of all requests."""
+        """Metrics, traces and the recorder: the listeners of all requests."""
         self.exposition = Exposition(catalogue, self.endpoints, self.observer, self.readers)
 
     def show(self, indexes: Sequence[PrefixIndex], exact: Sequence[IndexView], predictors: Sequence[Predictor]) -> None:
-        """Have the series tell what these know."""
+        """Read these for an exposition."""
         self.endpoints.indexes = [*indexes, *exact]
         self.endpoints.predictors = predictors
         self.endpoints.estimates = indexes
 
-    async def begin(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> None:
+    async def start(self, stack: AsyncExitStack, tasks: Tasks, write: Callable[[], Callable[[bytes], int]]) -> None:
         """`write` makes what writes the access log, where one is wanted."""
         if self.traces is not None:
-            await self.traces.begin(stack)
+            await self.traces.start(stack)
         if self._settings.access_log:
             access_log = AccessLog(write(), self._clock, self.catalogue.log_lines_lost.cell())
             self.observer.access_log = await stack.enter_async_context(access_log)
@@ -107,7 +109,7 @@ def traces_of(settings: TracingSettings | None, clock: Clock, lost: Callable[[],
         from proxy.telemetry.traces import SpanQueue, Tracing
     except ImportError:
         raise ConfigError([Problem("telemetry.tracing", "needs the extra: pip install 'kvlane[otel]'")]) from None
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # the queue says once what it says again
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # the queue logs the first failure
     exporter = OTLPSpanExporter(
         target(settings.endpoint), headers=dict(settings.collector_headers), timeout=TRACES_TIMEOUT
     )
@@ -126,7 +128,7 @@ class Traces:
     tracing: Tracing
     queue: SpanQueue
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """What has ended is sent from here on, and the last of it when the stack ends."""
         await stack.enter_async_context(self.queue)
 
@@ -135,8 +137,8 @@ _END = b"# EOF\n"
 
 
 class Exposition:
-    """What /metrics answers with; the requests of the `observer`, if there is one, are counted to the last. `readers`
-    bring further gauges up to date."""
+    """The response of /metrics. Requests of the `observer` are counted before it is rendered; `readers` update further
+    gauges."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class Exposition:
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type: OpenMetrics for those who accept it, else the text format."""
+        """Return body and content type: OpenMetrics for clients that accept it, else the text format."""
         async with self._one_at_a_time:
             if self._observer is not None:
                 await self._observer.settle()
@@ -189,7 +191,7 @@ class _Slice(Collector):
 def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
     try:
         return choose_encoder(accept)
-    except (TypeError, ValueError):  # the version in the header is none
+    except (TypeError, ValueError):  # the header has no valid version
         return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
 
 

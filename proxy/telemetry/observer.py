@@ -15,7 +15,7 @@ from proxy.core.errors import Reason
 from proxy.core.listener import Listener
 from proxy.core.ports import Call, Clock, Identity
 from proxy.core.request import InferenceRequest
-from proxy.telemetry.access_log import NO_LEG, AccessLog, Record
+from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Record
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import OTHER, Catalogue
 
@@ -41,7 +41,7 @@ PATHS = {
 """The label `path`: exact paths here, their sub-paths under the same label, any other path is `other`."""
 
 LONGEST_MODEL = 256
-"""Characters of a model's name that can be a label; pods that serve any model answer for what clients make up."""
+"""Longest model name that becomes a label, in characters: clients can invent names for pods that serve any model."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -75,14 +75,14 @@ def _group(path: str) -> str:
 _COMPLETE = Ending.COMPLETE.value
 
 LEAST_BAD = 400
-"""The least status of what is no answer."""
+"""The lowest HTTP status of an error."""
 
 MOST_TENANTS = 200
-"""That become labels."""
+"""Tenants that become labels."""
 
 
 class RequestSeries:
-    """Each method takes the records of one kind of event, at least one; `records` says what is in them."""
+    """The series of requests. Each method counts records of one kind of event, see `access_log.Record`."""
 
     def __init__(self, catalogue: Catalogue, endpoints: EndpointSeries, model_limit: int = 1000) -> None:
         self._catalogue = catalogue
@@ -107,20 +107,20 @@ class RequestSeries:
         self._decision_seconds.observe_all(seconds)
 
     def begun(self, records: Sequence[Record]) -> None:
-        """Answers of which the first byte came."""
+        """Count responses whose first byte arrived."""
         seconds: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
         for status, at, received_at, model, stream in records:
             if status is not None and status < LEAST_BAD:
                 seconds[model, stream].append(at - received_at)
         for (model, stream), of_kind in seconds.items():
-            cells = self._answered_for(model)
+            cells = self._cells_of(model)
             (cells.ttft_stream if stream else cells.ttft_whole).observe_all(of_kind)
 
-    def legs_ended(self, records: Sequence[Record]) -> None:
+    def attempts_ended(self, records: Sequence[Record]) -> None:
         endings: defaultdict[tuple[Endpoint, str], int] = defaultdict(int)
-        answers: defaultdict[str, list[Record]] = defaultdict(list)
+        responses: defaultdict[str, list[Record]] = defaultdict(list)
         expected = hits = 0
-        for endpoint, ending, attempt, predicted, prompt, status, model, answer in records:
+        for endpoint, ending, attempt, predicted, prompt, status, model, response in records:
             endings[endpoint, ending._value_] += 1
             if attempt:
                 self._retries.value += 1
@@ -128,17 +128,17 @@ class RequestSeries:
                 expected += prompt
                 hits += predicted
             if status is not None and status < LEAST_BAD:
-                answers[model].append(answer)
-        for (endpoint, said), number in endings.items():
+                responses[model].append(response)
+        for (endpoint, name), number in endings.items():
             counts = self._endpoints.of(endpoint).attempts
-            counts[said] = counts.get(said, 0) + number
+            counts[name] = counts.get(name, 0) + number
         self._predicted_prompt.value += expected
         self._predicted_hits.value += hits
-        for model, of_model in answers.items():
-            self._answered(self._answered_for(model), of_model)
+        for model, of_model in responses.items():
+            self._responded(self._cells_of(model), of_model)
 
     def stage_ended(self, attempt: Attempt) -> None:
-        """A leg whose answer was for the next one."""
+        """Count an attempt whose response was input of the next attempt: prefill or encode."""
         assert attempt.ending is not None
         counts, ending = self._endpoints.of(attempt.endpoint).attempts, attempt.ending.value
         counts[ending] = counts.get(ending, 0) + 1
@@ -149,17 +149,17 @@ class RequestSeries:
 
     def requests_ended(self, records: Sequence[Record]) -> None:
         seconds: defaultdict[tuple[str | None, str, int, str, type[Ending | Reason]], list[float]] = defaultdict(list)
-        for (_, _, path, received_at, identity), ended_at, status, outcome, _, leg in records:
-            seconds[leg[0], path, status, outcome._value_, type(outcome)].append(ended_at - received_at)
+        for (_, _, path, received_at, identity), ended_at, status, outcome, _, last in records:
+            seconds[last[0], path, status, outcome._value_, type(outcome)].append(ended_at - received_at)
             if identity is not None:
-                self._of_tenant(identity, outcome, leg[3])
+                self._of_tenant(identity, outcome, last[3])
         for kind, of_kind in seconds.items():
             self._ended(*kind, of_kind)
 
-    def _answered(self, cells: _ModelCells, answers: Sequence[Record]) -> None:
+    def _responded(self, cells: _ModelCells, responses: Sequence[Record]) -> None:
         prompts = completions = counted = hits = 0
         paces = []
-        for stream, usage, chunks, first, last in answers:
+        for stream, usage, chunks, first, last in responses:
             tokens = chunks
             if usage is not None:
                 prompt, tokens, cached = usage
@@ -181,12 +181,12 @@ class RequestSeries:
     def _ended(
         self, model: str | None, path: str, status: int, outcome: str, kind: type[Ending | Reason], seconds: list[float]
     ) -> None:
-        """`outcome` is the value of an outcome of this `kind`; `seconds` are those of every request that ended so."""
+        """`outcome` is the value of an outcome of this `kind`; `seconds` are the durations of these requests."""
         name = model or ""
         cells = self._models.get(name)
         label = name if cells is not None else name and OTHER
-        said = outcome_label(outcome, refused=kind is Reason)
-        self._catalogue.requests.cell(label, path_label(path), said, f"{status // 100}xx").add(len(seconds))
+        label_of_outcome = outcome_label(outcome, refused=kind is Reason)
+        self._catalogue.requests.cell(label, path_label(path), label_of_outcome, f"{status // 100}xx").add(len(seconds))
         if kind is Reason:
             self._catalogue.refused.cell(outcome).add(len(seconds))
         if cells is not None and outcome == _COMPLETE and status < LEAST_BAD:
@@ -208,8 +208,8 @@ class RequestSeries:
             self._tenants.add(tenant)
         return tenant
 
-    def _answered_for(self, model: str) -> _ModelCells:
-        """Only what a pod has answered becomes a label: clients can write any name."""
+    def _cells_of(self, model: str) -> _ModelCells:
+        """Return the cells of a model. Only models that a pod has served become labels: clients can write any name."""
         cells = self._models.get(model)
         if cells is None:
             if len(self._models) >= self._model_limit or not is_label(model):
@@ -262,7 +262,7 @@ class Observer(Listener):
         self._series = RequestSeries(catalogue, endpoints, model_limit)
         self._decided: list[Record] = []
         self._begun: list[Record] = []
-        self._legs: list[Record] = []
+        self._attempts: list[Record] = []
         self._requests: list[Record] = []
 
     def decided(
@@ -283,26 +283,28 @@ class Observer(Listener):
             )
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None = None) -> None:
-        """Tokens are those of the attempts that answer."""
+        """Record the attempt. Tokens are counted for attempts that respond to the client."""
         if attempt.answers:
             request, usage, chunks = attempt.request, attempt.usage, attempt.chunks
-            answer = (request.stream, usage, chunks, attempt.first_byte_at, attempt.last_byte_at)
+            response = (request.stream, usage, chunks, attempt.first_byte_at, attempt.last_byte_at)
             predicted, prompt = attempt.predicted_cached_tokens, request.prompt.tokens
             endpoint, ending, number = attempt.endpoint, attempt.ending, attempt.number
-            self._legs.append((endpoint, ending, number, predicted, prompt, attempt.status, request.model, answer))
+            self._attempts.append(
+                (endpoint, ending, number, predicted, prompt, attempt.status, request.model, response)
+            )
         else:
             self._series.stage_ended(attempt)
 
     def request_ended(
         self, call: Call, status: int, outcome: Ending | Reason, attempt: Attempt | None = None, sent: int = 0
     ) -> None:
-        asked = NO_LEG
+        last = NO_ATTEMPT
         if attempt is not None:
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
-            asked = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number)
+            last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number)
         called = (call.id, call.method, call.path, call.received_at, call.identity)
         now = self._now
-        self._requests.append((called, now(), status, outcome, sent, asked))
+        self._requests.append((called, now(), status, outcome, sent, last))
 
     def plugin_fault(self, plugin: str, fault: str) -> None:
         """Count that the plugin of this configured name raised, or returned something that is not usable."""
@@ -318,7 +320,7 @@ class Observer(Listener):
         self._catalogue.shadow.cell(result.profile, agrees).value += 1
 
     def regret(self, profile: str, seconds: float) -> None:
-        """How much sooner the pod that this shadow profile chose is expected to answer than the one that was chosen;
+        """Count by how many seconds the pod of this shadow profile is predicted to respond sooner than the chosen pod;
         negative if later."""
         sooner = "shadow" if seconds > 0.0 else "live" if seconds < 0.0 else "neither"
         self._catalogue.shadow_regret.cell(profile, sooner).observe(abs(seconds))
@@ -347,12 +349,12 @@ class Observer(Listener):
             pass
 
     def _batches(self) -> Iterator[None]:
-        """One step each. A leg is counted before its request, which is labelled with the model that it answered for;
-        so later events wait for their turn. Two may go through this at a time: no record is taken twice."""
+        """One step each. An attempt is counted before its request, which is labelled with the model of the
+        attempt. Two may go through this at a time: no record is taken twice."""
         kinds = (
             (self._decided, self._series.decided),
             (self._begun, self._series.begun),
-            (self._legs, self._series.legs_ended),
+            (self._attempts, self._series.attempts_ended),
             (self._requests, self._request_batch),
         )
         for (records, count), number in zip(kinds, [len(records) for records, _ in kinds], strict=True):

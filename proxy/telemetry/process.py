@@ -74,7 +74,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _started_at() -> float:
-    """Since the Unix epoch. proc(5): the 22nd value of `stat`, of which the second may hold blanks, in clock ticks."""
+    """Since the Unix epoch. proc(5): the 22nd value of `stat`, in clock ticks; the second value may hold blanks."""
     ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     booted = next(line for line in Path("/proc/stat").read_bytes().splitlines() if line.startswith(b"btime "))
     return int(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")

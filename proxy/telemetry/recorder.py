@@ -93,13 +93,13 @@ class Recorder(Listener):
     ) -> None:
         """Take what is to be written, so that no body outlives its request."""
         if attempt is None and not isinstance(outcome, Reason):
-            return  # an answer of our own: a list of models
+            return  # a response of kvlane: a list of models
         try:
             if attempt is None:
                 about: tuple[Any, ...] = ({"kind": path_label(call.path)}, (), None)
             else:
                 about = (
-                    _asked(call, attempt, self._session(attempt.request)),
+                    _request_fields(call, attempt, self._session(attempt.request)),
                     _chains(attempt.request),
                     attempt.endpoint,
                 )
@@ -146,14 +146,14 @@ class Recorder(Listener):
         try:
             adapters = self._adapters()
             requests = [self._line(entry, adapters) for entry in batch]
-            self._writer.hand(b"".join([*self._news_of_pods(batch), *requests]))
+            self._writer.put(b"".join([*self._news_of_pods(batch), *requests]))
         except Exception:
             self._lost.add(len(batch))
             log.exception("%d requests are missing in the record", len(batch))
 
     def _line(self, entry: Entry, adapters: frozenset[str]) -> bytes:
-        received, status, outcome, ended, asked, hashes, pod = entry
-        line = {"t": round(received + self._epoch, 6), **asked}
+        received, status, outcome, ended, attempted, hashes, pod = entry
+        line = {"t": round(received + self._epoch, 6), **attempted}
         for kind in ("tenant", "session"):
             if kind in line:
                 line[kind] = self._salt.name(kind, line[kind])
@@ -206,7 +206,7 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
     return chains(prompt, request.model, BLOCK_TOKENS, MOST_BLOCKS)
 
 
-def _asked(call: Call, attempt: Attempt, session: str) -> dict[str, Any]:
+def _request_fields(call: Call, attempt: Attempt, session: str) -> dict[str, Any]:
     """What is known of a request; what is not is left out. Tenant and session are not salted yet."""
     request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
@@ -288,7 +288,7 @@ def _read(path: Path, now: float) -> Installation:
             file.write(orjson.dumps({"secret": b64encode(secret).decode(), "started": now}))
             return Installation(secret, now)
     try:
-        said = orjson.loads(known)
-        return Installation(b64decode(said["secret"], validate=True), float(said["started"]))
+        read = orjson.loads(known)
+        return Installation(b64decode(read["secret"], validate=True), float(read["started"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("it holds no secret of a record") from error

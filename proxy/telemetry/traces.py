@@ -88,7 +88,7 @@ class SpanQueue(SpanProcessor):
             await self._send_all()
 
     async def _send_all(self) -> None:
-        """And waits for those that somebody else is sending."""
+        """Export the queue, and wait for exports in progress."""
         async with self._sending:
             while self._spans:
                 await self._send_batch([self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))])
@@ -181,7 +181,7 @@ def of_decision(request: InferenceRequest, candidates: int, decision: Decision) 
     return found
 
 
-def of_leg(attempt: Attempt) -> Attributes:
+def of_attempt(attempt: Attempt) -> Attributes:
     """As it begins."""
     return {
         **of_request(attempt.request),
@@ -204,7 +204,7 @@ def of_pod(endpoint: Endpoint) -> Attributes:
     return found
 
 
-def of_leg_end(attempt: Attempt) -> Attributes:
+def of_attempt_end(attempt: Attempt) -> Attributes:
     found = of_usage(attempt.usage)
     if attempt.status is not None:
         found["http.response.status_code"] = attempt.status
@@ -234,7 +234,7 @@ def of_usage(usage: Usage | None) -> Attributes:
 
 
 def _error(outcome: Ending | Reason, status: int) -> Attributes:
-    """An answer that is whole may be an error of the pod's."""
+    """A complete response may be an error of the pod."""
     if outcome is not Ending.COMPLETE:
         return {"error.type": outcome.value}
     return {"error.type": str(status)} if status >= FIRST_ERROR else {}
@@ -249,7 +249,7 @@ IDS = RandomIdGenerator()
 
 @dataclass(slots=True)
 class Trace:
-    """Of one request that is sampled, as long as it lives."""
+    """The span of a sampled request."""
 
     span: Span
     inside: Context
@@ -257,7 +257,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Undrawn:
-    """Of one that is not: `traceparent` has pods leave it out too."""
+    """A request that is not sampled: `traceparent` makes pods skip it too."""
 
     traceparent: str
 
@@ -268,8 +268,8 @@ SPAN: DataKey[Span] = DataKey("Span")
 
 
 class Tracing(Listener):
-    """Makes the spans of requests that are sampled; those that come with a traceparent follow its flag. `ended` takes
-    spans that have ended."""
+    """The listener that creates spans of sampled requests. The flag of a traceparent header decides about its request.
+    `ended` receives ended spans."""
 
     def __init__(self, settings: TracingSettings, version: str, clock: Clock, ended: SpanProcessor) -> None:
         self._limit = TraceIdRatioBased(settings.sample).bound
@@ -296,7 +296,7 @@ class Tracing(Listener):
         span.end(self._ns(self._clock.now()))
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """The pod is told that the leg is what its own spans belong to."""
+        """Send the span of the attempt as parent of the pod's spans."""
         request, trace = attempt.request, self._of(attempt.request)
         if isinstance(trace, Undrawn):
             attempt.upstream_headers.append(("traceparent", trace.traceparent))
@@ -305,18 +305,18 @@ class Tracing(Listener):
         started = self._ns(attempt.started_at)
         span = self._tracer.start_span(name, trace.inside, SpanKind.CLIENT, start_time=started)
         if span.is_recording():
-            span.set_attributes(of_leg(attempt))
+            span.set_attributes(of_attempt(attempt))
         attempt.state[SPAN] = span
-        told: dict[str, str] = {}
-        PROPAGATOR.inject(told, set_span_in_context(span))
-        attempt.upstream_headers.extend(told.items())
+        headers: dict[str, str] = {}
+        PROPAGATOR.inject(headers, set_span_in_context(span))
+        attempt.upstream_headers.extend(headers.items())
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         trace = self._of(attempt.request)
         if isinstance(trace, Undrawn) or (span := attempt.state.pop(SPAN, None)) is None:
             return
         if span.is_recording():
-            span.set_attributes(of_leg_end(attempt))
+            span.set_attributes(of_attempt_end(attempt))
             status = attempt.status
             if attempt.ending in LOST or (status is not None and status >= BAD_STATUS):
                 span.set_status(Status(StatusCode.ERROR))
@@ -328,7 +328,7 @@ class Tracing(Listener):
         """What was refused before anybody was chosen gets its span here."""
         trace = None if attempt is None else attempt.request.state.read(TRACE)
         if trace is None:
-            trace = self._begin(call.headers, call.received_at, operation(call.path))
+            trace = self._start(call.headers, call.received_at, operation(call.path))
         if isinstance(trace, Undrawn):
             return
         span = trace.span
@@ -342,13 +342,13 @@ class Tracing(Listener):
         trace = request.state.read(TRACE)
         if trace is None:
             name = name_of(request.path, request.model)
-            trace = self._begin(request.headers, request.received_at, name)
+            trace = self._start(request.headers, request.received_at, name)
             if isinstance(trace, Trace) and trace.span.is_recording():
                 trace.span.set_attributes(of_request(request))
             request.state.write(TRACE, trace)
         return trace
 
-    def _begin(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | Undrawn:
+    def _start(self, headers: Mapping[str, str], received_at: float, name: str) -> Trace | Undrawn:
         """An unreadable traceparent begins a new trace, as none does. Who is not drawn does not come as far as the SDK,
         which takes its time to say so."""
         parent = PROPAGATOR.extract(headers) if "traceparent" in headers else None

@@ -1,10 +1,10 @@
-"""What a whole configuration says that is allowed, and hardly meant."""
+"""Warnings about configurations that are valid, but probably not intended."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.config.warnings import cautions
+from proxy.config.warnings import warnings
 from proxy.settings import from_mapping
 
 PODS = {"static": [{"url": "http://a:1"}]}
@@ -13,16 +13,16 @@ PODS = {"static": [{"url": "http://a:1"}]}
 def test_files_without_which_there_is_no_start_are_looked_for(tmp_path: Path) -> None:
     cert = tmp_path / "cert.pem"
     settings = from_mapping({"pods": PODS, "listen": {"tls": {"cert": str(cert)}}})
-    (warning,) = cautions(settings)
-    assert warning.startswith(f"listen.tls.cert: {cert} is not there")
+    (warning,) = warnings(settings)
+    assert warning.startswith(f"listen.tls.cert: {cert} does not exist")
     cert.touch()
-    assert list(cautions(settings)) == []
+    assert list(warnings(settings)) == []
 
 
 def test_queues_of_every_pool_are_looked_at() -> None:
     spare = {"pods": {"static": [{"url": "http://b:1"}]}, "flowControl": {"maxConcurrent": 1, "queueTimeout": "1h"}}
     settings = from_mapping({"pods": PODS, "flowControl": {"fairness": "strict"}, "pools": {"spare": spare}})
-    assert [warning.partition(":")[0] for warning in cautions(settings)] == [
+    assert [warning.partition(":")[0] for warning in warnings(settings)] == [
         "flowControl",
         "pools.spare.flowControl.queueTimeout",
     ]
@@ -32,7 +32,7 @@ def test_policies_of_the_autoscaler_are_looked_at_where_there_are_any() -> None:
     metrics = [{"name": "ttft", "kind": "value", "target": 1.0}]
     roles = [{"name": "vllm", "min": 1, "max": 4, "metrics": metrics}]
     settings = from_mapping({"pods": PODS, "autoscale": {"pools": {"default": {"mode": "active", "roles": roles}}}})
-    assert [warning.partition(":")[0] for warning in cautions(settings)] == [
+    assert [warning.partition(":")[0] for warning in warnings(settings)] == [
         "autoscale.pools.default.mode",
         "autoscale.pools.default.roles[0].metrics",
     ]

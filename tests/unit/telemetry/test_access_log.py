@@ -14,7 +14,7 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import Reason
 from proxy.core.ports import Identity, ManualClock
 from proxy.telemetry import lines, observer
-from proxy.telemetry.access_log import FIELDS, NO_LEG, AccessLog, Record, lines_of
+from proxy.telemetry.access_log import FIELDS, NO_ATTEMPT, AccessLog, Record, lines_of
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
 from proxy.telemetry.observer import BATCH
@@ -199,7 +199,7 @@ RECORDS = st.tuples(
     st.integers(100, 599),
     st.sampled_from([*Ending, *Reason]),
     TOKENS,
-    st.just(NO_LEG) | LEGS,
+    st.just(NO_ATTEMPT) | LEGS,
 )
 
 

@@ -57,11 +57,11 @@ def test_what_is_shown_are_levels_that_were_given_and_the_root_s() -> None:
     ("wanted", "said"),
     [
         ({"proxy.flet": "debug"}, "did you mean 'proxy.fleet'"),
-        ({ROOM: "loud"}, "'loud' is no level; there are debug, info, warning, error"),
-        ({ROOM: "debug", "nowhere.at.all.xyz": "debug"}, "There is no room"),
-        ({AUDIT: "error"}, "There is no room"),
-        ([ROOM], "Send rooms with their levels"),
-        ({}, "Send rooms with their levels"),
+        ({ROOM: "loud"}, "'loud' is not a log level; use one of debug, info, warning, error"),
+        ({ROOM: "debug", "nowhere.at.all.xyz": "debug"}, "There is no logger"),
+        ({AUDIT: "error"}, "There is no logger"),
+        ([ROOM], "Send loggers with their levels"),
+        ({}, "Send loggers with their levels"),
     ],
     ids=str,
 )
@@ -78,7 +78,7 @@ def test_others_take_what_they_are_told_and_nothing_else_stays() -> None:
     here, there = LogLevels(lambda: LogLevel.INFO, told.append), levels_of()
     there.change({"proxy.fleet.store": "debug"})
     here.change({ROOM: "error"})
-    there.take(told[-1])
+    there.apply(told[-1])
     assert there.shown()["levels"].keys() == {ROOT, ROOM}
     assert logging.getLogger(BELOW).level == logging.NOTSET
 

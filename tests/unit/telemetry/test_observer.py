@@ -142,7 +142,7 @@ def test_predicted_hits_are_counted_beside_the_prompts_they_were_predicted_for()
     assert seen["kvlane_prefix_predicted_hit_tokens_total"] == {(): 48}
 
 
-def test_a_second_leg_is_a_retry_and_both_legs_are_attempts() -> None:
+def test_a_second_leg_is_a_retry_and_both_attempts_are_attempts() -> None:
     world = World()
     first = world.leg(world.fleet.add("pod-a"))
     first.status, first.ending = None, Ending.UPSTREAM_FAILED
@@ -295,7 +295,7 @@ async def test_a_batch_that_fails_is_reported_and_the_next_one_counted(
 def test_nothing_that_is_kept_holds_a_request_or_its_body() -> None:
     world = World()
     world.request(world.leg(world.fleet.add("pod-a")))
-    kept = [*world.observer._decided, *world.observer._begun, *world.observer._legs, *world.observer._requests]
+    kept = [*world.observer._decided, *world.observer._begun, *world.observer._attempts, *world.observer._requests]
     assert len(kept) == 4
     assert all(isinstance(value, str | int | float | Ending | Endpoint | Usage | None) for value in flat(kept))
 

@@ -70,8 +70,8 @@ def test_check_warns_of_an_open_admin_port_and_of_a_file_of_pods_that_is_not_the
     file.write_text("admin: {host: 0.0.0.0}\npods: {file: /none/pods.yaml}\n")
     result = run("check", "-c", str(file))
     assert result.exit_code == 0
-    assert "Warning: admin.host: whoever reaches 0.0.0.0 may change everything" in result.stderr
-    assert "Warning: pods.file: /none/pods.yaml is not there" in result.stderr
+    assert "Warning: admin.host: anyone who can reach 0.0.0.0 can change everything" in result.stderr
+    assert "Warning: pods.file: /none/pods.yaml does not exist" in result.stderr
     file.write_text("admin: {host: 0.0.0.0, apiKey: k}\npods: {file: kvlane.yaml}\n")
     assert "admin.host" not in run("check", "-c", str(file)).stderr
     file.write_text("admin: {host: localhost}\npods: {static: [{url: http://a:1}]}\n")
