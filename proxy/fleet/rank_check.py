@@ -21,6 +21,9 @@ SLACK = 0.5
 MISPLACED = 0.25
 """Share of prompt tokens on other ranks from which on the pod is taken to ignore ranks."""
 
+OBEDIENT = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))
+"""APIs for which current engines obey the rank. vLLM 0.32 and SGLang 0.5.19 choose that of /v1/responses themselves."""
+
 STRIKES = 2
 """Comparisons in a row that must find that."""
 
@@ -60,6 +63,8 @@ class RankCheck:
             self._windows[pod] = _Window(pod)
             return
         if rank is None or usage is None or not attempt.succeeded or attempt.stage is not Stage.WHOLE:
+            return
+        if attempt.request.path not in OBEDIENT:
             return
         if attempt.started_at > window.began:
             window.sent.append((self._clock.now(), rank, usage.prompt_tokens))

@@ -22,7 +22,7 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def engine(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    flags = ("--data-parallel-size", str(RANKS))
+    flags = ("--data-parallel-size", str(RANKS), "--kv-events-config", '{"enable_kv_cache_events": false}')
     with ExitStack() as stack:
         environ = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         (started,) = fleets.started(stack, vllm, tmp_path_factory.mktemp("ranks"), [Start(0, flags, environ)])

@@ -34,10 +34,12 @@ class World:
             rank.publish(Metrics(prompt_tokens=counted, scraped_at=self.clock.now()), 0)
         self.clock.advance(0.001)
 
-    def ask(self, named: int, answered: int | None, tokens: int = 100, **keys: Any) -> None:
+    def ask(
+        self, named: int, answered: int | None, tokens: int = 100, path: str = "/v1/chat/completions", **keys: Any
+    ) -> None:
         """A request that names one rank and is counted by another, or by none."""
         attempt = Attempt(
-            InferenceRequest(id="1", path="/v1/chat/completions", model="m"),
+            InferenceRequest(id="1", path=path, model="m"),
             Decision(self.ranks[named]),
             self.ranks[named],
             0,
@@ -89,7 +91,7 @@ def test_counters_that_leave_cached_tokens_out_say_nothing() -> None:
     assert world.ignored == []
 
 
-@pytest.mark.parametrize("keys", [{"usage": None}, {"status": 500}, {"stage": Stage.DECODE}])
+@pytest.mark.parametrize("keys", [{"usage": None}, {"status": 500}, {"stage": Stage.DECODE}, {"path": "/v1/responses"}])
 def test_responses_that_cannot_be_compared_are_left_out(keys: dict[str, object]) -> None:
     world = World()
     world.ask_often(100, elsewhere=2, **keys)
