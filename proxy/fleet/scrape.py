@@ -81,7 +81,7 @@ async def parse_in_steps(text: bytes, dialect: Dialect, scraped_at: float = 0.0)
 def _scrape_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Scrape:
     total = _metrics_of(samples, dialect, scraped_at)
     ranks = _ranks(samples, dialect)
-    return Scrape(total, [_read(_of_rank(samples, dialect.rank_label, rank), dialect, scraped_at) for rank in ranks])
+    return Scrape(total, [_read(each, dialect, scraped_at) for each in _by_rank(samples, dialect.rank_label, ranks)])
 
 
 def _ranks(samples: Samples, dialect: Dialect) -> Sequence[str]:
@@ -99,12 +99,21 @@ def _ranks(samples: Samples, dialect: Dialect) -> Sequence[str]:
     return [str(number) for number in range(numbers[-1] + 1)]
 
 
-def _of_rank(samples: Samples, label: str, rank: str) -> Samples:
-    """Return the samples of one rank, and those that no rank is named for."""
-    return {
-        name: [sample for sample in family if sample.labels.get(label, rank) == rank]
-        for name, family in samples.items()
-    }
+def _by_rank(samples: Samples, label: str, ranks: Sequence[str]) -> Sequence[Samples]:
+    """Return the samples of each rank, and with each of them those that name no rank."""
+    found: dict[str, dict[str, list[Sample]]] = {rank: {} for rank in ranks}
+    for name, family in samples.items():
+        of_family: dict[str, list[Sample]] = {}
+        for rank, of_rank in found.items():
+            of_family[rank] = of_rank[name] = []
+        for sample in family:
+            named = sample.labels.get(label)
+            if named is None:
+                for series in of_family.values():
+                    series.append(sample)
+            elif named in of_family:
+                of_family[named].append(sample)
+    return list(found.values())
 
 
 def _part(total: Metrics, number: int, rank: int) -> Metrics:

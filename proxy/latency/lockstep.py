@@ -28,6 +28,9 @@ LEAST_RUNNING = 2
 """Running requests from which on the tokens of a rank show its pace."""
 
 
+LEAST_SHARE = 0.05
+
+
 class Lockstep:
     """What the models of a pod's ranks have in common. `share` is 0 for independent ranks, 1 for those that step
     together; `busy` is the share of the time in which some rank computes a prompt."""
@@ -43,6 +46,11 @@ class Lockstep:
         self._paces: dict[Endpoint, float] = {}
         self._lessons = 0.0
         self._together = self._apart = 0.0
+
+    @property
+    def matters(self) -> bool:
+        """Whether the ranks step together so often that they are charged for each other's responses."""
+        return self.share >= LEAST_SHARE
 
     @property
     def running(self) -> int:

@@ -56,10 +56,6 @@ Terms = tuple[float, float, float]
 NO_TERMS: Terms = (0.0, 0.0, 0.0)
 
 
-LEAST_SHARE = 0.05
-"""The share of `Lockstep` from which on ranks are charged for each other's responses."""
-
-
 class Prices(NamedTuple):
     """What a choice costs others, in seconds before a first token: a second of the pod's work on a prompt, for requests
     that come later, and a second of delay of a response that runs, this one or another."""
@@ -607,7 +603,7 @@ def charge_lockstep(
     longest: dict[Lockstep, float] = {}
     for at, pod in enumerate(pods):
         lockstep = pod.lockstep
-        if lockstep is None or lockstep.share < LEAST_SHARE:
+        if lockstep is None or not lockstep.matters:
             continue
         if lockstep not in longest:
             longest[lockstep] = max(model.wait(now) for model in lockstep.models)

@@ -56,8 +56,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
-    has_ranks: bool = field(init=False, repr=False, compare=False)
-    """Whether a pod was seen that has data-parallel ranks."""
+    locksteps: list[Lockstep] = field(init=False, repr=False, compare=False)
+    """Those of the pods with data-parallel ranks."""
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False)
     _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False)
     _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
@@ -70,7 +70,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def __post_init__(self) -> None:
         self.fleet, self._pods = self.state.get("fleet", FleetModel), self.state.get("pods", dict)
         self._work = self.state.get("work", dict)
-        self.has_ranks = any(pod.lockstep is not None for pod in self._pods.values())
+        locksteps = (pod.lockstep for pod in self._pods.values() if pod.lockstep is not None)
+        self.locksteps = list(dict.fromkeys(locksteps))
         self._prices = Prices(self.work_cost, self.decode_cost)
         self.state.at_commit(self._apply_prices)
         self._key = DataKey(LATENCY.kind, self.name)
@@ -115,6 +116,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         if (pod := self._pods.pop(endpoint, None)) is not None:
             pod.leave()
+            if pod.lockstep is not None and not pod.lockstep.models:
+                self.locksteps.remove(pod.lockstep)
         self._asked, self._found = None, []
 
     @property
@@ -161,9 +164,11 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         """Return what the ranks of a pod share; None for a pod without ranks."""
         if endpoint.rank is None:
             return None
-        self.has_ranks = True
         known = (pod.lockstep for rank in endpoint.ranks if (pod := self._pods.get(rank)) is not None)
-        return next(known, None) or Lockstep()
+        if (lockstep := next(known, None)) is None:
+            lockstep = Lockstep()
+            self.locksteps.append(lockstep)
+        return lockstep
 
     def _apply_prices(self) -> None:
         """Take over the models of the producer before, which had other costs."""
@@ -193,7 +198,7 @@ class Forecast(NamedTuple):
         cold, size, held = match.lacks(endpoints, tokens) if match is not None else (tokens, 0, NOTHING_HELD)
         pods = producer.known(endpoints, now)
         found = costs(pods, 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
-        if producer.has_ranks:
+        if producer.locksteps and any(lockstep.matters for lockstep in producer.locksteps):
             charge_lockstep(pods, found, 1.0 * cold, 1.0 * size, held, 1.0 * tokens, now)
         return found
 
