@@ -404,7 +404,7 @@ class App:
     def _read_queues(self) -> None:
         """For an exposition."""
         for pool, control in self.serving.flow_controls.items():
-            FlowSeries(self._catalogue, pool).read(control.queue, control.room)
+            FlowSeries(self._catalogue, pool).read(control.queue, control.capacity)
 
     def _sockets(self) -> Sequence[socket.socket]:
         return ()
@@ -449,7 +449,7 @@ class App:
     def _capacity_freed(self, endpoint: Endpoint) -> None:
         """Let queued requests go on: the pod may have capacity again."""
         if (flow_control := self.serving.flow_controls.get(endpoint.pool)) is not None:
-            flow_control.look()
+            flow_control.admit_waiting()
 
     def _removed(self, endpoint: Endpoint) -> None:
         self._forget(endpoint)

@@ -153,7 +153,7 @@ class SharedQueue(_Entries[Waiting]):
     def take(self, peer: int, kind: Kind, body: bytes) -> None:
         for pool, name, highest, lent, wants in self._entries(kind, body):
             if pool == self.pool:
-                self._siblings.take(peer, name, highest, lent, wants)
+                self._siblings.receive(peer, name, highest, lent, wants)
                 self._changed()
 
     def reset(self, peer: int) -> None:
@@ -165,14 +165,14 @@ class SharedQueue(_Entries[Waiting]):
 
     def among(self, hosts: int, rank: int, are_heard: bool) -> None:
         """Divide the caps among so many hosts. What was lent to and by hosts that are not heard does not count."""
-        self._siblings.among(hosts, rank)
+        self._siblings.set_hosts(hosts, rank)
         if not are_heard:
             self._siblings.cut_off(FIRST_NUMBER)
         self._changed()
 
     def in_flight(self) -> Records:
         own = self._siblings
-        yield Kind.WAITING, self.packed(self.pool, own.name, own.told, own.given, own.wants)
+        yield Kind.WAITING, self.packed(self.pool, own.name, own.published, own.given, own.wants)
 
     def _read(self, *entry: Any) -> Waiting:
         pool, name, highest, given, wants = entry

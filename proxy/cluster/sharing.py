@@ -141,8 +141,8 @@ class SharingApp(App):
             self._replica.publish(Kind.WAITING, SharedQueue.packed(pool, self._name, highest, given, wants))
 
         siblings = flow_control.siblings = Siblings(self._workers, publish, self._seat, self._name)
-        siblings.among(*self._replica.place)
-        return SharedQueue(pool, siblings, flow_control.look)
+        siblings.set_hosts(*self._replica.place)
+        return SharedQueue(pool, siblings, flow_control.admit_waiting)
 
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
         self.ledger.elsewhere(endpoint, requests, tokens, work)

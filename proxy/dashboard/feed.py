@@ -152,7 +152,7 @@ def queues(flow_controls: Mapping[str, FlowControl], now: float) -> list[dict[st
     return [
         {
             "pool": pool,
-            "saturation": round(control.room.saturation(), 3),
+            "saturation": round(control.capacity.saturation(), 3),
             "bands": [
                 {
                     "name": band.name,

@@ -16,7 +16,7 @@ REQUESTS, TOKENS = "requests ", "tokens "
 """Names of caps: of the pool as they are, of a pod with its name behind them."""
 
 Part = Callable[[str, int], int]
-"""What of a cap is this worker's, where there are several."""
+"""This worker's share of a cap."""
 
 
 class Fleet(Protocol):
@@ -26,11 +26,11 @@ class Fleet(Protocol):
     def ready(self) -> Sequence[Endpoint]: ...
 
 
-class Room:
-    """Counts what all workers of a host have in flight, as far as they have told each other. `inside` are the requests
-    that this one has let go on, `unsent` those of them that are on no pod yet.
+class Capacity:
+    """Free capacity of the pods, counting all requests that workers reported. `inside` are the admitted requests of this
+    worker, `unsent` the admitted requests that are not sent yet.
 
-    Where nobody serves a model nobody waits for it either.
+    Requests for a model that no pod serves do not wait.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Room:
         self._reflection = Reflection()
 
     def turn(self) -> None:
-        """Somebody else is looked for who may go on."""
+        """Count a turn of reflective ceilings: the next request is considered."""
         if self.settings.ceilings == "reflective":
             self._reflection.turn(self.saturation())
 
     def in_all(self, waiting: Waiting) -> bool:
-        """Whether all pods together have it."""
+        """Return whether all pods together have capacity."""
         settings, ready = self.settings, self._fleet.ready
         if not self._fleet.serving(waiting.request.model):
             return True
@@ -62,7 +62,7 @@ class Room:
         return settings.saturation.detector == "none" or self._is_below_ceiling(waiting.band)
 
     def on_a_pod(self, waiting: Waiting) -> bool:
-        """Whether one of the pods that serve its model has it. Each request that is not sent yet may take it."""
+        """Return whether a pod of its model has capacity beyond the requests that are not sent yet."""
         endpoints, settings = self._fleet.serving(waiting.request.model), self.settings
         if not endpoints:
             return True
@@ -75,7 +75,7 @@ class Room:
         return sum(1 for pod in endpoints if self.fits(pod, waiting.cost)) > others
 
     def in_part(self, waiting: Waiting, part: Part) -> bool:
-        """Whether there is room in what of the caps is this worker's."""
+        """Return whether this worker's share of the caps has capacity."""
         settings, endpoints = self.settings, self._fleet.serving(waiting.request.model)
         if not endpoints:
             return True
@@ -92,11 +92,11 @@ class Room:
         return settings.max_tokens_per_pod is None or len(self._with_part(endpoints, waiting.cost, part)) > others
 
     def on_in_part(self, endpoints: Sequence[Endpoint], cost: int, part: Part) -> Sequence[Endpoint]:
-        """Those with room in what is this worker's; all of them, if none has."""
+        """Return the endpoints with capacity in this worker's share; all, if none has."""
         return self._with_part(endpoints, cost, part) or endpoints
 
     def short(self, part: Part) -> Iterator[str]:
-        """Caps of the whole pool of which this worker may need more."""
+        """Yield the caps of the whole pool where this worker may need more."""
         settings = self.settings
         if settings.max_concurrent is not None and len(self._inside) >= part(REQUESTS, settings.max_concurrent):
             yield REQUESTS
@@ -104,7 +104,7 @@ class Room:
             yield TOKENS
 
     def idle(self, part: Part, wanted: Collection[str]) -> Iterator[tuple[str, int, str]]:
-        """What of this worker's is not in use, of what is wanted: the cap, how much, and what it is wanted as."""
+        """Yield unused parts of this worker's shares that are wanted: the cap, the amount, and the name under which."""
         settings, unsent = self.settings, len(self._unsent)
         if settings.max_concurrent is not None and REQUESTS in wanted:
             yield REQUESTS, part(REQUESTS, settings.max_concurrent) - len(self._inside), REQUESTS
@@ -139,7 +139,7 @@ class Room:
         ]
 
     def on(self, endpoints: Sequence[Endpoint], cost: int) -> Sequence[Endpoint]:
-        """Those with room; all of them, if none has."""
+        """Return the endpoints with capacity; all, if none has."""
         return [endpoint for endpoint in endpoints if self.fits(endpoint, cost)] or endpoints
 
     def saturation(self) -> float:
@@ -156,7 +156,7 @@ class Room:
         return (total + step * len(self._unsent)) / len(endpoints)
 
     def fits(self, endpoint: Endpoint, cost: int) -> bool:
-        """A prompt that is larger than the cap has a pod for itself."""
+        """Return whether the pod has capacity; a prompt larger than the cap needs an idle pod."""
         most, tokens, load = self.settings.max_concurrent_per_pod, self.settings.max_tokens_per_pod, endpoint.load
         if most is not None and load.requests >= most:
             return False
@@ -164,7 +164,7 @@ class Room:
 
 
 def _own_requests(endpoint: Endpoint) -> int:
-    """Of this worker."""
+    """Return the requests of this worker."""
     return endpoint.load.requests - endpoint.load.remote_requests
 
 
@@ -173,8 +173,8 @@ def _own_tokens(endpoint: Endpoint) -> int:
 
 
 def _utilization(endpoint: Endpoint, detector: Saturation) -> float:
-    """What was sent since the scrape counts as waiting: a pod that says of none that it waits would take any number
-    until it is asked again."""
+    """Requests sent since the scrape count as waiting: else a pod without a queue would get any number until the next
+    scrape."""
     metrics = endpoint.metrics
     if metrics.freshness is Freshness.STALE:
         return 1.0
@@ -192,8 +192,8 @@ class Reflection:
     saturation is for the lowest, of depth 1. A band at its ceiling goes on at one turn of saturation / (1 - saturation)
     of them, so that it fades out and does not stop.
 
-    All bands have their turn at once: whoever looks for someone to let go on stops at the first band that may not, and
-    with turns of their own a lower band might never have one in which the higher ones have theirs.
+    All bands have their turn at once: admission stops at the first blocked band, so with turns of its own a lower band
+    might never have one together with the higher bands.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Reflection:
         self._is_open = True
 
     def turn(self, saturation: float) -> None:
-        """Another one may go on."""
+        """Count a turn."""
         if 1.0 - saturation <= saturation < 1.0:
             period = max(1, floor(saturation / (1.0 - saturation) + 0.5))
             self._turns += 1
@@ -214,64 +214,64 @@ class Reflection:
 
 
 Lent = Mapping[str, Mapping[str, int] | None]
-"""By name and by cap: how much one has ever given it; None: nothing that counts any more."""
+"""By borrower and cap: the total ever lent; None: all loans are cancelled."""
 
-Tell = Callable[[int | None, Lent, Sequence[str]], None]
+Publish = Callable[[int | None, Lent, Sequence[str]], None]
 
 
 class Siblings:
-    """Of each cap each process has a part, and nobody goes beyond his: so all together never have more than the cap,
-    however late they hear of each other. Who needs more waits, and says so. Then others give him what they have no use
-    for, and what they have beyond the part of one that waits too; what is given counts here from the moment on in which
-    it is said, and there from when it is heard.
+    """Shares of the caps between the processes of a deployment. No process exceeds its share, so all together never
+    exceed the cap, however late reports arrive. A process that needs more waits and publishes that; the others then
+    lend it unused shares, and what they have beyond the share of a waiting process. A loan counts at the lender from
+    its publication, and at the borrower from its arrival.
 
-    `tell` says the highest priority of those that wait here, None where nobody does; what was given since the last
-    time, by who has it; and what is wanted: names of models, and of caps of the whole pool. Peers have numbers, which
-    each process gives them, and a name, by which all know them.
+    `publish` gets the highest waiting priority here, or None; the loans since the last call, by borrower; and what is
+    wanted: names of models, and of caps of the whole pool. A peer has a number, local to this process, and a name,
+    common to all.
     """
 
-    def __init__(self, workers: int, tell: Tell, seat: int = 0, name: str = "0") -> None:
-        """`seat`: which of so many of its host this one is."""
+    def __init__(self, workers: int, publish: Publish, seat: int = 0, name: str = "0") -> None:
+        """`seat`: the number of this worker on its host."""
         self.workers = workers
         self.name = name
         self._seat = seat
         self._hosts, self._rank = 1, 0
-        self._tell = tell
+        self._publish = publish
         self._waiting: dict[int, int] = {}
-        """The highest priority that waits, by peer."""
+        """The highest waiting priority of each peer."""
         self._names: dict[int, str] = {}
         self._wants: dict[int, frozenset[str]] = {}
-        self.told: int | None = None
+        self.published: int | None = None
         self.wants: Sequence[str] = ()
-        """What was said last."""
+        """Both as last published."""
         self.given: dict[str, Counter[str]] = {}
         self._got: dict[int, Counter[str]] = {}
         self._beyond: Counter[str] = Counter()
-        """What was got, less what was given."""
-        self._unsaid: dict[str, dict[str, int] | None] = {}
+        """Borrowed minus lent."""
+        self._unpublished: dict[str, dict[str, int] | None] = {}
 
     @property
     def wait(self) -> bool:
-        """Whether anybody does elsewhere."""
+        """Whether requests of peers wait."""
         return bool(self._waiting)
 
     def part(self, cap: str, most: int) -> int:
-        """What of a cap is this process's. Hosts take turns in having what cannot be divided."""
+        """Return this process's share of a cap. The remainder goes to different hosts for different caps."""
         if self._hosts > 1:
             most = _part(most, self._hosts, (self._rank + crc32(cap.encode())) % self._hosts)
         return _part(most, self.workers, self._seat) + self._beyond[cap]
 
-    def among(self, hosts: int, rank: int) -> None:
-        """There are so many, and this one is which of them."""
+    def set_hosts(self, hosts: int, rank: int) -> None:
+        """Set the number of hosts and the rank of this one."""
         self._hosts, self._rank = hosts, rank
 
     @property
     def wanted(self) -> frozenset[str]:
-        """By those that wait with the highest priority."""
+        """Wants of the peers with the highest waiting priority."""
         return frozenset().union(*(self._wants[peer] for peer in self._first()))
 
     def lend(self, cap: str, amount: int, wants: str) -> None:
-        """Among those that want this; `say` tells them."""
+        """Lend to the peers that want this; `say` publishes the loans."""
         takers = [peer for peer in self._first() if wants in self._wants[peer]]
         for number, peer in enumerate(takers):
             share = amount // len(takers) + (number < amount % len(takers))
@@ -279,12 +279,12 @@ class Siblings:
                 self._give(self._names[peer], cap, share)
 
     def say(self, highest: int | None, wants: Sequence[str] = ()) -> None:
-        if highest != self.told or wants != self.wants or self._unsaid:
-            unsaid, self._unsaid = self._unsaid, {}
-            self.told, self.wants = highest, wants
-            self._tell(highest, unsaid, wants)
+        if highest != self.published or wants != self.wants or self._unpublished:
+            unpublished, self._unpublished = self._unpublished, {}
+            self.published, self.wants = highest, wants
+            self._publish(highest, unpublished, wants)
 
-    def take(self, peer: int, name: str, highest: int | None, lent: Lent, wants: Sequence[str]) -> None:
+    def receive(self, peer: int, name: str, highest: int | None, lent: Lent, wants: Sequence[str]) -> None:
         self._names[peer] = name
         self._wants[peer] = frozenset(wants)
         if self.name in lent:
@@ -295,28 +295,28 @@ class Siblings:
             self._waiting[peer] = highest
 
     def reset(self, peer: int) -> None:
-        """It says anew what it has given."""
+        """Forget the loans of a peer, which publishes all of them again."""
         self._waiting.pop(peer, None)
         self._get(peer, None)
 
     def vanished(self, peer: int) -> None:
-        """Whoever comes in its place has its part anew, without what was given by it and to it. It may only be cut off:
-        then it hears of it when it is back."""
+        """Cancel the loans from and to a peer that is gone: its successor starts with a plain share. A disconnected
+        peer learns of this when it is back."""
         self.reset(peer)
         name = self._names.pop(peer, "")
-        if self._take_back(name):
-            self._unsaid[name] = None
+        if self._cancel_loans(name):
+            self._unpublished[name] = None
 
     def cut_off(self, first: int) -> None:
-        """Nobody hears of peers with this number or a larger one, nor they of this one: each has its own part again."""
+        """Return to plain shares with the disconnected peers, which have this number or a larger one."""
         for peer in [peer for peer in self._names if peer >= first]:
             self.reset(peer)
             name = self._names.pop(peer)
-            self._take_back(name)
-            self._unsaid.pop(name, None)
+            self._cancel_loans(name)
+            self._unpublished.pop(name, None)
 
     def go_first(self, highest: int, own: int, in_flight: int) -> bool:
-        """Whether others should, where `own` of the requests in flight are of this process."""
+        """Return whether peers go first, given that `own` of the requests in flight are of this process."""
         if not self._waiting:
             return False
         most = max(self._waiting.values())
@@ -331,8 +331,8 @@ class Siblings:
         given = self.given.setdefault(name, Counter())
         given[cap] += amount
         self._beyond[cap] -= amount
-        unsaid = self._unsaid.get(name) or {}
-        self._unsaid[name] = {**unsaid, cap: given[cap]}
+        unpublished = self._unpublished.get(name) or {}
+        self._unpublished[name] = {**unpublished, cap: given[cap]}
 
     def _get(self, peer: int, lent: Mapping[str, int] | None) -> None:
         if lent is None:
@@ -343,8 +343,8 @@ class Siblings:
             self._beyond[cap] += amount - got[cap]
             got[cap] = amount
 
-    def _take_back(self, name: str) -> bool:
-        """Whether there was something."""
+    def _cancel_loans(self, name: str) -> bool:
+        """Cancel what was lent to a peer. Return whether there was a loan."""
         given = self.given.pop(name, None)
         self._beyond.update(given or {})
         return given is not None

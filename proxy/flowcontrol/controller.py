@@ -14,7 +14,7 @@ from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import Evicted, MadeRoom, QueueFull, Reason, TooLate, WaitedTooLong
 from proxy.core.ports import Clock, Gate, Random
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.flowcontrol.capacity import Fleet, Room, Siblings
+from proxy.flowcontrol.capacity import Capacity, Fleet, Siblings
 from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY, objectives
@@ -25,23 +25,23 @@ LONGEST_RETRY_AFTER = 60.0
 
 
 class Watcher(Protocol):
-    """Who counts; bands go by their names, times are in seconds."""
+    """Metrics of the queue, by name of the band; times in seconds."""
 
     def went_on(self, band: str, waited: float) -> None: ...
 
     def refused(self, band: str, reason: Reason) -> None:
-        """Or ended, where the reason says so."""
+        """Count a request that was refused, or evicted, by reason."""
 
     def end(self) -> None:
-        """Nothing waits here any more."""
+        """Remove the gauges of this queue."""
 
 
 class FlowControl(Gate):
-    """Nothing is polled: whoever wants to go on looks for room when it comes, when another leaves, and whenever `look`
-    is called, because the pods have changed.
+    """Admission of the requests of a pool. Nothing is polled: capacity is checked when a request arrives, when another
+    ends, and whenever `admit_waiting` is called because the pods have changed.
 
-    The highest band goes first; where the pods of one model are full, those behind it that want another one pass. Where
-    all pods together are full nobody passes.
+    The highest band goes first. Where the pods of one model are full, requests for other models overtake; where all
+    pods together are full, no request is admitted.
     """
 
     def __init__(self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, watcher: Watcher) -> None:
@@ -51,25 +51,25 @@ class FlowControl(Gate):
         self._watcher = watcher
         self.queue = Queue(settings)
         self._rate = DrainRate(clock)
-        self._inside: dict[Passage, None] = {}
-        """In the order in which they went on."""
-        self._unsent: dict[Passage, Waiting] = {}
-        """Those of them that are on no pod."""
-        self.room = Room(settings, fleet, self._inside, self._unsent.values())
+        self._inside: dict[QueueTicket, None] = {}
+        """Admitted requests, in the order of their admission."""
+        self._unsent: dict[QueueTicket, Waiting] = {}
+        """Admitted requests that are not sent to a pod yet."""
+        self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values())
         self._eviction = Eviction(settings, fleet, clock, self._inside)
-        self._looks_soon = False
+        self._admits_soon = False
         self.siblings: Siblings | None = None
-        """Where there are several workers."""
+        """Set where there are several workers."""
 
     @property
     def settings(self) -> FlowControlSettings:
-        """Where they change, waiting requests keep waiting, for as long as before, unless there is room now."""
+        """The settings. When they change, waiting requests keep waiting, unless there is capacity now."""
         return self._settings
 
     @settings.setter
     def settings(self, settings: FlowControlSettings) -> None:
-        self._settings = self.queue.settings = self.room.settings = self._eviction.settings = settings
-        self.look()
+        self._settings = self.queue.settings = self.capacity.settings = self._eviction.settings = settings
+        self.admit_waiting()
 
     async def __aenter__(self) -> FlowControl:
         return self
@@ -81,128 +81,128 @@ class FlowControl(Gate):
         self.settings = FlowControlSettings()
         self._watcher.end()
 
-    def admit(self, request: InferenceRequest) -> Passage:
-        """A context manager around all that is done for the request. Entering it raises QueueFull."""
-        return Passage(self, request)
+    def admit(self, request: InferenceRequest) -> QueueTicket:
+        """Return a context manager for the whole request. Entering it raises QueueFull."""
+        return QueueTicket(self, request)
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """The pods that have room for it. Until it is sent it counts as one that needs room on any."""
-        passage = request.state.read(PASSAGE)
-        if passage is not None and passage in self._inside:
-            self._unsent[passage] = passage.waiting
+        """Return the pods that have capacity for the request. Until it is sent it counts against all of them."""
+        ticket = request.state.read(TICKET)
+        if ticket is not None and ticket in self._inside:
+            self._unsent[ticket] = ticket.waiting
             if self.siblings is not None:
-                endpoints = self.room.on_in_part(endpoints, passage.waiting.cost, self.siblings.part)
-        return self.room.on(endpoints, max(1, request.prompt.tokens))
+                endpoints = self.capacity.on_in_part(endpoints, ticket.waiting.cost, self.siblings.part)
+        return self.capacity.on(endpoints, max(1, request.prompt.tokens))
 
     def attempt_started(self, attempt: Attempt) -> None:
-        """Take what the attempt that answers costs, which is known once its pod is chosen."""
-        passage = attempt.request.state.read(PASSAGE)
-        if passage is not None and attempt.charge is not None and attempt.answers:
-            self._unsent.pop(passage, None)
-            passage.endpoint = attempt.endpoint
-            passage.waiting.recount(attempt.charge[0])
+        """Charge the cost of the attempt that responds, which is known once its pod is chosen."""
+        ticket = attempt.request.state.read(TICKET)
+        if ticket is not None and attempt.charge is not None and attempt.answers:
+            self._unsent.pop(ticket, None)
+            ticket.endpoint = attempt.endpoint
+            ticket.waiting.recount(attempt.charge[0])
             if self.queue.counts_service:
-                passage.legs = (*passage.legs, attempt)
+                ticket.attempts = (*ticket.attempts, attempt)
 
     def first_byte(self, attempt: Attempt) -> None:
         """Let waiting requests go on: the prompt of this one is no longer in flight."""
-        self.look()
+        self.admit_waiting()
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        passage = request.state.read(PASSAGE)
-        if passage is None or self.queue.waiting or not self.room.in_all(passage.waiting):
+        ticket = request.state.read(TICKET)
+        if ticket is None or self.queue.waiting or not self.capacity.in_all(ticket.waiting):
             return False
-        return self.room.fits(endpoint, passage.waiting.cost)
+        return self.capacity.fits(endpoint, ticket.waiting.cost)
 
-    def look(self) -> None:
-        """Lets go on whoever can, unless siblings should."""
+    def admit_waiting(self) -> None:
+        """Admit waiting requests that have capacity now, unless siblings go first."""
         siblings = self.siblings
         if siblings is None:
-            self._look()
+            self._admit_all()
             return
         if siblings.wait and self._siblings_go_first(siblings):
             self._lend(siblings, all_of_it=True)
-        self._look()
+        self._admit_all()
         if siblings.wait:
             self._lend(siblings, all_of_it=False)
         siblings.say(self._highest(), self._wants(siblings))
 
-    def _look(self) -> None:
+    def _admit_all(self) -> None:
         full: set[str] = set()
-        self.room.turn()
+        self.capacity.turn()
         for band in self.queue.bands:
             while band.waiting and (waiting := band.due(full)) is not None:
-                if not self.room.in_all(waiting):
-                    self._eviction.make_room_for(waiting, anywhere=True)
+                if not self.capacity.in_all(waiting):
+                    self._eviction.evict_for(waiting, anywhere=True)
                     return
-                if not self.room.on_a_pod(waiting):
+                if not self.capacity.on_a_pod(waiting):
                     full.add(waiting.request.model)
-                    self._eviction.make_room_for(waiting, anywhere=False)
+                    self._eviction.evict_for(waiting, anywhere=False)
                 elif not self._in_part(waiting):
                     full.add(waiting.request.model)
                 else:
-                    band.take(waiting)
+                    band.dequeue(waiting)
                     waiting.leave(None)
-                    self.room.turn()
+                    self.capacity.turn()
 
-    async def enter(self, passage: Passage) -> None:
-        request = passage.request
-        request.state.write(PASSAGE, passage)
+    async def enter(self, ticket: QueueTicket) -> None:
+        request = ticket.request
+        request.state.write(TICKET, ticket)
         band = self.queue.band(request.priority)
-        waiting = passage.waiting = Waiting(request, band, self._clock.now(), passage.end_waiting)
+        waiting = ticket.waiting = Waiting(request, band, self._clock.now(), ticket.end_waiting)
         if self._passes(waiting):
-            self.let_go_on(passage)
+            self.let_go_on(ticket)
             self._watcher.went_on(band.name, 0.0)
             return
         self._find_place(waiting)
         band.push(waiting)
         if self.siblings is not None:
-            self.look()
-        self._eviction.make_room_for(waiting, anywhere=not self.room.in_all(waiting))
+            self.admit_waiting()
+        self._eviction.evict_for(waiting, anywhere=not self.capacity.in_all(waiting))
         try:
-            await self._wait(passage)
+            await self._wait(ticket)
         except BaseException:
             waiting.band.drop(waiting)
-            self.leave(passage)
+            self.leave(ticket)
             raise
         self._watcher.went_on(band.name, self._clock.now() - waiting.since)
 
-    def let_go_on(self, passage: Passage) -> None:
-        self._inside[passage] = None
-        self._unsent[passage] = passage.waiting
+    def let_go_on(self, ticket: QueueTicket) -> None:
+        self._inside[ticket] = None
+        self._unsent[ticket] = ticket.waiting
 
-    def leave(self, passage: Passage) -> None:
-        """However it ended."""
-        if passage in self._inside:
-            del self._inside[passage]
-            self._unsent.pop(passage, None)
+    def leave(self, ticket: QueueTicket) -> None:
+        """End an admitted or waiting request."""
+        if ticket in self._inside:
+            del self._inside[ticket]
+            self._unsent.pop(ticket, None)
             self._rate.ended()
-            if passage.legs:
-                self.queue.attained.add(passage.request.tenant, tokens_of(passage.legs), self._clock.now())
-            self.look()
+            if ticket.attempts:
+                self.queue.attained.add(ticket.request.tenant, tokens_of(ticket.attempts), self._clock.now())
+            self.admit_waiting()
         else:
-            self._look_soon()
+            self._admit_soon()
 
-    def _look_soon(self) -> None:
-        """Look once in the next turn of the event loop, however many waiting requests leave in this one: the first of
-        them may have kept others from going on."""
-        if not self._looks_soon:
-            self._looks_soon = True
-            asyncio.get_running_loop().call_soon(self._look_now)
+    def _admit_soon(self) -> None:
+        """Admit waiting requests in the next iteration of the event loop, once for all that leave the queue now: the
+        first of them may have blocked others."""
+        if not self._admits_soon:
+            self._admits_soon = True
+            asyncio.get_running_loop().call_soon(self._admit_now)
 
-    def _look_now(self) -> None:
-        self._looks_soon = False
-        self.look()
+    def _admit_now(self) -> None:
+        self._admits_soon = False
+        self.admit_waiting()
 
     def refusal(self, waiting: Waiting, refusal: QueueFull) -> QueueFull:
-        """Counted, and with the time to come again."""
+        """Count the refusal and set its Retry-After."""
         self._watcher.refused(waiting.band.name, refusal.reason)
         wait = self._rate.wait(self.queue.ahead(waiting))
         refusal.retry_after = 1.0 if wait is None else min(LONGEST_RETRY_AFTER, max(1.0, wait))
         return refusal
 
     def _passes(self, waiting: Waiting) -> bool:
-        """Whether it need not wait. A small prompt does not overtake large ones that wait for room in all pods."""
+        """Return whether the request need not wait. A small prompt does not overtake large prompts that wait."""
         model, alone = waiting.request.model, self._settings.max_tokens is not None
         for band in self.queue.bands:
             if band.priority < waiting.band.priority:
@@ -213,61 +213,61 @@ class FlowControl(Gate):
             self.siblings.go_first(waiting.band.priority, *self._parts()) or not self._in_part(waiting)
         ):
             return False
-        self.room.turn()
-        return self.room.in_all(waiting) and self.room.on_a_pod(waiting)
+        self.capacity.turn()
+        return self.capacity.in_all(waiting) and self.capacity.on_a_pod(waiting)
 
     def _in_part(self, waiting: Waiting) -> bool:
-        return self.siblings is None or self.room.in_part(waiting, self.siblings.part)
+        return self.siblings is None or self.capacity.in_part(waiting, self.siblings.part)
 
     def _siblings_go_first(self, siblings: Siblings) -> bool:
         highest = self._highest()
         return highest is None or siblings.go_first(highest, *self._parts())
 
     def _lend(self, siblings: Siblings, all_of_it: bool) -> None:
-        """What is not in use; or half of it, where somebody waits here too, for more than there is."""
-        for cap, idle, wants in list(self.room.idle(siblings.part, siblings.wanted)):
+        """Lend unused shares to siblings: all, or half of them while requests wait here too."""
+        for cap, idle, wants in list(self.capacity.idle(siblings.part, siblings.wanted)):
             if idle > 0:
                 siblings.lend(cap, idle if all_of_it else -(-idle // 2), wants)
 
     def _wants(self, siblings: Siblings) -> Sequence[str]:
-        """Of what others have: only what is asked for is given, or two that wait for other pods would give each other
-        the same again and again."""
+        """Return the wanted models and caps. Siblings lend only these; else two processes that wait for different pods
+        would exchange the same shares again and again."""
         models = {model for band in self.queue.bands for model in band.models}
-        return (*sorted(models), *self.room.short(siblings.part)) if models else ()
+        return (*sorted(models), *self.capacity.short(siblings.part)) if models else ()
 
     def _highest(self) -> int | None:
-        """Of the priorities that wait."""
+        """Return the highest waiting priority."""
         return next((band.priority for band in self.queue.bands if band.waiting), None)
 
     def _parts(self) -> tuple[int, int]:
-        """Requests in flight: of this worker, and of all."""
+        """Return the requests in flight of this worker and of all."""
         elsewhere = sum(endpoint.load.remote_requests for endpoint in self._fleet.ready)
         return len(self._inside), len(self._inside) + elsewhere
 
     def _find_place(self, waiting: Waiting) -> None:
-        """In the queue. Raises QueueFull if there is none, or if it would wait in vain."""
+        """Make sure of a place in the queue. Raise QueueFull if it is full, or if the request would wait in vain."""
         request, band, queue = waiting.request, waiting.band, self.queue
         wait = self._rate.wait(queue.ahead(waiting))
         if wait is not None and self._clock.now() + wait > self._needed_by(waiting):
-            raise self.refusal(waiting, TooLate("No pod will have room in the time that the request has."))
+            raise self.refusal(waiting, TooLate("No pod will have capacity before the deadline of the request."))
         fits = len(request.body) <= self._settings.max_queued_bytes
         while band.is_full_for(request) or queue.is_full_for(waiting):
             last = band.gives_way(waiting) if band.is_full_for(request) else queue.gives_way(waiting)
             if last is None or not fits:
-                raise self.refusal(waiting, QueueFull("Too many requests wait for a pod."))
+                raise self.refusal(waiting, QueueFull("The queue is full: too many requests wait for a pod."))
             last.band.drop(last)
-            last.leave(self.refusal(last, MadeRoom("The request made room for another one that waits.")))
+            last.leave(self.refusal(last, MadeRoom("The request left the queue for another tenant's request.")))
 
-    async def _wait(self, passage: Passage) -> None:
-        """Raises QueueFull, and TimeoutError never."""
-        waiting, now = passage.waiting, self._clock.now()
+    async def _wait(self, ticket: QueueTicket) -> None:
+        """Wait for admission. Raise QueueFull."""
+        waiting, now = ticket.waiting, self._clock.now()
         expires, needed = waiting.since + waiting.band.timeout, self._needed_by(waiting)
         seconds = min(expires, needed) - now
         try:
             async with asyncio.timeout(seconds if seconds < math.inf else None):
-                refusal = await passage.turn
+                refusal = await ticket.turn
         except TimeoutError:
-            if passage in self._inside:
+            if ticket in self._inside:
                 return
             kind = WaitedTooLong if expires <= needed else TooLate
             raise self.refusal(waiting, kind("The request waited too long for a pod.")) from None
@@ -282,10 +282,10 @@ class FlowControl(Gate):
 
 
 @final
-class Passage:
-    """One request's, from its arrival at the gate to its end."""
+class QueueTicket:
+    """A request from its arrival at the queue to its end."""
 
-    __slots__ = ("_control", "_task", "endpoint", "is_evicted", "legs", "request", "turn", "waiting")
+    __slots__ = ("_control", "_task", "attempts", "endpoint", "is_evicted", "request", "turn", "waiting")
 
     def __init__(self, control: FlowControl, request: InferenceRequest) -> None:
         self._control = control
@@ -293,10 +293,10 @@ class Passage:
         self.is_evicted = False
         self.waiting: Waiting
         self.turn: asyncio.Future[QueueFull | None]
-        """Comes when it goes on, or with why it does not."""
+        """Resolves on admission with None, or with the refusal."""
         self.endpoint: Endpoint | None = None
-        self.legs: tuple[Attempt, ...] = ()
-        """Those that answer, where what they take is counted."""
+        self.attempts: tuple[Attempt, ...] = ()
+        """Attempts that respond, where service is counted."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
@@ -309,7 +309,7 @@ class Passage:
     ) -> None:
         self._control.leave(self)
         if self.is_evicted and isinstance(error, asyncio.CancelledError) and self._was_not_abandoned():
-            evicted = Evicted("The request made room for a more urgent one.")
+            evicted = Evicted("The request was ended for a more urgent one.")
             raise self._control.refusal(self.waiting, evicted) from None
 
     def end_waiting(self, refusal: QueueFull | None) -> None:
@@ -325,34 +325,36 @@ class Passage:
             self._task.cancel()
 
     def _was_not_abandoned(self) -> bool:
-        """By its client too, at the same time."""
+        """Return whether the client did not cancel at the same time."""
         return self._task is not None and self._task.uncancel() == 0
 
 
-PASSAGE: DataKey[Passage] = DataKey("FlowControlPassage")
-"""Of the gate that it is at; there is one in a pool."""
+TICKET: DataKey[QueueTicket] = DataKey("FlowControlTicket")
+"""The ticket of the request in the queue of its pool."""
 
 
 EVICTION_PAUSE = 1.0
-"""Seconds until pods report what an eviction has changed."""
+"""Seconds until pods report the effect of an eviction."""
 
 
 class Eviction:
-    """`inside` are the requests that have gone on, in that order."""
+    """Evicts requests. `inside` are the admitted requests in the order of admission."""
 
-    def __init__(self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, inside: dict[Passage, None]) -> None:
+    def __init__(
+        self, settings: FlowControlSettings, fleet: Fleet, clock: Clock, inside: dict[QueueTicket, None]
+    ) -> None:
         self.settings = settings
         self._fleet = fleet
         self._clock = clock
         self._inside = inside
         self._begins_at = -math.inf
 
-    def make_room_for(self, waiting: Waiting, anywhere: bool) -> None:
-        """Ends the least urgent request that may be ended for it, of these the one that went on last. Another follows
-        when it has left and that was not enough."""
+    def evict_for(self, waiting: Waiting, anywhere: bool) -> None:
+        """End the least urgent request that may be ended for this one; of equals the one admitted last. If that is not
+        enough, another follows when it has ended."""
         if not self.settings.evict_sheddable or self._clock.now() < self._begins_at:
             return
-        if any(passage.is_evicted for passage in self._inside):
+        if any(ticket.is_evicted for ticket in self._inside):
             return
         pods = self._fleet.serving(waiting.request.model)
         sheddable = [
@@ -363,18 +365,18 @@ class Eviction:
         if sheddable:
             if self.settings.saturation.detector == "utilization":
                 self._begins_at = self._clock.now() + EVICTION_PAUSE
-            min(sheddable, key=lambda passage: passage.request.priority).evict()
+            min(sheddable, key=lambda ticket: ticket.request.priority).evict()
 
 
 MEMORY = 10.0
-"""Seconds in which the past shrinks to 1/e."""
+"""Seconds in which the weight of the past shrinks to 1/e."""
 
 LEAST_KNOWN = 5.0
-"""Endings that have to be remembered before anything is predicted."""
+"""Remembered endings below which nothing is predicted."""
 
 
 class DrainRate:
-    """Endings per second, of late."""
+    """Recent rate of requests that end, per second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -387,7 +389,7 @@ class DrainRate:
         self._count += 1.0
 
     def wait(self, ahead: int) -> float | None:
-        """Seconds until so many have gone on and one more; None while too little is known."""
+        """Return the seconds until `ahead` requests and one more are admitted; None while too little is known."""
         self._fade()
         if self._count < LEAST_KNOWN:
             return None
@@ -401,11 +403,11 @@ class DrainRate:
 
 
 COLD = 0.02
-"""Used share of the KV cache below which a pod counts as having nothing to do."""
+"""Used share of the KV cache below which a pod counts as idle."""
 
 
 class SheddingGate(Gate):
-    """Decides on the pods that the request could have, when all that is predicted of it is there."""
+    """Refuses requests of negative priority, after the predictions for the request have been made."""
 
     def __init__(self, settings: Shedding, random: Random, watcher: Watcher) -> None:
         self._settings = settings
@@ -413,17 +415,17 @@ class SheddingGate(Gate):
         self._watcher = watcher
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """All. Raises QueueFull."""
+        """Return all endpoints. Raise QueueFull."""
         if request.priority < 0:
             by_load = self._settings.by_load
             if by_load is not None and self._random.random() < chance(by_load, endpoints):
-                raise self._refusal(request, "The pods are too busy for what may be dropped.")
+                raise self._refusal(request, "The pods are too busy for requests of negative priority.")
             if self._settings.missed_objectives and would_miss(request, endpoints):
-                raise self._refusal(request, "No pod would answer in the time that is asked for.")
+                raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
         return endpoints
 
     def spares(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
-        """What may be dropped is not sent twice."""
+        """Do not hedge requests of negative priority."""
         return request.priority >= 0
 
     def _refusal(self, request: InferenceRequest, message: str) -> QueueFull:
@@ -432,20 +434,20 @@ class SheddingGate(Gate):
 
 
 def chance(by_load: ShedByLoad, endpoints: Sequence[Endpoint]) -> float:
-    """k * saturation ^ power, at most 1, where saturation is the mean of the larger of queue and KV usage by theirs."""
+    """Return min(1, k * saturation ^ power); saturation is the mean over pods of the larger of queue and KV usage."""
     full = [_fullness(by_load, endpoint) for endpoint in endpoints]
     saturation = sum(full) / len(full)
     return min(1.0, by_load.k * math.pow(saturation, by_load.power))
 
 
 def would_miss(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:
-    """Where something is predicted, and no pod has nothing to do."""
-    asked, forecast = objectives(request), request.state.read(LATENCY)
-    if asked is None or forecast is None:
+    """Return whether no pod is predicted to meet the objectives; False while a pod is idle."""
+    wanted, forecast = objectives(request), request.state.read(LATENCY)
+    if wanted is None or forecast is None:
         return False
     if any(endpoint.load.requests == 0 or endpoint.view.kv_usage < COLD for endpoint in endpoints):
         return False
-    return not any(min(headrooms) >= 0.0 for headrooms in asked.headrooms(forecast, endpoints))
+    return not any(min(headrooms) >= 0.0 for headrooms in wanted.headrooms(forecast, endpoints))
 
 
 def _fullness(by_load: ShedByLoad, endpoint: Endpoint) -> float:
@@ -456,7 +458,7 @@ def _fullness(by_load: ShedByLoad, endpoint: Endpoint) -> float:
 
 
 class FlowSeries:
-    """A Watcher of the gate of a pool."""
+    """Metrics of the queue of a pool."""
 
     def __init__(self, catalogue: Catalogue, pool: str) -> None:
         self._catalogue = catalogue
@@ -468,14 +470,14 @@ class FlowSeries:
     def refused(self, band: str, reason: Reason) -> None:
         self._catalogue.queue_refused.cell(self._pool, band, reason.value).add()
 
-    def read(self, queue: Queue, room: Room) -> None:
-        """For an exposition."""
+    def read(self, queue: Queue, capacity: Capacity) -> None:
+        """Set the gauges before an exposition."""
         for band in queue.bands:
             self._catalogue.queue_length.cell(self._pool, band.name).value = band.waiting
             self._catalogue.queue_bytes.cell(self._pool, band.name).value = band.bytes
-        self._catalogue.saturation.cell(self._pool).value = room.saturation()
+        self._catalogue.saturation.cell(self._pool).value = capacity.saturation()
 
     def end(self) -> None:
-        """There is no such gate any more. What others show is read anew for every exposition."""
+        """Clear the gauges; the queues that remain set theirs before every exposition."""
         for gauge in (self._catalogue.queue_length, self._catalogue.queue_bytes, self._catalogue.saturation):
             gauge.clear()

@@ -21,11 +21,11 @@ from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastS
 from proxy.latency.forecast import objectives
 
 SPARE = 0.05
-"""Of the queue, which those do not get that would soon have to make room for others: better refused at once."""
+"""Share of the queue that is closed to requests that would soon be dropped for others: better refused at once."""
 
 
 class Queue:
-    """All that wait. `bands` are sorted, the highest first; there are as many as priorities were seen."""
+    """All waiting requests. `bands` are sorted, the highest first; there is one per priority seen."""
 
     def __init__(self, settings: FlowControlSettings) -> None:
         self.attained = Attained(settings.least_service)
@@ -33,7 +33,7 @@ class Queue:
 
     @property
     def settings(self) -> FlowControlSettings:
-        """Where they change, waiting requests keep waiting, in the new order."""
+        """The settings. When they change, waiting requests keep waiting, in the new order."""
         return self._settings
 
     @settings.setter
@@ -66,12 +66,12 @@ class Queue:
         return below <= spare and waiting.band.gives_way(waiting) is None
 
     def gives_way(self, waiting: Waiting) -> Waiting | None:
-        """Who should leave for it: the last of the lowest band, if that is below its own."""
+        """Return the request to drop for it: the last of the lowest band, if that is below its own."""
         lowest = next((band for band in reversed(self.bands) if band.waiting), waiting.band)
         return lowest.last() if lowest.priority < waiting.band.priority else waiting.band.gives_way(waiting)
 
     def ahead(self, waiting: Waiting) -> int:
-        """Requests that go before it."""
+        """Return the number of requests before it."""
         band = waiting.band
         return sum(other.waiting for other in self.bands if other.priority > band.priority) + band.ahead(waiting)
 
@@ -99,18 +99,18 @@ class Queue:
 LEAST_SERVICE = "least-service"
 
 IDLE_FLOWS = 1000
-"""Flows without anybody waiting that are remembered, for what they have had."""
+"""Idle flows that are remembered for the service they received."""
 CLEARLY = 0.9
-"""A tenant with more than this share of what the one with most has waiting would soon be that one."""
+"""A tenant with more than this share of the longest flow would soon have the longest one."""
 MOST_UNKNOWN_TENANTS = 256
-"""Flows of tenants that no key names, of those that have requests waiting: clients can invent any number of tenants."""
+"""Active flows of tenants without a key: clients can invent any number of tenants."""
 SHARED_FLOWS = 64
-"""Flows for the requests of all further tenants that no key names, by a hash of the tenant's name."""
+"""Flows that all further tenants without a key share, by a hash of the name."""
 
 
 class Waiting:
-    """A request in the queue, which leaves it for a pod or with a refusal. `since` is in monotonic seconds, `cost` is
-    in tokens of its prompt."""
+    """A request in the queue. `since` is in monotonic seconds, `cost` in prompt tokens; `leave` takes it out, with a
+    refusal or, on admission, None."""
 
     __slots__ = ("band", "cost", "flow", "key", "leave", "number", "request", "since")
 
@@ -126,10 +126,10 @@ class Waiting:
         self.number = 0
         """Order of arrival in its band."""
         self.flow: Flow | None = None
-        """None while it has not had to wait."""
+        """None until it has to wait."""
 
     def recount(self, tokens: int) -> None:
-        """What it costs, as is known after a pod was chosen: its uncached tokens."""
+        """Set the cost to the uncached tokens, known after a pod was chosen."""
         cost = max(1, tokens)
         if self.flow is not None and self.band.counts_tokens:
             self.flow.served += (cost - self.cost) / self.flow.share
@@ -138,7 +138,7 @@ class Waiting:
 
 
 class Flow:
-    """The requests of one tenant in one band. `served` is what it has had, divided by its share."""
+    """The requests of one tenant in one band. `served` is the service it received, divided by its share."""
 
     __slots__ = ("model", "number", "ordered", "served", "share", "waiting")
 
@@ -150,7 +150,7 @@ class Flow:
         self.waiting: dict[Waiting, None] = {}
         """In order of arrival."""
         self.ordered: Ranking[Waiting] = Ranking()
-        """In the order in which they go on."""
+        """In the order of admission."""
         self.model: str | None = None
         """Model of the first request, under which the band ranks the flow."""
 
@@ -164,19 +164,19 @@ class Flow:
 
     @property
     def last(self) -> Waiting:
-        """The one that came last; there is one."""
+        """The latest arrival; the flow is not empty."""
         return next(reversed(self.waiting))
 
     @property
     def length(self) -> float:
-        """Of what waits, by its share."""
+        """Waiting requests divided by the share."""
         return len(self.waiting) / self.share
 
 
 class Band:
-    """All of one priority. Fairness is start-time fair queuing (Goyal, Vin and Cheng, 1996): whoever has had least goes
-    first, and whoever has not waited for long starts with what the others have had. Or it is least attained service:
-    what a tenant has had in all bands, and how long it waits.
+    """The queue of one priority. Fairness is start-time fair queuing (Goyal, Vin and Cheng, 1996): the flow with the
+    least service goes first, and a flow that becomes active starts at the service of the others. Or it is least
+    attained service: the service of a tenant in all bands, and its waiting time.
 
     An arrival or a departure costs O(log n) for n waiting tenants; a turn of least-service compares them all."""
 
@@ -185,13 +185,13 @@ class Band:
         self.name = settings.name or str(settings.priority)
         self.ceiling = settings.ceiling
         self.depth = 0.0
-        """Where it is among all bands: 0 the highest, 1 the lowest."""
+        """Rank from 0, the highest band, to 1, the lowest."""
         self.timeout: float = settings.queue_timeout or defaults.queue_timeout
         self.ordering = settings.ordering or defaults.ordering
         self.waiting = 0
         self.bytes = 0
         self.models: dict[str, int] = {}
-        """How many wait for which."""
+        """Number of waiting requests by model."""
         self._fairness = settings.fairness or defaults.fairness
         self.counts_tokens = self._fairness == "deficit-round-robin"
         self._most = math.inf if settings.max_queued is None else settings.max_queued
@@ -215,13 +215,13 @@ class Band:
         if self._fairness == "strict" and self.ordering != "fcfs":
             self._ordered = Ranking()
         self._served = 0.0
-        """What the flow had had that was the last to have its turn."""
+        """Service of the flow that was served last."""
 
     def succeed(self, other: Band) -> None:
-        """Takes the place of another one, with all that wait there and what each tenant has had."""
+        """Take over the waiting requests and the service of each tenant from the band before."""
         self._served = other._served
         for tenant, flow in other._flows.items():
-            mine = self._begin(tenant)
+            mine = self._add_flow(tenant)
             mine.served = flow.served * flow.share / mine.share
         for waiting in sorted((one for flow in other._active for one in flow.waiting), key=attrgetter("since")):
             waiting.band, waiting.key = self, self.key(waiting.request, waiting.since)
@@ -230,7 +230,7 @@ class Band:
     def push(self, waiting: Waiting) -> None:
         request = waiting.request
         tenant = self._flow_name(request)
-        flow = self._flows.get(tenant) or self._begin(tenant)
+        flow = self._flows.get(tenant) or self._add_flow(tenant)
         if not flow.waiting:
             flow.served = max(flow.served, self._served)
         waiting.flow, waiting.number = flow, next(self._numbers)
@@ -243,7 +243,7 @@ class Band:
         self.models[request.model] = self.models.get(request.model, 0) + 1
 
     def due(self, full: Collection[str]) -> Waiting | None:
-        """The first that goes on, those aside whose models are full."""
+        """Return the next request to admit, without the models that are full."""
         if all(model in full for model in self.models):
             return None
         if self._fairness == LEAST_SERVICE:
@@ -251,8 +251,8 @@ class Band:
         ranks = [flows.first for model, flows in self._ranked.items() if model not in full]
         return min(ranks)[2].ordered.first[2] if ranks else None
 
-    def take(self, waiting: Waiting) -> None:
-        """It goes on."""
+    def dequeue(self, waiting: Waiting) -> None:
+        """Admit the request and count its service."""
         flow = waiting.flow
         self.drop(waiting)
         if flow is not None:
@@ -261,7 +261,7 @@ class Band:
             self.rank(flow)
 
     def drop(self, waiting: Waiting) -> None:
-        """It waits no more."""
+        """Remove the request."""
         flow, request = waiting.flow, waiting.request
         if flow is None or waiting not in flow.waiting:
             return
@@ -297,7 +297,7 @@ class Band:
         return self.waiting >= self._most or self.bytes + len(request.body) > self._most_bytes
 
     def ahead(self, waiting: Waiting) -> int:
-        """Of those in the band, how many go before it. As an estimate: flows have their turns, one request each."""
+        """Return the estimated number of requests of the band before it: flows have turns of one request."""
         if self._fairness == "strict":
             return self.waiting if self._ordered is None else self._ordered.up_to(waiting.key)
         own = self._flow_of(waiting.request)
@@ -310,7 +310,7 @@ class Band:
         return self._by_length.first[2].last if self.waiting else None
 
     def gives_way(self, waiting: Waiting) -> Waiting | None:
-        """Who should leave for it where there is no room for all: the last of a tenant with clearly more waiting."""
+        """Return the request to drop for it in a full queue: the last of a tenant with clearly more waiting."""
         last = self.last() if self._fairness != "strict" else None
         if last is None or last.flow is None:
             return None
@@ -319,14 +319,14 @@ class Band:
         return last if last.flow.length * CLEARLY > length else None
 
     def alike(self, request: InferenceRequest) -> int:
-        """How many wait that would not make room for one more of this tenant, whatever it has waiting."""
+        """Return how many waiting requests would not be dropped for one more of this tenant."""
         if self._fairness == "strict":
             return self.waiting
         flow = self._flow_of(request)
         return 0 if flow is None else len(flow.waiting)
 
     def tenants(self) -> Iterator[tuple[str, int, float]]:
-        """Those who have requests waiting: how many, and since when the oldest one waits."""
+        """Yield each tenant with waiting requests, their number, and since when the oldest one waits."""
         for tenant, flow in self._flows.items():
             if flow.waiting:
                 yield tenant, len(flow.waiting), next(iter(flow.waiting)).since
@@ -355,7 +355,7 @@ class Band:
         return len(flow.waiting) if self.ordering == "fcfs" else flow.ordered.up_to(waiting.key)
 
     def _resized(self, flow: Flow, before: int) -> None:
-        """Note that a request came to the flow or left it, which had `before` requests."""
+        """Update the rankings after the flow had `before` requests."""
         length = len(flow.waiting)
         self._lengths[length] += 1
         self._lengths[before] -= 1
@@ -371,11 +371,11 @@ class Band:
         self.rank(flow)
 
     def _flow_of(self, request: InferenceRequest) -> Flow | None:
-        """The flow that the request would wait in; None if there is none yet."""
+        """Return the flow of the request; None if it does not exist yet."""
         return self._flows.get(self._flow_name(request))
 
     def _flow_name(self, request: InferenceRequest) -> str:
-        """The tenant, or the name of the flow that it shares with others that no key names either."""
+        """Return the tenant, or the name of the flow that it shares with other tenants without a key."""
         tenant = request.tenant
         if len(self._active) < MOST_UNKNOWN_TENANTS or tenant in self._shares:
             return tenant
@@ -384,7 +384,7 @@ class Band:
             return tenant
         return f"others, {crc32(tenant.encode()) % SHARED_FLOWS}"
 
-    def _begin(self, tenant: str) -> Flow:
+    def _add_flow(self, tenant: str) -> Flow:
         if len(self._flows) >= IDLE_FLOWS + self.waiting:
             self._flows = {name: flow for name, flow in self._flows.items() if flow.waiting}
         flow = self._flows[tenant] = Flow(self._share(tenant), next(self._begun))
@@ -395,31 +395,31 @@ class Band:
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """From 0 to 1."""
+    """Scale the values to 0..1."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
 
 def objective(request: InferenceRequest) -> float:
-    """Seconds to the first token that the client wants at most; infinite if it does not say."""
-    said = objectives(request)
-    return math.inf if said is None or said.ttft is None else said.ttft
+    """Return the requested time to first token in seconds; infinite without one."""
+    wanted = objectives(request)
+    return math.inf if wanted is None or wanted.ttft is None else wanted.ttft
 
 
-ANSWER_WEIGHT = 2.0
-"""A token of an answer takes about as much of a pod as two of a prompt."""
+COMPLETION_WEIGHT = 2.0
+"""A completion token takes about as much of a pod as two prompt tokens."""
 
 MOST_TENANTS = 100_000
-"""Clients may choose their names."""
+"""Tenants that are remembered; clients may invent names."""
 
 
 class Attained:
-    """Of all bands together, as long as there is a gate. Times are monotonic seconds."""
+    """Recent service of each tenant in tokens, in all bands together. Times are monotonic seconds."""
 
     def __init__(self, settings: LeastService) -> None:
         self.settings = settings
         self._had: dict[str, tuple[float, float]] = {}
-        """Tokens, and when they were counted; whose were counted last comes last."""
+        """Tokens and their time; the latest change comes last."""
         self._latest = -inf
 
     def add(self, tenant: str, tokens: float, now: float) -> None:
@@ -430,7 +430,7 @@ class Attained:
         self._forget(now - (self.settings.forget_after or inf))
 
     def had(self, tenant: str) -> float:
-        """As it was when any tenant got something last: at any other time all had the same share of that."""
+        """Return the service at the time of the latest change: later all values shrink by the same factor."""
         tokens, at = self._had.get(tenant, (0.0, 0.0))
         half_life = self.settings.half_life
         return tokens * exp2((at - self._latest) / half_life) if tokens and half_life else tokens
@@ -443,17 +443,17 @@ class Attained:
             del self._had[tenant]
 
 
-def tokens_of(legs: Iterable[Attempt]) -> float:
-    """Of a request, whoever asked for them: as the engine counted them, or else as they were estimated and seen."""
-    return sum(map(_tokens, legs))
+def tokens_of(attempts: Iterable[Attempt]) -> float:
+    """Return the weighted tokens of a request: as the engine counted them, or else as estimated."""
+    return sum(map(_tokens, attempts))
 
 
-def _tokens(leg: Attempt) -> float:
-    if leg.status is None or leg.status >= 300:
+def _tokens(attempt: Attempt) -> float:
+    if attempt.status is None or attempt.status >= 300:
         return 0.0
-    if (usage := leg.usage) is not None:
-        return usage.prompt_tokens + ANSWER_WEIGHT * usage.completion_tokens
-    return leg.request.prompt.tokens + ANSWER_WEIGHT * leg.chunks
+    if (usage := attempt.usage) is not None:
+        return usage.prompt_tokens + COMPLETION_WEIGHT * usage.completion_tokens
+    return attempt.request.prompt.tokens + COMPLETION_WEIGHT * attempt.chunks
 
 
 T = TypeVar("T", bound=Hashable)

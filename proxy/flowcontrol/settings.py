@@ -14,7 +14,7 @@ Fairness = Literal["strict", "round-robin", "deficit-round-robin", "least-servic
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """When pods count as full. `utilization` looks at what they report, `concurrency` at what is in flight on them."""
+    """When pods count as full. `utilization` reads what pods report, `concurrency` the requests in flight on them."""
 
     detector: Literal["none", "utilization", "concurrency"] = param("none", "what saturation is measured by")
     queue_depth: int = param(5, "utilization: waiting requests of a pod that is full", at_least=1)
@@ -31,34 +31,34 @@ class Saturation:
 
 @dataclass(frozen=True, slots=True)
 class LeastService:
-    """Whose turn it is where fairness is `least-service`: weight x how little a tenant has had of late + waitWeight x
-    how long its first request waits, both from 0 to 1 among those that wait."""
+    """Order of tenants with the fairness `least-service`: weight x how little service a tenant received recently +
+    waitWeight x how long its first request waits, both scaled to 0..1 over the waiting tenants."""
 
     weight: float = param(
-        0.8, "of how little it has had, in tokens: 1 for each of a prompt, 2 for each of an answer", at_least=0
+        0.8, "weight of little received service, in tokens: 1 per prompt token, 2 per completion token", at_least=0
     )
-    wait_weight: float = param(0.2, "of how long its first request waits", at_least=0)
+    wait_weight: float = param(0.2, "weight of the waiting time of the first request", at_least=0)
     half_life: Duration = param(
-        Duration(60.0), "after which what it has had counts half; 0: it always counts", at_least=0
+        Duration(60.0), "time after which received service counts half; 0: it always counts", at_least=0
     )
     forget_after: Duration = param(
-        Duration(3600.0), "without an answer, after which it has had nothing; 0: never", at_least=0
+        Duration(3600.0), "time without a response after which received service is forgotten; 0: never", at_least=0
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BandSettings:
-    """A priority that is not listed has a band of its own that is as the next one below, or else as the lowest."""
+    """A band. A priority that is not listed gets a band like the next one below, or else like the lowest."""
 
-    priority: int = param(0, "of the objective; the highest band goes first")
-    name: str = param("", "what metrics call it; the priority unless given")
-    max_queued: int | None = param(None, "requests of the band that may wait; null: as many as wait in all", at_least=0)
-    max_queued_bytes: Size | None = param(None, "their bodies together; null: as much as waits in all", at_least=1)
+    priority: int = param(0, "priority of the objective; the highest band goes first")
+    name: str = param("", "name in metrics; default: the priority")
+    max_queued: int | None = param(None, "requests of the band that may wait; null: maxQueued", at_least=0)
+    max_queued_bytes: Size | None = param(None, "total size of their bodies; null: maxQueuedBytes", at_least=1)
     queue_timeout: Duration | None = param(
-        None, "that a request waits; null: as flowControl.queueTimeout says", more_than=0
+        None, "longest wait of a request; null: flowControl.queueTimeout", more_than=0
     )
-    ordering: Ordering | None = param(None, "within a tenant; null: as flowControl.ordering says")
-    fairness: Fairness | None = param(None, "among tenants; null: as flowControl.fairness says")
+    ordering: Ordering | None = param(None, "order within a tenant; null: flowControl.ordering")
+    fairness: Fairness | None = param(None, "fairness between tenants; null: flowControl.fairness")
     ceiling: float = param(1.0, "saturation at which requests of the band wait", at_least=0)
 
 
@@ -74,46 +74,44 @@ class ShedByLoad:
 class Shedding:
     """Which requests of negative priority are refused at once."""
 
-    by_load: ShedByLoad | None = param(None, "some, by chance: k * saturation ^ power of them")
+    by_load: ShedByLoad | None = param(None, "refuse a random share of them: k * saturation ^ power")
     missed_objectives: bool = param(
-        False, "those whose objectives no pod is predicted to keep, where predicted-latency-producer is at work"
+        False, "refuse requests whose objectives no pod is predicted to keep; needs predicted-latency-producer"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FlowControlSettings:
-    """Without a cap and a detector every request goes on at once."""
+    """Queues. Without a cap and a detector every request is admitted at once."""
 
     max_concurrent: int | None = param(None, "requests in flight on all pods together", at_least=1)
     max_concurrent_per_pod: int | None = param(None, "requests in flight on a pod", at_least=1)
     max_tokens: int | None = param(None, "uncached prompt tokens in flight on all pods together", at_least=1)
     max_tokens_per_pod: int | None = param(None, "uncached prompt tokens in flight on a pod", at_least=1)
     saturation: Saturation = field(default_factory=Saturation)
-    max_queued: int = param(5000, "requests that may wait; what comes beyond is refused with 429", at_least=0)
-    max_queued_bytes: Size = param(Size(256 << 20), "their bodies together", at_least=1)
+    max_queued: int = param(5000, "requests that may wait; further ones are refused with 429", at_least=0)
+    max_queued_bytes: Size = param(Size(256 << 20), "total size of the bodies of waiting requests", at_least=1)
     ceilings: Literal["fixed", "reflective"] = param(
         "fixed",
         "saturation at which bands wait: as each says, or lower for lower bands the fuller pods are, and by turns",
     )
-    queue_timeout: Duration = param(Duration(60.0), "that a request waits before it is refused with 429", more_than=0)
-    ordering: Ordering = param("fcfs", "within a tenant: who came first, whose deadline is first, or whose objective")
+    queue_timeout: Duration = param(Duration(60.0), "longest wait of a request, then it gets a 429", more_than=0)
+    ordering: Ordering = param("fcfs", "order within a tenant: by arrival, by deadline, or by objective")
     fairness: Fairness = param(
         "round-robin",
-        "among tenants of a band: in turn, in turn by uncached tokens, whoever has had least, or none but the ordering",
+        "between tenants of a band: by turns, by turns of uncached tokens, least service first, or only the ordering",
     )
     least_service: LeastService = field(default_factory=LeastService)
     shares: Mapping[str, float] = param(
         {}, "tenant -> how much of its band it gets for 1 of another, when both have requests waiting; 1 unless given"
     )
     bands: tuple[BandSettings, ...] = param((), "by priority")
-    evict_sheddable: bool = param(
-        False, "end requests of negative priority that are being answered, when others have no room"
-    )
+    evict_sheddable: bool = param(False, "end running requests of negative priority when others have no capacity")
     shedding: Shedding = field(default_factory=Shedding)
 
     @property
     def limits(self) -> bool:
-        """Whether anybody can ever have to wait."""
+        """Whether requests can ever wait."""
         caps = (self.max_concurrent, self.max_concurrent_per_pod, self.max_tokens, self.max_tokens_per_pod)
         return any(caps) or self.saturation.detector != "none"
 
@@ -122,7 +120,7 @@ class FlowControlSettings:
         return self.shedding.by_load is not None or self.shedding.missed_objectives
 
     def part(self, workers: int) -> FlowControlSettings:
-        """Of one of so many: each has its part of those that may wait. Caps are of all, and known to all."""
+        """Return the settings of one of several workers: each has a share of the queue. Caps stay common to all."""
         if workers == 1:
             return self
         bands = tuple(
@@ -141,7 +139,7 @@ class FlowControlSettings:
 
 
 def _part(most: int, workers: int) -> int:
-    """At least one, unless there should be none."""
+    """Round up, so that the share is at least one unless the total is 0."""
     return -(-most // workers)
 
 
@@ -149,7 +147,7 @@ def warnings(settings: FlowControlSettings, path: str, request_seconds: float) -
     """A sentence for each, beginning with its path. `path` is that of the section, and a request ends after
     `request_seconds` whatever it does."""
     if not settings.limits and replace(settings, shedding=FlowControlSettings().shedding) != FlowControlSettings():
-        yield f"{path}: nobody ever waits, as there is no cap, such as maxConcurrentPerPod, and no detector."
+        yield f"{path}: requests never wait, as there is no cap, such as maxConcurrentPerPod, and no detector."
     bands = [(f"bands[{index}].", band) for index, band in enumerate(settings.bands)]
     timeouts = [("queueTimeout", settings.queue_timeout)]
     timeouts += [(f"{at}queueTimeout", band.queue_timeout) for at, band in bands if band.queue_timeout is not None]

@@ -14,7 +14,7 @@ from proxy.core.decision import Decision, ProfileRecord
 from proxy.core.endpoint import Endpoint, Freshness, LoadView
 from proxy.core.errors import Reason
 from proxy.core.request import DataKey, InferenceRequest
-from proxy.flowcontrol.controller import PASSAGE
+from proxy.flowcontrol.controller import TICKET
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
 
@@ -153,7 +153,7 @@ def predictions(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Pre
 
 
 def queued_since(request: InferenceRequest) -> float | None:
-    passage = request.state.read(PASSAGE)
+    passage = request.state.read(TICKET)
     return None if passage is None else passage.waiting.since
 
 

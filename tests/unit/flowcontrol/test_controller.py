@@ -216,11 +216,11 @@ async def test_pods_that_report_queues_are_full_until_they_report_less() -> None
         await it.come("a")
         assert it.names == "", "nothing is known of a pod that never reported"
         pod.publish(replace(pod.metrics, waiting=6, freshness=Freshness.FRESH), 0)
-        it.control.look()
+        it.control.admit_waiting()
         await it.settle()
         assert it.names == ""
         pod.publish(replace(pod.metrics, waiting=1), 0)
-        it.control.look()
+        it.control.admit_waiting()
         await it.settle()
         assert it.names == "a"
 
@@ -229,12 +229,12 @@ async def test_requests_that_ended_since_the_scrape_do_not_shorten_the_reported_
     pod = Endpoint("a", state=EndpointState.READY)
     async with world([pod], saturation=Saturation("utilization", queue_depth=5)) as it:
         pod.publish(replace(pod.metrics, waiting=5, freshness=Freshness.FRESH), 3)
-        assert it.control.room.saturation() == 1.0
+        assert it.control.capacity.saturation() == 1.0
 
 
 async def test_saturation_is_0_without_a_detector() -> None:
     async with world(saturation=Saturation("none")) as it:
-        assert it.control.room.saturation() == 0.0
+        assert it.control.capacity.saturation() == 0.0
 
 
 async def test_requests_that_leave_the_queue_together_cause_one_search_for_pods() -> None:
@@ -517,11 +517,11 @@ async def test_pods_have_time_to_report_what_an_eviction_has_changed() -> None:
         pod.publish(replace(pod.metrics, waiting=9), 2)
         await it.come("n")
         assert list(it.refused) == ["t"]
-        it.control.look()
+        it.control.admit_waiting()
         await it.settle()
         assert list(it.refused) == ["t"]
         it.clock.advance(1.5)
-        it.control.look()
+        it.control.admit_waiting()
         await it.settle()
         assert list(it.refused) == ["t", "s"]
         pod.publish(replace(pod.metrics, waiting=0), 0)
@@ -533,11 +533,11 @@ async def test_a_pod_that_reports_no_queue_is_not_sent_all_that_waits_before_it_
         await it.come(*"abcdefgh")
         assert it.names == ""
         pod.publish(replace(pod.metrics, freshness=Freshness.FRESH), 0)
-        it.control.look()
+        it.control.admit_waiting()
         await it.settle()
         assert it.names == "abc"
         pod.publish(pod.metrics, 3)
-        it.control.look()
+        it.control.admit_waiting()
         await it.settle()
         assert it.names == "abcdef"
 

@@ -35,7 +35,7 @@ class Line:
     def next(self) -> Waiting | None:
         for band in self.queue.bands:
             if (waiting := band.due(())) is not None:
-                band.take(waiting)
+                band.dequeue(waiting)
                 return waiting
         return None
 

@@ -36,8 +36,8 @@ def test_what_can_come_true_is_not_warned_of(section: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("section", "warning"),
     [
-        ({"fairness": "strict"}, "flowControl: nobody ever waits"),
-        ({"saturation": {"queueDepth": 9}}, "flowControl: nobody ever waits"),
+        ({"fairness": "strict"}, "flowControl: requests never wait"),
+        ({"saturation": {"queueDepth": 9}}, "flowControl: requests never wait"),
         ({"maxConcurrent": 8, "queueTimeout": "30m"}, "flowControl.queueTimeout: 1800 s never pass"),
         (
             {"maxConcurrent": 8, "bands": [{"priority": 0}, {"priority": 1, "queueTimeout": "1h"}]},

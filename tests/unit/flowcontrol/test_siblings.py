@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.cluster.messages import FIRST_NUMBER, Garbled, Kind
 from proxy.cluster.shared import SharedQueue
 from proxy.core.endpoint import Endpoint, EndpointState, update
-from proxy.flowcontrol.capacity import Lent, Siblings, Tell
+from proxy.flowcontrol.capacity import Lent, Publish, Siblings
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings
 from tests.unit.flowcontrol.test_controller import World, world
 
@@ -27,20 +27,20 @@ def heard(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
 def test_who_has_more_than_its_part_lets_others_go_first() -> None:
     siblings = Siblings(2, heard)
     assert not siblings.go_first(0, 8, 8), "nobody else waits"
-    siblings.take(1, "1", 0, NOTHING, ["m"])
+    siblings.receive(1, "1", 0, NOTHING, ["m"])
     assert siblings.go_first(0, 5, 8)
     assert not siblings.go_first(0, 4, 8)
     assert not siblings.go_first(0, 3, 8)
-    siblings.take(2, "2", 0, NOTHING, ["m"])
+    siblings.receive(2, "2", 0, NOTHING, ["m"])
     assert siblings.go_first(0, 3, 8), "a third of eight is less"
     siblings.vanished(1)
-    siblings.take(2, "2", None, NOTHING, ["m"])
+    siblings.receive(2, "2", None, NOTHING, ["m"])
     assert not siblings.go_first(0, 8, 8)
 
 
 def test_who_waits_with_something_more_urgent_goes_first_whatever_it_has() -> None:
     siblings = Siblings(2, heard)
-    siblings.take(1, "1", 5, NOTHING, ["m"])
+    siblings.receive(1, "1", 5, NOTHING, ["m"])
     assert siblings.go_first(0, 0, 8)
     assert not siblings.go_first(9, 8, 8)
 
@@ -51,7 +51,7 @@ def test_only_changes_are_told() -> None:
     for highest in (None, 3, 3, 3, 0, None, None):
         siblings.say(highest)
     assert told == [3, 0, None]
-    siblings.take(1, "1", 0, NOTHING, ["m"])
+    siblings.receive(1, "1", 0, NOTHING, ["m"])
     siblings.lend("x", 1, "m")
     siblings.say(None)
     assert told == [3, 0, None, None]
@@ -67,7 +67,7 @@ def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_t
     workers, most = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 9))
     said: list[tuple[int, int, bytes]] = []
 
-    def teller(number: int) -> Tell:
+    def teller(number: int) -> Publish:
         def tell(highest: int | None, given: Lent, wants: Sequence[str]) -> None:
             said.extend(
                 (number, to, SharedQueue.packed("p", str(number), highest, given, wants))
@@ -95,7 +95,7 @@ def test_whatever_is_given_and_however_late_it_is_heard_parts_are_no_more_than_t
 
 def test_what_was_given_to_one_that_is_gone_comes_back_and_what_it_gave_goes() -> None:
     siblings = Siblings(2, heard, 0, "7")
-    siblings.take(8, "8", 0, {"7": {"x": 1}}, ["m"])
+    siblings.receive(8, "8", 0, {"7": {"x": 1}}, ["m"])
     siblings.lend("x", 3, "m")
     assert siblings.part("x", 8) == 4 + 1 - 3
     siblings.vanished(8)
@@ -114,7 +114,7 @@ def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
 def test_what_is_said_to_others_is_what_they_take() -> None:
     looked: list[bool] = []
     speaker, hearer = Siblings(2, heard), Siblings(2, heard, 1, "5")
-    speaker.take(5, "5", 0, NOTHING, ["m"])
+    speaker.receive(5, "5", 0, NOTHING, ["m"])
     speaker.lend("requests ", 2, "m")
     speaker.say(7, ("m",))
     queue = SharedQueue("large", hearer, lambda: looked.append(True))
@@ -146,14 +146,14 @@ def test_parts_of_all_hosts_are_all_of_a_cap_and_no_more(most: int, workers: lis
     everybody = [Siblings(of, heard, seat) for of in workers for seat in range(of)]
     ranks = [rank for rank, of in enumerate(workers) for _ in range(of)]
     for one, rank in zip(everybody, ranks, strict=True):
-        one.among(len(workers), rank)
+        one.set_hosts(len(workers), rank)
     assert sum(one.part(cap, most) for one in everybody) == most
 
 
 def test_what_cannot_be_divided_is_had_by_one_host_of_one_pod_and_by_another_of_another() -> None:
     hosts = [Siblings(1, heard), Siblings(1, heard)]
     for rank, host in enumerate(hosts):
-        host.among(2, rank)
+        host.set_hosts(2, rank)
     parts = [[host.part(f"requests pod-{number}", 1) for number in range(20)] for host in hosts]
     assert all(one + other == 1 for one, other in zip(*parts, strict=True))
     assert 5 <= sum(parts[0]) <= 15
@@ -168,9 +168,9 @@ class Hosts:
         self.all = [Siblings(1, self._teller(number), 0, str(number)) for number in range(count)]
         self._queues = [SharedQueue("p", one, lambda: None) for one in self.all]
         for rank, one in enumerate(self.all):
-            one.among(count, rank)
+            one.set_hosts(count, rank)
 
-    def _teller(self, number: int) -> Tell:
+    def _teller(self, number: int) -> Publish:
         return lambda highest, given, wants: self._said.append(
             (number, SharedQueue.packed("p", str(number), highest, given, wants))
         )
@@ -293,8 +293,8 @@ async def exchanged(*worlds: World) -> None:
                     own = tokens - pod.load.remote_tokens
                     update(copy.load, tokens=copy.load.tokens + own - copy.load.remote_tokens)
                     update(copy.load, remote_tokens=own)
-                its.take(number, mine.name, mine.told, mine.given, mine.wants)
-                other.control.look()
+                its.receive(number, mine.name, mine.published, mine.given, mine.wants)
+                other.control.admit_waiting()
             await one.settle()
             for other in worlds:
                 await other.settle()
@@ -341,11 +341,11 @@ async def test_nothing_is_given_that_nobody_asks_for() -> None:
         await one.come("a")
         siblings = other.control.siblings
         assert siblings is not None
-        siblings.take(0, "0", 0, NOTHING, ["requests "])
-        other.control.look()
+        siblings.receive(0, "0", 0, NOTHING, ["requests "])
+        other.control.admit_waiting()
         assert not siblings.given
-        siblings.take(0, "0", 0, NOTHING, ["m"])
-        other.control.look()
+        siblings.receive(0, "0", 0, NOTHING, ["m"])
+        other.control.admit_waiting()
         assert siblings.given == {"0": {"requests a": 2}}
 
 
