@@ -475,8 +475,8 @@ def _picker_of(settings: Settings, server: DataServer, addresses: Addresses, clo
     connections to pods with the data port."""
     if not settings.extproc.is_on:
         return None
-    from proxy.extproc.request import StreamedBodies
+    from proxy.extproc.request import StreamedBodyReader
     from proxy.extproc.server import Picker
 
-    bodies = StreamedBodies(settings.listen, server.budget)
+    bodies = StreamedBodyReader(settings.listen, server.budget)
     return Picker(settings.extproc, lambda: server.service_of(bodies), addresses, lambda: server.context, clock)

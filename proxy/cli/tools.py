@@ -25,10 +25,10 @@ from proxy.core.ports import SystemClock
 from proxy.fleet.settings import PodSettings
 from proxy.telemetry.logs import visible
 from proxy.tools.endpoint_picker import endpoint_picker
-from proxy.tools.findings import Finding, Level, Seen, of_fleet, of_pod, recommended
+from proxy.tools.findings import Finding, Level, PodReport, of_fleet, of_pod, recommended
 from proxy.tools.imported import Imported, Unreadable
 from proxy.tools.litellm import litellm
-from proxy.tools.probe import EVENTS_PORT, IDLE, Manner, look_at
+from proxy.tools.probe import EVENTS_PORT, IDLE, ProbeOptions, probe_pods
 from proxy.tools.production_stack import production_stack
 from proxy.tools.routers import sglang_router, vllm_router
 
@@ -69,10 +69,10 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
 
     Exit code 0 if nothing is to be mended, 1 if there is a warning or a fault, 2 if the command cannot be understood.
     """
-    manner = Manner(api_key, timeout, not no_requests, events_port, idle=min(timeout, IDLE))
+    manner = ProbeOptions(api_key, timeout, not no_requests, events_port, idle=min(timeout, IDLE))
     if sys.stderr.isatty():
         click.echo("Looking, for about ten seconds ...", err=True)
-    pods = asyncio.run(look_at(urls, manner, SystemClock(), Random()))
+    pods = asyncio.run(probe_pods(urls, manner, SystemClock(), Random()))
     found = [finding for pod in pods for finding in of_pod(pod)] + of_fleet(pods)
     configuration = recommended(pods)
     if as_json:
@@ -103,7 +103,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
             yield f"{'':26}{visible(finding.fix)}"
 
 
-def _json(pods: Sequence[Seen], found: Sequence[Finding], configuration: dict[str, Any]) -> dict[str, Any]:
+def _json(pods: Sequence[PodReport], found: Sequence[Finding], configuration: dict[str, Any]) -> dict[str, Any]:
     return {
         "pods": [_finite(plain(pod)) for pod in pods],
         "findings": [finding.as_json() for finding in found],

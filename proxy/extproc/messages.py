@@ -27,7 +27,7 @@ OVERWRITE = 2
 
 SERVING, NOT_SERVING = 1, 2
 
-# `*` is a list, `?` is one of several of which one is there. A map is a list of entries, in bytes as in meaning.
+# `*` is a list, `?` a member of a oneof. A map is a list of entries: its wire format is the same.
 _FIELDS: Mapping[str, str] = {
     "ProcessingRequest": "2 request_headers ?HttpHeaders, 3 response_headers ?HttpHeaders, 4 request_body ?HttpBody,"
     " 5 response_body ?HttpBody, 6 request_trailers ?HttpTrailers, 7 response_trailers ?HttpTrailers,"
@@ -105,7 +105,7 @@ HealthCheckResponse = _CLASSES["HealthCheckResponse"]
 
 
 def plain(fields: Any) -> dict[str, Any]:
-    """Of a list of fields, as metadata and attributes are."""
+    """Return the values of metadata or attributes."""
     return {field.key: _plain(field.value) for field in fields}
 
 
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 
 DESTINATION = "x-gateway-destination-endpoint"
-"""Header, and key of the metadata, by which a gateway is told where a request goes."""
+"""Header, and key of the metadata, by which receives the addresses of the chosen pods."""
 SERVED = "x-gateway-destination-endpoint-served"
 NAMESPACE = "envoy.lb"
 
@@ -132,14 +132,14 @@ WHOLE = (BUFFERED, BUFFERED_PARTIAL)
 
 
 def go_on(kind: str) -> Any:
-    """With the message of this kind, as it is."""
+    """Return a reply that changes nothing."""
     reply = ProcessingResponse()
     getattr(reply, kind).SetInParent()
     return reply
 
 
 def with_fields(kind: str, add: Pairs, remove: Iterable[str] = ()) -> Any:
-    """With other header fields; `kind` is headers, or a body that came whole."""
+    """Return a reply that changes header fields; `kind` is headers, or a buffered body."""
     reply = ProcessingResponse()
     common = getattr(reply, kind).response
     common.SetInParent()
@@ -148,14 +148,14 @@ def with_fields(kind: str, add: Pairs, remove: Iterable[str] = ()) -> Any:
 
 
 def with_destination(reply: Any, destination: str) -> None:
-    """By both of the ways that there are, and to a route that is looked for anew: it may depend on the fields."""
+    """Set the destination as header and metadata, and clear the route cache: routes may depend on header fields."""
     getattr(reply, reply.WhichOneof("kind")).response.clear_route_cache = True
     balancer = reply.dynamic_metadata.fields.add(key=NAMESPACE).value.struct_value
     balancer.fields.add(key=DESTINATION).value.string_value = destination
 
 
 def streamed(kind: str, body: bytes, last: bool) -> Iterator[Any]:
-    """A body, or a piece of one, in as many messages as it takes."""
+    """Yield a body, or a piece of one, in messages of limited size."""
     for start in range(0, len(body) or 1, PIECE):
         reply = ProcessingResponse()
         piece = getattr(reply, kind).response.body_mutation.streamed_response
@@ -165,7 +165,7 @@ def streamed(kind: str, body: bytes, last: bool) -> Iterator[Any]:
 
 
 def with_body(reply: Any, body: bytes) -> Any:
-    """In place of the one that came with the message that this replies to."""
+    """Replace the body of the message that this replies to."""
     change = getattr(reply, reply.WhichOneof("kind")).response.body_mutation
     if body:
         change.body = body
@@ -175,7 +175,7 @@ def with_body(reply: Any, body: bytes) -> Any:
 
 
 def pieces_of(mode: int, body: bytes, last: bool, came: bytes) -> Iterator[Any]:
-    """The reply to a piece of the pod's answer that `came`, of which this `body` is to reach the client."""
+    """Yield the reply to a piece `came` of the pod's response; the client gets `body`."""
     if mode == FULL_DUPLEX_STREAMED:
         yield from streamed("response_body", body, last)
     elif body == came:
@@ -185,13 +185,13 @@ def pieces_of(mode: int, body: bytes, last: bool, came: bytes) -> Iterator[Any]:
 
 
 def immediate(status: int, headers: Pairs, body: bytes) -> Any:
-    """An answer of our own."""
+    """Return a reply with a response of kvlane itself."""
     reply = ProcessingResponse()
-    answer = reply.immediate_response
-    answer.status.code = status
-    answer.body = body
-    answer.details = "kvlane"
-    _change(answer.headers, headers, ())
+    response = reply.immediate_response
+    response.status.code = status
+    response.body = body
+    response.details = "kvlane"
+    _change(response.headers, headers, ())
     return reply
 
 
@@ -207,7 +207,7 @@ HEAD = 9
 """Bytes before the payload of a frame: its length in three, its type, its flags, its stream in four."""
 
 GO_AWAY = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + b"\x7f\xff\xff\xff" + b"\x00\x00\x00\x00"
-"""No new streams here, please; whatever stream was opened by now is served, and nothing is wrong."""
+"""A GOAWAY frame: no new streams; open streams are served."""
 
 _UNFINISHED = {1, 5, 9}
 """Types whose header block goes on in the next frame, which must be the very next, unless a flag says that it ends."""
@@ -216,7 +216,7 @@ _ENDS_HEADERS = 4
 
 
 class Frames:
-    """Of one direction of a connection, as its bytes go by."""
+    """Frame boundaries in one direction of an HTTP/2 connection."""
 
     __slots__ = ("_head", "_is_between", "_left")
 
@@ -244,12 +244,12 @@ class Frames:
                 self._head += data[at : at + missing]
                 at = min(at + missing, end)
                 if len(self._head) == HEAD:
-                    self._begin()
+                    self._start()
             if stops and self.is_between:
                 break
         return at
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         head, self._head = self._head, b""
         self._left = int.from_bytes(head[:3])
         self._is_between = head[3] not in _UNFINISHED or bool(head[4] & _ENDS_HEADERS)

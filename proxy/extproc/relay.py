@@ -23,7 +23,7 @@ from proxy.extproc.messages import (
     with_destination,
     with_fields,
 )
-from proxy.extproc.request import Addresses, EnvoyCall, attributes_of, fields_of, metadata_of
+from proxy.extproc.request import Addresses, GatewayRequest, attributes_of, fields_of, metadata_of
 from proxy.http.framing import Framing
 from proxy.http.pipeline import Pipeline, WholeBody, changes, event_stages, is_changed
 from proxy.http.rank import RANK_HEADER, body_for
@@ -35,9 +35,9 @@ from proxy.http.upstream.pool import Address
 
 
 class EnvoyRelay(Relay):
-    """Implements `core.ports.Relay` for one request. `attempt` is its last leg."""
+    """Relays one request through its gateway. `attempt` is its last attempt."""
 
-    def __init__(self, call: EnvoyCall, context: RelayContext, addresses: Addresses, fallbacks: int) -> None:
+    def __init__(self, call: GatewayRequest, context: RelayContext, addresses: Addresses, fallbacks: int) -> None:
         """`fallbacks` that are named at most."""
         self.attempt: Attempt | None = None
         self._call = call
@@ -46,15 +46,15 @@ class EnvoyRelay(Relay):
         self._addresses = addresses
         self._fallbacks = fallbacks
         self._head: Any = None
-        """Of the pod's answer, once it has come."""
+        """The head of the pod's response."""
 
     async def relay(self, attempt: Attempt) -> None:
-        """See the port. A leg that the gateway has passed over is followed by one on the pod that has answered."""
+        """See the port. If the gateway used another pod, the next attempt is on that pod."""
         self.attempt = attempt
         try:
             if self._head is None:
                 await self._send(attempt)
-                self._head = await self._answer_head(attempt)
+                self._head = await self._response_head(attempt)
                 self._judge(self._head, attempt)
             await self._pass(self._head, attempt)
         except asyncio.CancelledError:
@@ -68,12 +68,12 @@ class EnvoyRelay(Relay):
             raise
 
     def race(self, begins: Callable[[Attempt], None]) -> Race | None:
-        """A gateway sends a request once."""
+        """Return None: a gateway sends a request once, so there is no hedging."""
         return None
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
-        """See the port. A leg that is not for the client does not go through the gateway."""
-        call = cast(HttpCall, self._call)  # of which only the request's head is read
+        """See the port. An attempt that is not for the client does not use the gateway."""
+        call = cast(HttpCall, self._call)  # only the request's head is read
         return await ClientRelay(call, self._context).collect(attempt, seconds)
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
@@ -119,9 +119,9 @@ class EnvoyRelay(Relay):
         ready = [each for each in others if each.state is EndpointState.READY]
         return [target, *ready[: self._fallbacks]]
 
-    # the answer
+    # the response
 
-    async def _answer_head(self, attempt: Attempt) -> Any:
+    async def _response_head(self, attempt: Attempt) -> Any:
         """Raises UpstreamTimedOut."""
         seconds = attempt.request.deadline - self._context.clock.now()
         try:
@@ -130,11 +130,11 @@ class EnvoyRelay(Relay):
                 while kind not in ("response_headers", "response_body"):
                     kind, message = await self._stream.next()
         except TimeoutError:
-            raise UpstreamTimedOut("the gateway has no answer in the time that the request has") from None
+            raise UpstreamTimedOut("the gateway had no response before the deadline of the request") from None
         return message
 
     def _judge(self, head: Any, attempt: Attempt) -> None:
-        """Whether the pod has answered that was to. Raises PassedOver, BadGateway or GatewayTimeout."""
+        """Check that the chosen pod responded. Raise PassedOver, BadGateway or GatewayTimeout."""
         details = str(attributes_of(head).get("response.code_details") or "")
         if details.startswith(("upstream_", "no_healthy_upstream")):
             raise _failure(details)
@@ -142,41 +142,41 @@ class EnvoyRelay(Relay):
         if not isinstance(address, str) or address in self._addresses.known(attempt.endpoint):
             return
         same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
-        answers = self._addresses.at(address, same_rank)
-        if answers is not None:
-            raise PassedOver("the gateway went on to another pod", answers)
+        responder = self._addresses.at(address, same_rank)
+        if responder is not None:
+            raise PassedOver("the gateway went on to another pod", responder)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
         call, stream = self._call, self._stream
         fields = fields_of(head.response_headers.headers)
         attempt.status = call.answered = _status(fields.get(":status", "200"))
         coded = fields.get("content-encoding", "identity") != "identity"
-        passage = Passage(attempt, fields.get("content-type", ""), coded)
+        body_out = ResponseBody(attempt, fields.get("content-type", ""), coded)
         try:
             kind, message = "response_body", head
             if head.HasField("response_headers"):
                 add = [("x-request-id", call.id), *attempt.response_headers]
-                remove = ["content-length"] if passage.changes and "content-length" in fields else []
-                stream.is_answered = stream.response_mode == NONE  # the gateway may end the stream with this reply
+                remove = ["content-length"] if body_out.changes and "content-length" in fields else []
+                stream.is_complete = stream.response_mode == NONE  # the gateway may end the stream with this reply
                 await stream.write(with_fields("response_headers", add, remove))
                 if head.response_headers.end_of_stream:
-                    self._finish(attempt, passage)
+                    self._finish(attempt, body_out)
                     return
                 kind, message = await stream.next()
-            while not await self._take(kind, message, attempt, passage):
+            while not await self._pass_message(kind, message, attempt, body_out):
                 kind, message = await stream.next()
         finally:
             if attempt.ending is None:
-                passage.settle()
+                body_out.settle()
 
-    async def _take(self, kind: str, message: Any, attempt: Attempt, passage: Passage) -> bool:
-        """Whether that was the end of the answer."""
+    async def _pass_message(self, kind: str, message: Any, attempt: Attempt, body_out: ResponseBody) -> bool:
+        """Pass a message on. Return whether it ended the response."""
         stream, mode = self._stream, self._stream.response_mode
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
         if attempt.first_byte_at is None and piece.body:
             attempt.begin_response(self._context.clock.now())
-        out = passage.feed(piece.body, last)
+        out = body_out.feed(piece.body, last)
         if last:
             self._finish(attempt)
         if kind == "response_body":
@@ -188,18 +188,18 @@ class EnvoyRelay(Relay):
             await stream.write(go_on("response_trailers"))
         return last
 
-    def _finish(self, attempt: Attempt, passage: Passage | None = None) -> None:
-        """Before the last reply: the gateway may end the stream as soon as it has that."""
-        if passage is not None:
-            passage.feed(b"", True)
+    def _finish(self, attempt: Attempt, body_out: ResponseBody | None = None) -> None:
+        """Complete the attempt before the last reply, after which the gateway may end the stream."""
+        if body_out is not None:
+            body_out.feed(b"", True)
         if attempt.first_byte_at is None:
             attempt.begin_response(self._context.clock.now())
         attempt.last_byte_at = self._context.clock.now()
         attempt.ending = Ending.COMPLETE
-        self._stream.is_answered = True
+        self._stream.is_complete = True
 
     def _cut(self, attempt: Attempt) -> Ending:
-        """By the client or its pod, of which a gateway does not say which it was; or by us."""
+        """Return the ending: by the client or its pod, which a gateway does not tell apart, or by kvlane."""
         attempt.last_byte_at = self._context.clock.now()
         if not self._stream.is_over:
             if self._call.answered:
@@ -216,11 +216,11 @@ def _status(text: str) -> int:
 
 
 def _failure(details: str) -> PassedOver | BadGateway | GatewayTimeout:
-    """What the gateway says of an answer that it gives itself, because it got none."""
+    """Return the error for a response of the gateway itself, from its response code details."""
     if "timeout" in details and "connection" not in details:
-        return GatewayTimeout("The pod that took the request did not answer in time.")
+        return GatewayTimeout("The pod did not respond in time.")
     if "connection_termination" in details or "upstream_reset_after" in details:
-        return BadGateway("The pod broke off before it had answered; try again shortly.")
+        return BadGateway("The pod closed the connection before it responded; retry shortly.")
     return PassedOver(f"the gateway has no connection: {details}", None)
 
 
@@ -228,8 +228,8 @@ UNSETTLED = 64
 """Pieces after which the meter is settled."""
 
 
-class Passage:
-    """Of one answer. `changes` says whether its length may be another one than the head says."""
+class ResponseBody:
+    """The body of a response on its way to the client. `changes`: its length may differ from the declared one."""
 
     def __init__(self, attempt: Attempt, content_type: str, coded: bool) -> None:
         """`coded`: it is compressed, and passes as it is."""
@@ -245,7 +245,7 @@ class Passage:
         self.changes = self._framing is not None
 
     def feed(self, body: bytes, last: bool) -> bytes:
-        """What goes to the client of the next piece."""
+        """Return the bytes for the client after the next piece."""
         meter = self._meter
         if body:
             meter.pieces.append(body)
@@ -257,7 +257,7 @@ class Passage:
         return out
 
     def settle(self) -> None:
-        """What has come is all that comes."""
+        """Settle the meter: no more bytes come."""
         self._meter.settle(self._attempt)
 
     def _shown(self, body: bytes, last: bool) -> bytes:

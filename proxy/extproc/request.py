@@ -20,9 +20,9 @@ from proxy.http.settings import Listen
 from proxy.http.upstream.pool import Address, Resolve, is_address, look_up, not_connected
 
 
-class EnvoyCall:
-    """Implements `http.service.Brought`; lives as long as the request. What is answered here is kept in `local` until
-    the gateway is told."""
+class GatewayRequest:
+    """Implements `http.service.Brought`; lives as long as the request. A response of kvlane itself is kept in `local`
+    until it is sent to the gateway."""
 
     body = b""
     retained = 0
@@ -32,7 +32,7 @@ class EnvoyCall:
     identity: Identity | None = None
     local: tuple[int, Pairs, bytes] | None = None
     is_broken = False
-    """Whether what was sent of an answer must not look whole."""
+    """Whether the response is incomplete and must not look complete."""
     upload: Upload | None = None
     chunked = False
     wants_websocket = False
@@ -50,7 +50,7 @@ class EnvoyCall:
         self.method = headers.pop(":method", "")
         self.path, self.query = split_target(headers.pop(":path", "/"))
         headers = {name: value for name, value in headers.items() if not name.startswith(":")}
-        subset = told_subset(plain(stream.head.metadata_context.filter_metadata))
+        subset = subset_of(plain(stream.head.metadata_context.filter_metadata))
         if subset is not None:
             headers[SUBSET] = subset
         self.headers: Mapping[str, str] = headers
@@ -72,22 +72,22 @@ class EnvoyCall:
         self.is_broken = True
 
     def end(self) -> None:
-        """Whoever has brought it ends its stream."""
+        """Do nothing: the gRPC handler ends the stream."""
 
     def unwanted(self) -> list[str]:
-        """Names of fields that do not go on to a pod: credentials that ended here, and what is said between routers and
-        engines only."""
+        """Return names of fields that do not reach the pod: credentials of kvlane, and headers between routers and
+        engines."""
         passed = {name for name, _ in self.raw_headers if not (name in INTERNAL or name.startswith(INTERNAL_PREFIXES))}
         return [name for name in self.headers if name != SUBSET and name.encode() not in passed]
 
 
 def fields_of(headers: Any) -> dict[str, str]:
-    """Of an answer, by lower-case name."""
+    """Return header fields by lower-case name."""
     return {each.key: (each.raw_value or each.value.encode()).decode("latin-1") for each in headers.headers}
 
 
 QUEUED = 64
-"""Messages that may wait here; then the gateway has to."""
+"""Queued messages; beyond that the gateway has to wait."""
 
 LARGER = "The request body is larger than what the gateway holds back to ask where it goes."
 
@@ -97,55 +97,55 @@ Write = Callable[[Any], Awaitable[None]]
 
 
 class Stream:
-    """Lives as long as the gRPC stream of one request. `head` is the message with the request's header fields."""
+    """The gRPC stream of one request. `head` is the message with the request's header fields."""
 
     def __init__(self, head: Any, write: Write, gone: tuple[type[Exception], ...] = ()) -> None:
-        """`gone`: what `write` raises once the gateway has gone."""
+        """`gone`: errors of `write` after the gateway has gone."""
         config = head.protocol_config
-        told = head.HasField("protocol_config")
+        has_modes = head.HasField("protocol_config")
         self.head = head
-        self.request_mode: int = config.request_body_mode if told else FULL_DUPLEX_STREAMED
-        self.response_mode: int = config.response_body_mode if told else FULL_DUPLEX_STREAMED
+        self.request_mode: int = config.request_body_mode if has_modes else FULL_DUPLEX_STREAMED
+        self.response_mode: int = config.response_body_mode if has_modes else FULL_DUPLEX_STREAMED
         self._write = write
         self._gone = gone
         self.is_over = False
-        """The gateway says nothing more: the client has left, or has its answer."""
-        self.is_answered = False
-        """Nothing is left to be done but to say so."""
+        """The gateway has ended the stream: the client has left, or has its response."""
+        self.is_complete = False
+        """The response is complete; only the last reply is left."""
         self.trailers = False
         """Whether the request had some."""
         self.is_idle = asyncio.Event()
         """Whether no write is under way."""
         self.is_idle.set()
         self.kind = "request_headers"
-        """Of the request's message that has not been replied to."""
+        """Kind of the request's message that awaits a reply."""
         self._messages: asyncio.Queue[Any] = asyncio.Queue(QUEUED)
 
     async def write(self, reply: Any) -> None:
-        """Where the gateway has gone, whoever reads hears of it too, and ends what would go on here."""
+        """Send a reply. After the gateway has gone, wait: the reader of the stream cancels this task."""
         self.is_idle.clear()
         try:
             await self._write(reply)
         except self._gone:
-            if not self.is_answered:
+            if not self.is_complete:
                 await asyncio.sleep(math.inf)
         finally:
             self.is_idle.set()
 
-    async def told(self, message: Any) -> None:
-        """By the gateway."""
+    async def deliver(self, message: Any) -> None:
+        """Queue a message of the gateway."""
         await self._messages.put(message)
 
     def end(self) -> None:
-        """By the gateway. Where it shows no bodies, this is how an answer ends."""
+        """Note the end of the stream. Where the gateway shows no bodies, this ends the response."""
         self.is_over = True
-        if self.is_answered and self.response_mode == NONE:
+        if self.is_complete and self.response_mode == NONE:
             if self._messages.full():
                 self._messages.get_nowait()
             self._messages.put_nowait(ProcessingRequest(response_body={"end_of_stream": True}))
 
     def deaf(self) -> None:
-        """Nobody reads any more."""
+        """Drop queued messages: the request has ended."""
         while not self._messages.empty():
             self._messages.get_nowait()
 
@@ -155,7 +155,7 @@ class Stream:
         return message.WhichOneof("kind"), message
 
     async def body(self) -> AsyncIterator[bytes]:
-        """That of the request, in the pieces in which it comes. Raises RequestError where it does not."""
+        """Yield the pieces of the request's body. Raise RequestError if the gateway does not send it."""
         if self.head.request_headers.end_of_stream:
             return
         if self.request_mode in WHOLE:
@@ -179,7 +179,7 @@ class Stream:
 
 
 def _instead_of_a_body(kind: str, message: Any) -> RequestError:
-    """A gateway that has no room for a body answers by itself, and shows that too."""
+    """Return the error for a message in place of a body: a gateway without space for a body responds itself."""
     fields = message.response_headers.headers.headers if kind == "response_headers" else ()
     if any(each.key == ":status" and b"413" in (each.raw_value, each.value.encode()) for each in fields):
         return BodyTooLarge(LARGER)
@@ -192,25 +192,25 @@ def metadata_of(message: Any) -> dict[str, Any]:
 
 
 def attributes_of(message: Any) -> dict[str, Any]:
-    """Those that the gateway is configured to tell."""
+    """Return the attributes that the gateway is configured to send."""
     found: dict[str, Any] = plain(message.attributes).get(ATTRIBUTES, {})
     return found
 
 
-class StreamedBodies:
+class StreamedBodyReader:
     """Implements `http.service.Bodies`."""
 
     def __init__(self, settings: Listen, budget: Budget) -> None:
         self._settings = settings
         self._budget = budget
 
-    def is_here(self, call: EnvoyCall) -> bool:
+    def is_here(self, call: GatewayRequest) -> bool:
         return False
 
-    async def read(self, call: EnvoyCall) -> None:
+    async def read(self, call: GatewayRequest) -> None:
         """Raises BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
         if "upgrade" in call.headers:
-            raise BadRequest("Connections are not upgraded here: ask kvlane itself, not the gateway.")
+            raise BadRequest("Upgrades are not supported through a gateway; connect to kvlane directly.")
         pieces: list[bytes] = []
         await self._reserve(call, _declared(call))
         body, size = aiter(call.stream.body()), 0
@@ -230,7 +230,7 @@ class StreamedBodies:
     def give_back(self, size: int) -> None:
         self._budget.give(size)
 
-    async def _reserve(self, call: EnvoyCall, size: int) -> None:
+    async def _reserve(self, call: GatewayRequest, size: int) -> None:
         """As much as that is of a body: all of it where its length is declared, for bodies that each hold half would
         wait for each other."""
         if size > self._settings.max_body:
@@ -245,8 +245,8 @@ MOST_DIGITS = 18
 """Of a declared length."""
 
 
-def _declared(call: EnvoyCall) -> int:
-    """Return the length that the head declares, 0 if none. Raise BadRequest if it is none."""
+def _declared(call: GatewayRequest) -> int:
+    """Return the declared length; 0 without one. Raise BadRequest for an invalid one."""
     length = call.headers.get("content-length") or "0"
     if not (length.isascii() and length.isdigit() and len(length) <= MOST_DIGITS):
         raise BadRequest("The content-length of the request is no length.")
@@ -254,7 +254,7 @@ def _declared(call: EnvoyCall) -> int:
 
 
 KEPT = 30.0
-"""Seconds that a name is not looked up again."""
+"""Seconds that a resolved name is kept."""
 
 REMEMBERED = 16_384
 
@@ -266,7 +266,7 @@ class Addresses:
         self._clock = clock
         self._resolve = resolve
         self._found: dict[str, tuple[float, str]] = {}
-        """By URL: until when, and the address."""
+        """By URL: expiry and address."""
 
     async def of(self, endpoint: Endpoint) -> str:
         """Raises ConnectFailed if it cannot be found."""
@@ -308,30 +308,30 @@ def _written(host: str, port: int) -> str:
 
 
 SUBSET = ":subset"
-"""Header under which a call has what the gateway said. No client can send one of this name, by any version of HTTP."""
+"""Header of a request with the allowed addresses. No client can send a header of this name."""
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 
 
-def told_subset(metadata: Mapping[str, Any]) -> str | None:
-    """Of the metadata of a request: addresses, separated by commas; None where all pods are meant."""
-    told = metadata.get(SUBSET_NAMESPACE, {}).get(SUBSET_KEY)
-    return None if told is None else told if isinstance(told, str) else ",".join(map(str, told))
+def subset_of(metadata: Mapping[str, Any]) -> str | None:
+    """Return the allowed addresses, separated by commas, from the metadata of a request; None: all pods."""
+    subset = metadata.get(SUBSET_NAMESPACE, {}).get(SUBSET_KEY)
+    return None if subset is None else subset if isinstance(subset, str) else ",".join(map(str, subset))
 
 
 class SubsetGate(Gate):
-    """Lets a request go only to the pods that its gateway named."""
+    """Keeps the pods that the gateway of the request allows."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Raises NoEndpoints if none of them is meant."""
-        told = request.headers.get(SUBSET)
-        if told is None:
+        """Return the allowed endpoints. Raise NoEndpoints without one."""
+        subset = request.headers.get(SUBSET)
+        if subset is None:
             return endpoints
-        meant = {address.strip() for address in told.split(",")}
+        meant = {address.strip() for address in subset.split(",")}
         left = [endpoint for endpoint in endpoints if meant & self._addresses.known(endpoint)]
         if not left:
             raise NoEndpoints("None of the pods that the gateway allows for this request is ready; try again shortly.")

@@ -19,7 +19,7 @@ from proxy.core.tasks import Tasks
 from proxy.extproc import messages
 from proxy.extproc.messages import GO_AWAY, Frames, immediate
 from proxy.extproc.relay import EnvoyRelay
-from proxy.extproc.request import Addresses, EnvoyCall, Stream
+from proxy.extproc.request import Addresses, GatewayRequest, Stream
 from proxy.extproc.settings import ExtProcSettings
 from proxy.http.response import RelayContext
 from proxy.http.server import listeners, port_of
@@ -27,17 +27,17 @@ from proxy.http.service import Service
 from proxy.http.settings import ServerTls, server_context
 
 READY = ("", "readiness", messages.SERVICE)
-"""What may be asked about, beside whether the process lives."""
+"""Services of the health check that are ready while kvlane is; liveness is apart."""
 
 LAST_WORDS = 1.0
-"""Seconds in which those that are cut are told so."""
+"""Seconds for the last reply of requests that are cut off."""
 
 GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
-"""What a write to a stream raises that has ended."""
+"""Errors of writes to a stream that has ended."""
 
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
-CUT = "the answer is incomplete"
+CUT = "the response is incomplete"
 
 
 class Picker:
@@ -46,7 +46,7 @@ class Picker:
     def __init__(
         self,
         settings: ExtProcSettings,
-        make_service: Callable[[], Service[EnvoyCall]],
+        make_service: Callable[[], Service[GatewayRequest]],
         addresses: Addresses,
         context: Callable[[], RelayContext],
         clock: Clock,
@@ -65,8 +65,8 @@ class Picker:
         self._directory: tempfile.TemporaryDirectory[str]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """On `sockets`, which are bound; else on the port of the settings. Raises OSError if it cannot be had, or the
-        certificate cannot."""
+        """Listen on bound `sockets`, else on the configured port. Raise OSError if the port or the certificate is not
+        available."""
         settings = self._settings
         self._directory = tempfile.TemporaryDirectory(prefix="kvlane-")
         self._front = Front(f"{self._directory.name}/picker.sock")
@@ -91,7 +91,7 @@ class Picker:
         return self._front.port
 
     async def stop(self, grace: float) -> None:
-        """No new requests; those that run have `grace` seconds to end, then they are cut."""
+        """Accept no new requests; running ones have `grace` seconds to end, then they are cut off."""
         self.service.stopping = True
         if self._server is None:
             return
@@ -109,7 +109,7 @@ class Picker:
 
     @property
     def busy(self) -> bool:
-        """Whether there are requests that have not ended."""
+        """Whether requests are running."""
         return bool(self._tasks)
 
     def _handlers(self) -> tuple[Any, ...]:
@@ -128,15 +128,15 @@ class Picker:
         """One request. It is served beside what is read: the end of the stream ends it, whatever it waits for."""
         head = await context.read()
         if head is grpc.aio.EOF or not head.HasField("request_headers"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream begins with request_headers")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with request_headers")
         stream = Stream(head, context.write, GONE)
-        call = EnvoyCall(stream, self._ids, self._clock.now())
+        call = GatewayRequest(stream, self._ids, self._clock.now())
         serving = self._tasks.start(self._serve(call, context), "request of a gateway")
         serving.add_done_callback(lambda _: stream.deaf())
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 if not serving.done():
-                    await stream.told(message)
+                    await stream.deliver(message)
             with suppress(TimeoutError):  # if its first write is cancelled, gRPC cannot end the stream
                 async with asyncio.timeout(LAST_WORDS):
                     await stream.is_idle.wait()
@@ -144,10 +144,10 @@ class Picker:
             stream.end()
             if not serving.done():
                 # Without an await: this task may be cancelled too, at any of them.
-                asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_answered else 0.0, serving.cancel)
+                asyncio.get_running_loop().call_later(LAST_WORDS if stream.is_complete else 0.0, serving.cancel)
         await asyncio.wait((serving,))
 
-    async def _serve(self, call: EnvoyCall, context: Any) -> None:
+    async def _serve(self, call: GatewayRequest, context: Any) -> None:
         relay = EnvoyRelay(call, self._context(), self._addresses, self._settings.fallbacks)
         try:
             await self.service.serve(call, relay)
@@ -165,14 +165,14 @@ class Picker:
 
 
 QUIET = 1.0
-"""Seconds without a request after which a gateway has heard, or says nothing anyway."""
+"""Seconds without a request after which a gateway counts as gone elsewhere."""
 
-LOOK = 0.02
+CHECK_INTERVAL = 0.02
 """Seconds."""
 
 
 class Front:
-    """Listens between `start` and `leave`; ends with `close`."""
+    """Accepts connections of gateways between `start` and `leave`; ends with `close`."""
 
     def __init__(self, path: str) -> None:
         """Of gRPC's socket."""
@@ -182,7 +182,7 @@ class Front:
         self._listeners: list[asyncio.Server] = []
 
     async def start(self, host: str, port: int, tls: ServerTls | None, sockets: Sequence[socket.socket] = ()) -> None:
-        """On `sockets`, which are bound; else there. Raises OSError if the port cannot be had, or the certificate."""
+        """Listen on bound `sockets`, else on host and port. Raise OSError for an unavailable port or certificate."""
         context = None if tls is None else server_context(tls, ("h2",))
         self._listeners = await listeners(self._gateway, host, port, sockets, context)
 
@@ -191,20 +191,20 @@ class Front:
         return port_of(self._listeners)
 
     async def leave(self, grace: float, is_busy: Callable[[], bool]) -> None:
-        """Nobody new is let in, and who is in is asked to go. Until all have, or have nothing to say, or the time is
-        over."""
+        """Accept no new connections and ask gateways to leave. Return when all have left or are quiet, or after
+        `grace` seconds."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             listener.close()
-        heard, end = loop.time(), loop.time() + grace
-        while loop.time() < end and (is_busy() or loop.time() < heard + QUIET):
-            for gateway in self.open:  # also those that were accepted, and had not begun
-                gateway.ask_to_go()
-            await asyncio.sleep(LOOK)
+        busy_at, end = loop.time(), loop.time() + grace
+        while loop.time() < end and (is_busy() or loop.time() < busy_at + QUIET):
+            for gateway in self.open:  # including accepted connections without a request
+                gateway.ask_to_leave()
+            await asyncio.sleep(CHECK_INTERVAL)
             if not self.open:
                 return
             if is_busy():
-                heard = loop.time()
+                busy_at = loop.time()
 
     async def close(self) -> None:
         for gateway in tuple(self.open):
@@ -216,7 +216,7 @@ class Front:
 
 
 class End(asyncio.Protocol):
-    """One of two: what comes here goes out at the other, which says when it cannot take more."""
+    """One end of a byte pipe: received bytes are written at the other end, with back-pressure."""
 
     other: End | None = None
     _transport: asyncio.Transport | None = None
@@ -259,7 +259,7 @@ class Gateway(End):
         self._early = bytearray()
         """Until there is the other end. Not left unread: uvloop reads what was paused before it began."""
         self._frames = Frames()
-        self._asked = self._told = False
+        self._leaving = self._sent = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -276,24 +276,24 @@ class Gateway(End):
         super().connection_lost(error)
         self._front.open.discard(self)
 
-    def ask_to_go(self) -> None:
-        """As soon as a frame has ended."""
-        self._asked = True
-        if not self._told and self._frames.is_between:
-            self._tell()
+    def ask_to_leave(self) -> None:
+        """Send GOAWAY after the current frame."""
+        self._leaving = True
+        if not self._sent and self._frames.is_between:
+            self._send_go_away()
 
     def write(self, data: bytes) -> None:
-        if not self._told:
-            at = self._frames.passed(data, self._asked)
+        if not self._sent:
+            at = self._frames.passed(data, self._leaving)
             super().write(data[:at])
             data = data[at:]
-            if self._asked and self._frames.is_between:
-                self._tell()
+            if self._leaving and self._frames.is_between:
+                self._send_go_away()
         if data:
             super().write(data)
 
-    def _tell(self) -> None:
-        self._told = True
+    def _send_go_away(self) -> None:
+        self._sent = True
         super().write(GO_AWAY)
 
     async def _connect(self) -> None:

@@ -27,8 +27,8 @@ class Fleet(Protocol):
 
 
 class Capacity:
-    """Free capacity of the pods, counting all requests that workers reported. `inside` are the admitted requests of this
-    worker, `unsent` the admitted requests that are not sent yet.
+    """Free capacity of the pods, counting all requests that workers reported. `inside` are the admitted requests of
+    this worker, `unsent` the admitted requests that are not sent yet.
 
     Requests for a model that no pod serves do not wait.
     """

@@ -29,7 +29,7 @@ def endpoint_picker(path: Path) -> Imported:
     document = dict(first)
     made = Imported("an EndpointPickerConfig")
     if others:
-        made.note(f"it holds {len(others) + 1} such documents, of which this is the first; the others are left out")
+        made.note(f"it holds {len(others) + 1} such documents; this is the first, the others are left out")
     for _ in range(MOST):
         made.settings = {"scheduling": document}
         try:
@@ -45,7 +45,7 @@ def endpoint_picker(path: Path) -> Imported:
 
 
 def _documents(path: Path) -> list[Mapping[str, Any]]:
-    """Those that say what they are, else those that look like it; one at least. Raises Unreadable."""
+    """Return the documents with the kind, else those with its keys; at least one. Raise Unreadable."""
     found = list(_inside(read_all(path), str(path)))
     if not found:
         raise Unreadable(f"{path} holds no {KIND}")
@@ -66,7 +66,7 @@ def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _without(document: Document, problem: Problem, made: Imported) -> Document:
-    """Without the piece of which something is wrong. Raises ConfigError if it cannot be told which that is."""
+    """Return the document without the faulty piece. Raise ConfigError if the piece cannot be found."""
     document = copy.deepcopy(document)
     head, _, where = problem.path.partition(".")
     unknown = _UNKNOWN.match(problem.message)

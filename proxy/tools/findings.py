@@ -16,7 +16,7 @@ from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
 
 SKEW = 2.0
-"""Seconds that clocks may differ, of which the Date header's resolution is one."""
+"""Tolerated difference of clocks in seconds; the resolution of the Date header is one."""
 SLOW_TOKENIZE = 0.05
 SLOW_METRICS = 0.1
 SLOW_ABORT = 1.0
@@ -47,10 +47,10 @@ class Finding:
         return {"pod": self.pod, "check": self.check, "level": self.level.value, "text": self.text, "fix": self.fix}
 
 
-Said = Iterator[tuple[Level, str, str]]
+Results = Iterator[tuple[Level, str, str]]
 
 
-def of_pod(seen: Seen) -> list[Finding]:
+def of_pod(seen: PodReport) -> list[Finding]:
     if seen.unreachable:
         fix = "start the engine, or mend the URL, the port and what is between this machine and the pod"
         return [Finding(seen.url, "reachable", Level.FAULT, seen.unreachable, fix)]
@@ -59,7 +59,7 @@ def of_pod(seen: Seen) -> list[Finding]:
     ]
 
 
-def of_fleet(pods: Sequence[Seen]) -> list[Finding]:
+def of_fleet(pods: Sequence[PodReport]) -> list[Finding]:
     """What only shows beside each other, among pods that serve the same model."""
     pods = [pod for pod in pods if not pod.unreachable]
     found = []
@@ -67,28 +67,28 @@ def of_fleet(pods: Sequence[Seen]) -> list[Finding]:
         same = [pod for pod in pods if model in pod.models]
         for check, level, values, fix in _compared(same):
             if len(set(values)) > 1:
-                told = ", ".join(f"{pod.url} {value or 'none'}" for pod, value in zip(same, values, strict=True))
-                found.append(Finding("", check, level, f"pods of {model} differ: {told}", fix))
+                values_of = ", ".join(f"{pod.url} {value or 'none'}" for pod, value in zip(same, values, strict=True))
+                found.append(Finding("", check, level, f"pods of {model} differ: {values_of}", fix))
     return found
 
 
-def _compared(pods: Sequence[Seen]) -> Iterator[tuple[str, Level, list[Any], str]]:
+def _compared(pods: Sequence[PodReport]) -> Iterator[tuple[str, Level, list[Any], str]]:
     yield "version", Level.NOTE, [pod.version for pod in pods], ""
     sizes = [pod.exposition.metrics.block_size if pod.exposition else 0 for pod in pods]
-    fix = "give all of them the same --block-size, if they hand KV caches to each other"
+    fix = "give all of them the same --block-size, if they transfer KV caches to each other"
     yield "block-size", Level.NOTE, sizes, fix
     lengths = [pod.max_model_len for pod in pods]
-    fix = "give all of them the same --max-model-len: what one answers, another refuses"
+    fix = "give all of them the same --max-model-len: one pod accepts what another refuses"
     yield "context", Level.WARNING, lengths, fix
     connectors = [pod.transfer.connector or pod.transfer.unknown for pod in pods]
     fix = "configure one --kv-transfer-config for all pods of a pool"
     yield "connector", Level.FAULT, connectors, fix
 
 
-def _health(seen: Seen) -> Said:
+def _health(seen: PodReport) -> Results:
     if seen.health != 200:
         fix = "set reliability.health.path to what is 200 while the pod is well, or to null"
-        yield Level.FAULT, f"/health answers {seen.health}", fix
+        yield Level.FAULT, f"/health returns {seen.health}", fix
     if not seen.models:
         fix = "list its models under pods.static[].models; if the pod wants a key, give --api-key"
         yield Level.WARNING, "/v1/models lists no model", fix
@@ -96,7 +96,7 @@ def _health(seen: Seen) -> Said:
         yield Level.OK, f"serves {', '.join(seen.models)}", ""
 
 
-def _engine(seen: Seen) -> Said:
+def _engine(seen: PodReport) -> Results:
     found = seen.exposition
     if found is None:
         fix = "do not start the engine with --disable-log-stats; if metrics are on another port, see pods.refresh.port"
@@ -106,7 +106,7 @@ def _engine(seen: Seen) -> Said:
     yield Level.OK, f"{found.engine}{version}", ""
 
 
-def _metrics(seen: Seen) -> Said:
+def _metrics(seen: PodReport) -> Results:
     if (found := seen.exposition) is None:
         return
     for part in found.missing:
@@ -125,7 +125,7 @@ def _metrics(seen: Seen) -> Said:
         yield Level.OK, f"/metrics has all that is read: {found.size} bytes in {found.seconds * 1e3:.0f} ms", ""
 
 
-def _caching(seen: Seen) -> Said:
+def _caching(seen: PodReport) -> Results:
     fix = "start the engine with --enable-prefix-caching: without it no placement saves any work"
     if seen.engine == "sglang":
         fix = "start the engine without --disable-radix-cache: without it no placement saves any work"
@@ -137,25 +137,25 @@ def _caching(seen: Seen) -> Said:
         why = tried.refused if tried else "not tried"
         yield Level.NOTE, f"prefix caching: {why}" + (", but the engine says it is on" if seen.says_caching else ""), ""
         return
-    if not (tried.told or tried.counted):
+    if not (tried.reported or tried.counted):
         yield Level.FAULT, f"a prompt of {tried.prompt_tokens} tokens, sent again, was computed again", fix
         return
-    count = tried.told or tried.counted
+    count = tried.reported or tried.counted
     yield Level.OK, f"{count:.0f} of {tried.prompt_tokens} tokens of a repeated prompt were cached", ""
-    if tried.told is None:
+    if tried.reported is None:
         more = "start the engine with --enable-prompt-tokens-details"
         if seen.engine == "sglang":
             more = "start the engine with --enable-cache-report"
-        yield Level.NOTE, "answers do not say how many tokens were cached, so kvlane learns less from them", more
+        yield Level.NOTE, "responses do not report cached tokens, so kvlane learns less from them", more
 
 
-def _blocks(seen: Seen) -> Said:
+def _blocks(seen: PodReport) -> Results:
     if seen.exposition and (size := seen.exposition.metrics.block_size):
         blocks = seen.exposition.metrics.blocks
         yield Level.OK, f"{size} tokens a block, {blocks} blocks: {size * blocks} tokens of KV cache", ""
 
 
-def _ranks(seen: Seen) -> Said:
+def _ranks(seen: PodReport) -> Results:
     number = len(seen.exposition.ranks) if seen.exposition else 0
     if number < 2:
         return
@@ -169,7 +169,7 @@ def _ranks(seen: Seen) -> Said:
         yield Level.WARNING, f"{what}, and it ignores which of them a request names", fix
 
 
-def _events(seen: Seen) -> Said:
+def _events(seen: PodReport) -> Results:
     if (found := seen.events) is None or seen.engine not in ("vllm", "sglang"):
         return
     where = f"{found.host}:{found.port}"
@@ -183,37 +183,37 @@ def _events(seen: Seen) -> Said:
             yield Level.WARNING, "its replay endpoint cannot be reached: events that are missed stay missed", fix
     elif found.announced:
         fix = "open the port to kvlane, and bind: an endpoint without * makes the engine connect, not listen"
-        yield Level.WARNING, f"the engine says that KV events are on {where}, where nobody answers", fix
+        yield Level.WARNING, f"the engine says that KV events are on {where}, but the port does not respond", fix
     else:
         yield Level.NOTE, f"no KV events on {where}: its cache is matched approximately", fix
 
 
-def _connector(seen: Seen) -> Said:
+def _connector(seen: PodReport) -> Results:
     found = seen.transfer
     if found.unknown:
-        yield Level.WARNING, f"its connector {found.unknown} is none that kvlane hands over by", "see disaggregation.md"
+        yield Level.WARNING, f"kvlane does not support its connector {found.unknown}", "see disaggregation.md"
     elif found.connector:
         role = f", role {found.role}" if found.role else ", and does not say its role"
-        yield Level.OK, f"hands KV caches over by {found.connector}{role}", ""
+        yield Level.OK, f"transfers KV caches with {found.connector}{role}", ""
     if found.host in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):
         fix = "set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's own address, unless all pods are on one host"
         yield Level.WARNING, f"tells other pods to fetch KV caches from {found.host}", fix
 
 
-def _abort(seen: Seen) -> Said:
+def _abort(seen: PodReport) -> Results:
     if seen.abort is None:
         yield Level.NOTE, "whether a request ends when its client leaves: not seen; try while the pod is idle", ""
     elif seen.abort > SLOW_ABORT:
         fix = "connect kvlane to the engine itself, without a proxy in between that keeps reading"
         took = "goes on" if math.isinf(seen.abort) else f"ends {seen.abort:.1f} s later"
-        yield Level.FAULT, f"a request whose client leaves {took}: GPU time for nobody", fix
+        yield Level.FAULT, f"a request whose client has left {took}: it wastes GPU time", fix
     else:
         yield Level.OK, f"a request ended {seen.abort * 1e3:.0f} ms after its client left", ""
 
 
-def _clock(seen: Seen) -> Said:
+def _clock(seen: PodReport) -> Results:
     if seen.skew is None:
-        yield Level.NOTE, "its answers have no date: its clock was not compared", ""
+        yield Level.NOTE, "its responses have no Date header: its clock was not compared", ""
     elif abs(seen.skew) > SKEW:
         ahead = "ahead of" if seen.skew > 0 else "behind"
         fix = "run NTP on both: logs and traces of the two cannot be laid side by side"
@@ -222,19 +222,19 @@ def _clock(seen: Seen) -> Said:
         yield Level.OK, "its clock agrees with this one, to a second or two", ""
 
 
-def _keep_alive(seen: Seen) -> Said:
+def _keep_alive(seen: PodReport) -> Results:
     if seen.keep_alive is None:
         yield Level.NOTE, "how long it keeps idle connections: not seen", ""
     elif seen.keep_alive <= IDLE_LIMIT:
         fix = f"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE to 5 or more: kvlane uses idle connections again for {IDLE_LIMIT:g} s"
-        when = f"after {seen.keep_alive:.1f} s" if seen.keep_alive else "after every answer"
+        when = f"after {seen.keep_alive:.1f} s" if seen.keep_alive else "after every response"
         yield Level.WARNING, f"it closes idle connections {when}: now and then a request meets one that closes", fix
     else:
         held = "longer than was watched" if math.isinf(seen.keep_alive) else f"{seen.keep_alive:.1f} s"
         yield Level.OK, f"it keeps idle connections {held}", ""
 
 
-def _tokenize(seen: Seen) -> Said:
+def _tokenize(seen: PodReport) -> Results:
     if seen.tokenize is None:
         yield Level.NOTE, "it has no /tokenize: exact placement needs token-producer with local", ""
     elif seen.tokenize > SLOW_TOKENIZE:
@@ -244,7 +244,7 @@ def _tokenize(seen: Seen) -> Said:
         yield Level.OK, f"/tokenize takes {seen.tokenize * 1e3:.1f} ms for a thousand tokens", ""
 
 
-_CHECKS: dict[str, Callable[[Seen], Said]] = {
+_CHECKS: dict[str, Callable[[PodReport], Results]] = {
     "health": _health,
     "engine": _engine,
     "metrics": _metrics,
@@ -285,12 +285,12 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """A prompt that nobody sent before was sent twice."""
+    """Result of sending a new prompt twice."""
 
     refused: str = ""
-    """Why the pod did not answer; then the rest says nothing."""
-    told: int | None = None
-    """Cached tokens in the answer to the second; None if it does not say."""
+    """Reason for the failure; then the rest is empty."""
+    reported: int | None = None
+    """Cached tokens in the response to the second; None if it does not report them."""
     counted: float = 0.0
     """Tokens by which the pod's own counter of hits grew."""
     prompt_tokens: int = 0
@@ -306,7 +306,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Where KV events are published; `speaks` if somebody there speaks ZMTP."""
+    """Where KV events are published; `speaks`: the port speaks ZMTP."""
 
     host: str
     port: int
@@ -314,23 +314,23 @@ class Events:
     announced: bool = False
     """By /kv_event_sources; else the port is a guess."""
     replay: bool | None = None
-    """Whether missed events can be had again; None if it is not announced."""
+    """Whether missed events can be replayed; None if no replay port is announced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How KV caches are handed over: `connector` as kvlane calls it, `role` prefill, decode or empty."""
+    """P/D transfer: `connector` as kvlane calls it, `role` prefill, decode or empty."""
 
     connector: str = ""
     role: str = ""
     unknown: str = ""
     """The engine's own name of a connector that kvlane does not know."""
     host: str = ""
-    """Where other pods are told to fetch."""
+    """Host that other pods fetch from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PodReport:
     url: str
     unreachable: str = ""
     """Why; then nothing else was seen."""
@@ -358,8 +358,8 @@ class Seen:
         return self.exposition.engine if self.exposition else ""
 
 
-def recommended(pods: Sequence[Seen]) -> dict[str, Any]:
-    """Of those that answered, as YAML has it: defaults are left out."""
+def recommended(pods: Sequence[PodReport]) -> dict[str, Any]:
+    """Return a configuration for the reachable pods, without defaults."""
     pods = [pod for pod in pods if not pod.unreachable]
     exact = _can_be_exact(pods)
     found: dict[str, Any] = {"pods": {"static": [_pod(pod, exact) for pod in pods]}}
@@ -375,7 +375,7 @@ def recommended(pods: Sequence[Seen]) -> dict[str, Any]:
     return found
 
 
-def _pod(seen: Seen, exact: bool) -> dict[str, Any]:
+def _pod(seen: PodReport, exact: bool) -> dict[str, Any]:
     pod: dict[str, Any] = {"url": seen.url}
     if seen.engine not in ("", DEFAULT_ENGINE):
         pod["engine"] = seen.engine
@@ -386,7 +386,7 @@ def _pod(seen: Seen, exact: bool) -> dict[str, Any]:
     return pod
 
 
-def _can_be_exact(pods: Sequence[Seen]) -> bool:
+def _can_be_exact(pods: Sequence[PodReport]) -> bool:
     return bool(pods) and all(
         pod.engine == DEFAULT_ENGINE and pod.events and pod.events.speaks and pod.tokenize is not None for pod in pods
     )

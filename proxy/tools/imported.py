@@ -46,7 +46,7 @@ class Imported:
         place[key] = value
 
     def pod(self, url: str, **more: Any) -> Section:
-        """A static pod; the one there is if the URL is known. Raises ValueError for a URL that is none."""
+        """Return the static pod of this URL, new or known. Raise ValueError for an invalid URL."""
         url = url.rstrip("/").removesuffix("/v1")
         url = url if "://" in url else f"http://{url}"
         pods: list[Section] = self.settings.setdefault("pods", {}).setdefault("static", [])
@@ -165,8 +165,8 @@ Found = dict[str, list[list[str]]]
 
 
 def read_flags(words: Sequence[str], arities: Mapping[str, int]) -> tuple[Found, Found]:
-    """Flags that are known, and those that are not, with the words that seem to be theirs. The words before the first
-    flag are the program's name. Raises Unreadable."""
+    """Return known and unknown flags with their words. The words before the first flag are the program's name. Raise
+    Unreadable."""
     found: Found = {}
     unknown: Found = {}
     rest = list(words)
@@ -179,12 +179,12 @@ def read_flags(words: Sequence[str], arities: Mapping[str, int]) -> tuple[Found,
         if not flag.startswith("--"):
             raise Unreadable(f"'{flag}' belongs to no flag")
         arity = arities.get(flag)
-        taken = [value] if equals else _take_words(rest, MANY if arity is None else arity, flag)
+        taken = [value] if equals else _pop_words(rest, MANY if arity is None else arity, flag)
         (unknown if arity is None else found).setdefault(flag, []).append(taken)
     return found, unknown
 
 
-def _take_words(rest: list[str], arity: int, flag: str) -> list[str]:
+def _pop_words(rest: list[str], arity: int, flag: str) -> list[str]:
     taken: list[str] = []
     while rest and (arity == MANY or len(taken) < arity) and not rest[0].startswith("--"):
         taken.append(rest.pop(0))

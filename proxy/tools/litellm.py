@@ -31,8 +31,8 @@ _OF_SETTINGS = {
     "success_callback": "there are no callbacks: see /metrics and the access log",
     "failure_callback": "there are no callbacks: see /metrics and the access log",
     "callbacks": "there are no callbacks: see /metrics and the access log",
-    "cache": "answers are not cached; prefixes are, by the pods",
-    "cache_params": "answers are not cached; prefixes are, by the pods",
+    "cache": "responses are not cached; pods cache prefixes",
+    "cache_params": "responses are not cached; pods cache prefixes",
     "context_window_fallbacks": "models.fallbacks are for models without room, not for prompts that are too long",
     "content_policy_fallbacks": "models.fallbacks are for models without room",
     "drop_params": "requests go up as they come",
@@ -58,7 +58,7 @@ class _Deployment:
 
 
 def litellm(path: Path) -> Imported:
-    """Raises Unreadable, and ValueError for a value that is none."""
+    """Raises Unreadable, and ValueError for an invalid value."""
     data = read(path)
     if not isinstance(data, Mapping) or not isinstance(data.get("model_list"), list):
         raise Unreadable(f"{path} has no model_list")

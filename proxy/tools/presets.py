@@ -13,7 +13,7 @@ LISTENS = 5557
 
 
 def picked_by(picker: str) -> Section:
-    """Whoever is next, whatever load and cache are."""
+    """Return a section with this picker and no scorers."""
     return {"plugins": [{"type": picker}], "schedulingProfiles": [_profile("default", {picker: None})]}
 
 
@@ -56,7 +56,7 @@ def disaggregated(decider: str) -> Section:
 
 
 def decider(needs_pair: bool) -> str:
-    """Where no pod serves a request alone, every prompt is handed over; else where that is predicted to be faster."""
+    """Return the decider: always transfer where no pod serves alone, else where that is predicted to be faster."""
     return "always-disagg-pd-decider" if needs_pair else "predicted-latency-pd-decider"
 
 

@@ -25,7 +25,7 @@ from proxy.fleet.scrape import parse_models, parse_ranks
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.telemetry.exposition import SampleReader, Samples, ScrapeError
-from proxy.tools.findings import CACHE, Caching, Events, Exposition, Ranks, Seen, Transfer
+from proxy.tools.findings import CACHE, Caching, Events, Exposition, PodReport, Ranks, Transfer
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ DATE_RESOLUTION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How pods are looked at; `sends` is whether they get requests that make them work."""
+class ProbeOptions:
+    """Options of `kvlane doctor`. `sends`: send requests that make the pods work."""
 
     api_key: str = ""
     timeout: float = 10.0
@@ -49,54 +49,54 @@ class Manner:
     """Seconds in which a pod notices that a client has left, and its counters that it has worked."""
 
 
-async def look_at(urls: Sequence[str], manner: Manner, clock: Clock, random: Random) -> list[Seen]:
-    """All at once, in their order."""
+async def probe_pods(urls: Sequence[str], manner: ProbeOptions, clock: Clock, random: Random) -> list[PodReport]:
+    """Return the reports of all pods, probed concurrently."""
     async with outbound.session(manner.timeout) as session:
-        pods = [Asking(url.rstrip("/"), session, manner.api_key, clock) for url in urls]
-        return await asyncio.gather(*(_look(pod, manner, random) for pod in pods))
+        pods = [PodClient(url.rstrip("/"), session, manner.api_key, clock) for url in urls]
+        return await asyncio.gather(*(_probe(pod, manner, random) for pod in pods))
 
 
-async def _look(pod: Asking, manner: Manner, random: Random) -> Seen:
+async def _probe(pod: PodClient, manner: ProbeOptions, random: Random) -> PodReport:
     try:
         health = await pod.get("/health")
     except outbound.FAILURES as error:
-        return Seen(pod.url, unreachable=cause(error))
-    asked = _ask(pod, health, manner, random)
-    said, kept = await asyncio.gather(asked, idle_seconds(pod.url, manner.idle, pod.clock))
-    return replace(said, keep_alive=kept)
+        return PodReport(pod.url, unreachable=cause(error))
+    observed = _observe(pod, health, manner, random)
+    report, kept = await asyncio.gather(observed, idle_seconds(pod.url, manner.idle, pod.clock))
+    return replace(report, keep_alive=kept)
 
 
-async def _ask(pod: Asking, health: Answer, manner: Manner, random: Random) -> Seen:
-    """One after the other, so that no trial is in another's way."""
-    seen = Seen(pod.url, health=health.status, skew=_skew(health, pod.clock))
-    version = await _unless_it_fails(pod.get("/version"))
+async def _observe(pod: PodClient, health: Reply, manner: ProbeOptions, random: Random) -> PodReport:
+    """Observe a pod step by step, so that trials do not disturb each other."""
+    seen = PodReport(pod.url, health=health.status, skew=_skew(health, pod.clock))
+    version = await _or_none(pod.get("/version"))
     seen = replace(seen, version=str(version.json.get("version") or "") if version else "", **await _models(pod))
-    answer = await _unless_it_fails(pod.get("/metrics"))
-    if answer is not None and answer.ok and (found := read_exposition(answer.body, answer.seconds)):
+    metrics = await _or_none(pod.get("/metrics"))
+    if metrics is not None and metrics.ok and (found := read_exposition(metrics.body, metrics.seconds)):
         says = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
         seen = replace(seen, exposition=found, says_caching=says)
     seen = replace(
         seen,
-        events=await _unless_it_fails(_events(pod, manner)),
-        tokenize=await _unless_it_fails(try_tokenize(pod, seen)),
+        events=await _or_none(_events(pod, manner)),
+        tokenize=await _or_none(try_tokenize(pod, seen)),
     )
     return await _try(pod, seen, manner.settle, random) if manner.sends else seen
 
 
-async def _try(pod: Asking, seen: Seen, settle: float, random: Random) -> Seen:
-    seen = replace(seen, caching=await _unless_it_fails(try_caching(pod, seen, settle, random)))
+async def _try(pod: PodClient, seen: PodReport, settle: float, random: Random) -> PodReport:
+    seen = replace(seen, caching=await _or_none(try_caching(pod, seen, settle, random)))
     if seen.exposition is not None and len(seen.exposition.ranks) > 1:
-        seen = replace(seen, ranks=await _unless_it_fails(try_ranks(pod, seen, settle)))
-    if found := await _unless_it_fails(read_transfer(pod, seen)):
+        seen = replace(seen, ranks=await _or_none(try_ranks(pod, seen, settle)))
+    if found := await _or_none(read_transfer(pod, seen)):
         seen = replace(seen, transfer=found)
-    return replace(seen, abort=await _unless_it_fails(try_abort(pod, seen, settle)))
+    return replace(seen, abort=await _or_none(try_abort(pod, seen, settle)))
 
 
-async def _models(pod: Asking) -> Mapping[str, Any]:
-    """Those that are no adapters."""
-    answer = await _unless_it_fails(pod.get("/v1/models"))
+async def _models(pod: PodClient) -> Mapping[str, Any]:
+    """Return the models without adapters."""
+    listed = await _or_none(pod.get("/v1/models"))
     try:
-        cards = parse_models(answer.body) if answer is not None and answer.ok else ()
+        cards = parse_models(listed.body) if listed is not None and listed.ok else ()
     except ScrapeError:
         cards = ()
     own = [card for card in cards if not card.get("parent")]
@@ -104,7 +104,7 @@ async def _models(pod: Asking) -> Mapping[str, Any]:
     return {"models": tuple(card["id"] for card in own), "max_model_len": length}
 
 
-async def _events(pod: Asking, manner: Manner) -> Events:
+async def _events(pod: PodClient, manner: ProbeOptions) -> Events:
     host = urlsplit(pod.url).hostname or ""
     sources = (await pod.get("/kv_event_sources")).json
     first: Mapping[str, Any] = sources["0"] if isinstance(sources.get("0"), dict) else {}
@@ -120,28 +120,28 @@ async def _events(pod: Asking, manner: Manner) -> Events:
 
 
 def _port(endpoint: Any) -> int:
-    """0 if there is none."""
+    """Return the port; 0 without one."""
     tail = str(endpoint or "").rpartition(":")[2]
     return int(tail) if tail.isdecimal() else 0
 
 
-def _skew(answer: Answer, clock: Clock) -> float | None:
+def _skew(reply: Reply, clock: Clock) -> float | None:
     try:
-        told = parsedate_to_datetime(answer.headers["date"]).timestamp()
+        date = parsedate_to_datetime(reply.headers["date"]).timestamp()
     except (KeyError, ValueError):
         return None
-    return told + DATE_RESOLUTION - (clock.wall() - answer.seconds / 2)
+    return date + DATE_RESOLUTION - (clock.wall() - reply.seconds / 2)
 
 
-async def _unless_it_fails(asked: Awaitable[T]) -> T | None:
+async def _or_none(request: Awaitable[T]) -> T | None:
     try:
-        return await asked
+        return await request
     except outbound.FAILURES:
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     status: int
     body: bytes
     headers: Mapping[str, str]
@@ -161,7 +161,7 @@ class Answer:
         return found if isinstance(found, dict) else {}
 
 
-class Asking:
+class PodClient:
     """Raises aiohttp.ClientError and TimeoutError, as aiohttp does."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, api_key: str, clock: Clock) -> None:
@@ -170,29 +170,29 @@ class Asking:
         self._session = session
         self._headers = outbound.bearer(api_key)
 
-    async def get(self, path: str) -> Answer:
-        return await self._ask("GET", path, None)
+    async def get(self, path: str) -> Reply:
+        return await self._observe("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
-        return await self._ask("POST", path, body, headers)
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+        return await self._observe("POST", path, body, headers)
 
-    async def begin(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
-        """An answer that is not read yet; the caller closes it."""
+    async def stream(self, path: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        """Send a request and return the unread response, which the caller closes."""
         return await self._session.post(self.url + path, json=body, headers=self._headers)
 
-    async def _ask(
+    async def _observe(
         self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> Reply:
         begun = self.clock.now()
         status, read, received = await outbound.send(
             self._session, method, self.url + path, json=body, headers={**self._headers, **(headers or {})}
         )
-        return Answer(status, read, received, self.clock.now() - begun)
+        return Reply(status, read, received, self.clock.now() - begun)
 
 
 COMPLETIONS = "/v1/completions"
 LONG = 4096
-"""Tokens of an answer that nobody waits for."""
+"""Tokens of a response that is aborted."""
 ENGINE_CONNECTORS = {
     "NixlConnector": "nixl",
     "NixlPullConnector": "nixl",
@@ -207,28 +207,28 @@ _CONNECTOR_NAME = re.compile(rb"kv_connector\W{1,6}(\w+)")
 _ROLE = re.compile(rb"kv_role\W{1,6}(kv_\w+)")
 
 
-async def try_caching(pod: Asking, seen: Seen, settle: float, random: Random) -> Caching:
+async def try_caching(pod: PodClient, seen: PodReport, settle: float, random: Random) -> Caching:
     """Whether the second of two equal prompts is cheaper; with data-parallel ranks, a further one for each of them: two
-    come to the same rank then, whoever chooses it."""
+    come to the same rank then, whichever client chooses it."""
     block = seen.exposition.metrics.block_size if seen.exposition else 0
     nonce = f"{random.random():.15f}"
     body = _body(seen, f"{nonce} " + "the sea " * 2 * max(block, 16), max_tokens=1)
     found = Caching()
     for times in range(1 + max(1, len(seen.exposition.ranks) if seen.exposition else 1)):
-        answer = await pod.post(COMPLETIONS, body)
-        if not answer.ok:
-            return Caching(refused=f"{COMPLETIONS} answers {answer.status}")
-        usage = answer.json.get("usage") or {}
+        reply = await pod.post(COMPLETIONS, body)
+        if not reply.ok:
+            return Caching(refused=f"{COMPLETIONS} returns {reply.status}")
+        usage = reply.json.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
-        found = Caching(told=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
+        found = Caching(reported=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
         if times == 0:
             before = await _hits(pod)
-        elif found.told:
+        elif found.reported:
             break
-    if found.told is not None:
+    if found.reported is not None:
         return found
     if seen.exposition is None:
-        return Caching(refused="neither answers nor metrics say what was cached")
+        return Caching(refused="neither responses nor metrics report cached tokens")
     begun, counted = pod.clock.now(), 0.0
     while not counted and pod.clock.now() < begun + settle:
         counted = await _hits(pod) - before
@@ -236,7 +236,7 @@ async def try_caching(pod: Asking, seen: Seen, settle: float, random: Random) ->
     return replace(found, counted=counted)
 
 
-async def try_ranks(pod: Asking, seen: Seen, settle: float) -> Ranks:
+async def try_ranks(pod: PodClient, seen: PodReport, settle: float) -> Ranks:
     """Send as many requests as there are data-parallel ranks to the last one, and see which counters grow."""
     before = await _prompt_tokens(pod)
     last = len(before) - 1
@@ -251,27 +251,27 @@ async def try_ranks(pod: Asking, seen: Seen, settle: float) -> Ranks:
     return Ranks(grown[last], sum(grown[:last]))
 
 
-async def _prompt_tokens(pod: Asking) -> list[float]:
+async def _prompt_tokens(pod: PodClient) -> list[float]:
     found = read_exposition((await pod.get("/metrics")).body)
     return [rank.prompt_tokens for rank in found.ranks] if found else []
 
 
-async def try_tokenize(pod: Asking, seen: Seen) -> float | None:
-    """Seconds that /tokenize takes for about a thousand tokens; None if there is none."""
+async def try_tokenize(pod: PodClient, seen: PodReport) -> float | None:
+    """Return the seconds that /tokenize takes for about a thousand tokens; None if it does not exist."""
     body = {"prompt": "the sea " * 500} | ({"model": seen.models[0]} if seen.models else {})
-    answers = [await pod.post("/tokenize", body) for _ in range(5)]
-    return median(answer.seconds for answer in answers) if all(answer.ok for answer in answers) else None
+    replies = [await pod.post("/tokenize", body) for _ in range(5)]
+    return median(reply.seconds for reply in replies) if all(reply.ok for reply in replies) else None
 
 
-async def read_transfer(pod: Asking, seen: Seen) -> Transfer:
+async def read_transfer(pod: PodClient, seen: PodReport) -> Transfer:
     """What the engine says of its configuration, where it says so, or its series; of NIXL also what a prompt leaves for
     another pod. Others are not sent one: some connectors end the engine over a field that they miss."""
     if seen.engine == "sglang":
-        told = (await pod.get("/get_server_info")).json
-        mode = str(told.get("disaggregation_mode") or "")
+        info = (await pod.get("/get_server_info")).json
+        mode = str(info.get("disaggregation_mode") or "")
         return Transfer("sglang", mode) if mode in ("prefill", "decode") else Transfer()
-    told_body = (await pod.get("/server_info")).body
-    name, role = _CONNECTOR_NAME.search(told_body), _ROLE.search(told_body)
+    server_info = (await pod.get("/server_info")).body
+    name, role = _CONNECTOR_NAME.search(server_info), _ROLE.search(server_info)
     found = Transfer(seen.exposition.connector if seen.exposition else "")
     if name and name[1] != b"None":
         engines = name[1].decode()
@@ -289,10 +289,10 @@ async def read_transfer(pod: Asking, seen: Seen) -> Transfer:
     return replace(found, host=str(params.get("remote_host") or ""))
 
 
-async def try_abort(pod: Asking, seen: Seen, settle: float) -> float | None:
+async def try_abort(pod: PodClient, seen: PodReport, settle: float) -> float | None:
     """Seconds from leaving a stream to its end on the pod; None if that cannot be seen, as where others run."""
     length = min(LONG, (seen.max_model_len or LONG) - 64)
-    response = await pod.begin(
+    response = await pod.stream(
         COMPLETIONS, _body(seen, "the sea", max_tokens=max(length, 1), stream=True, ignore_eos=True)
     )
     try:
@@ -310,17 +310,17 @@ async def try_abort(pod: Asking, seen: Seen, settle: float) -> float | None:
     return math.inf if running == 1 else None
 
 
-def _body(seen: Seen, prompt: str, **more: Any) -> dict[str, Any]:
+def _body(seen: PodReport, prompt: str, **more: Any) -> dict[str, Any]:
     model = {"model": seen.models[0]} if seen.models else {}
     return {**model, "prompt": prompt, "temperature": 0, **more}
 
 
-async def _hits(pod: Asking) -> float:
+async def _hits(pod: PodClient) -> float:
     found = read_exposition((await pod.get("/metrics")).body)
     return found.metrics.prefix_hits if found else 0.0
 
 
-async def _running(pod: Asking) -> int:
+async def _running(pod: PodClient) -> int:
     found = read_exposition((await pod.get("/metrics")).body)
     return int(found.metrics.running + found.metrics.waiting) if found else 0
 
@@ -331,7 +331,7 @@ ZMTP = b"\xff", b"\x7f"
 
 async def idle_seconds(url: str, patience: float, clock: Clock) -> float | None:
     """Seconds until an idle connection is closed; infinite if that takes longer than `patience`, 0 if it is closed
-    after the answer, None if there is no answer."""
+    after the response, None without a response."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)

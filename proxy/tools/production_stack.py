@@ -24,9 +24,9 @@ _NEEDLESS = {
     "log_stats": "all figures are at /metrics",
     "log_stats_interval": "all figures are at /metrics",
     "request_rewriter": "requests go up as they come",
-    "lmcache_controller_port": "caches are known from KV events or answers, not from a controller",
-    "lmcache_health_check_interval": "caches are known from KV events or answers, not from a controller",
-    "lmcache_worker_timeout": "caches are known from KV events or answers, not from a controller",
+    "lmcache_controller_port": "caches are known from KV events or responses, not from a controller",
+    "lmcache_health_check_interval": "caches are known from KV events or responses, not from a controller",
+    "lmcache_worker_timeout": "caches are known from KV events or responses, not from a controller",
     "kv_aware_threshold": "what a cached prefix saves is weighed against load",
     "prefix_min_match_length": "what a cached prefix saves is weighed against load",
 }
@@ -76,7 +76,7 @@ _KNOWN = (*_SET, *_NEEDLESS, *_MISSING, *_READ_HERE)
 
 def production_stack(words: Sequence[str]) -> Imported:
     """A command line, or the file of a dynamic configuration alone. What the command line says wins over the file that
-    it names. Raises Unreadable, and ValueError for a value that is none."""
+    it names. Raises Unreadable, and ValueError for an invalid value."""
     if len(words) == 1 and not words[0].startswith("--"):
         return imported(_dynamic(Path(words[0])))
     arities = {f"--{key.replace('_', '-')}": 0 if key in _SWITCHES else 1 for key in _KNOWN}

@@ -21,7 +21,7 @@ _CONNECTORS = {"nixl": "nixl", "mooncake": "mooncake"}
 
 
 def vllm_router(words: Sequence[str]) -> Imported:
-    """Raises Unreadable, and ValueError for a value that is none."""
+    """Raises Unreadable, and ValueError for an invalid value."""
     return _router(Imported("vllm-router"), words)
 
 
@@ -69,7 +69,7 @@ def _one(imported: Imported, flag: str, values: list[str]) -> None:
 
 
 def _concurrent(imported: Imported, text: str) -> None:
-    """There a token bucket, here a cap; a negative one is none."""
+    """Import a token bucket as a cap; a negative value is no cap."""
     try:
         count = int(text)
     except ValueError:
@@ -145,13 +145,13 @@ def _placement(imported: Imported, found: Found, engine: str) -> None:
     elif policy in _HEADERS or policy == "sticky_least_loaded":
         header = _HEADERS.get(policy, "x-session-id")
         imported.put("scheduling", presets.session(header))
-        imported.note(f"{what}: sessions are told by the header {header} alone, and leave a pod that is far behind")
+        imported.note(f"{what}: the header {header} names the session; sessions leave a pod that is far behind")
     elif policy == "kv_aware":
         imported.put("scheduling", presets.exact())
         imported.note("install kvlane[precise]: placement follows KV events")
         _event_ports(imported, found)
     elif policy == "cache_aware":
-        imported.needs_no(what, "cached prefixes and load are what placement goes by unless it is told otherwise")
+        imported.needs_no(what, "placement considers cached prefixes and load by default")
     else:
         imported.lacks(what, "placement is by predicted time instead, cached prefixes included")
 
@@ -229,11 +229,11 @@ NEEDLESS: Mapping[str, tuple[int, str]] = {
     "--vllm-pd-disaggregation": (0, "roles of pods say it"),
     "--pd-disaggregation": (0, "roles of pods say it"),
     "--dp-aware": (0, "data-parallel ranks are found in the metrics of pods; dataParallel.size declares them"),
-    "--enable-igw": (0, "pods are asked for their models, and requests go to those that have theirs"),
+    "--enable-igw": (0, "models are read from the pods, and requests go to pods with their model"),
     "--kv-event-block-size": (1, "pods say it themselves"),
     "--cb-success-threshold": (
         1,
-        "one good answer closes a breaker; the pod's share then grows over breaker.slowStart",
+        "one good response closes a breaker; the pod's share then grows over breaker.slowStart",
     ),
     "--model-path": (1, "prompts are tokenised where plugins ask for it: see token-producer"),
     "--tokenizer-path": (1, "prompts are tokenised where plugins ask for it: see token-producer"),

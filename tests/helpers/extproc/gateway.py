@@ -61,10 +61,10 @@ def with_subset(addresses: Sequence[str]) -> Edit:
     """Requests may go to these pods only."""
 
     def edit(config: dict[str, Any]) -> None:
-        told = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET_KEY: list(addresses)}}
+        deliver = {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET_KEY: list(addresses)}}
         kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
         filters = _manager(config)["http_filters"]
-        filters.insert(0, {"name": "subset", "typed_config": {"@type": kind, "metadata": [told]}})
+        filters.insert(0, {"name": "subset", "typed_config": {"@type": kind, "metadata": [deliver]}})
 
     return edit
 

@@ -11,12 +11,12 @@ from random import Random
 from typing import Any
 
 from aiohttp import web
+from proxy.core.clock import SystemClock
 
-from proxy.core.ports import SystemClock
-from proxy.tools.findings import Finding, Level, Seen, of_pod
-from proxy.tools.probe import Manner, look_at
+from proxy.tools.findings import Finding, Level, PodReport, of_pod
+from proxy.tools.probe import ProbeOptions, probe_pods
 
-MANNER = Manner(timeout=2.0, idle=0.3, settle=0.4)
+MANNER = ProbeOptions(timeout=2.0, idle=0.3, settle=0.4)
 METRICS = """\
 vllm:num_requests_running{{model_name="m"}} {running}
 vllm:num_requests_waiting{{model_name="m"}} 0
@@ -112,15 +112,15 @@ async def serving(pod: FakePod) -> AsyncIterator[FakePod]:
         await runner.cleanup()
 
 
-async def seen(url: str, manner: Manner = MANNER) -> Seen:
-    [found] = await look_at([url], manner, SystemClock(), Random(1))
+async def seen(url: str, manner: ProbeOptions = MANNER) -> PodReport:
+    [found] = await probe_pods([url], manner, SystemClock(), Random(1))
     return found
 
 
-def of(found: Seen, check: str) -> Finding:
+def of(found: PodReport, check: str) -> Finding:
     """The first of its findings of this check."""
     return next(finding for finding in of_pod(found) if finding.check == check)
 
 
-def bad(found: Seen) -> set[tuple[str, Level]]:
+def bad(found: PodReport) -> set[tuple[str, Level]]:
     return {(finding.check, finding.level) for finding in of_pod(found) if finding.is_bad}

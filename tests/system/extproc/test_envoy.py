@@ -147,15 +147,15 @@ async def test_an_alias_is_rewritten_on_the_way_there_and_back(tmp_path: Path, e
     async with through_envoy(tmp_path, settings={"models": {"aliases": {"nice": "sim"}}}, edit=edited(edit)) as s:
         response, answer = await s.chat(model="nice")
         assert (response.status, answer["model"]) == (200, "nice")
-        _, told = await events(s, asking("Hi", model="nice"))
-        assert {event["model"] for event in told} == {"nice"}
+        _, deliver = await events(s, asking("Hi", model="nice"))
+        assert {event["model"] for event in deliver} == {"nice"}
         assert {record.model for pod in s.pods for record in pod.requests} == {"sim"}
 
 
 async def test_usage_that_only_kvlane_has_asked_for_is_taken_out_again(tmp_path: Path) -> None:
     async with through_envoy(tmp_path, settings={"telemetry": {"accessLog": False, "askForUsage": True}}) as s:
-        _, told = await events(s, asking("Hi", max_tokens=5))
-        assert all(not event.get("usage") and event["choices"] for event in told)
+        _, deliver = await events(s, asking("Hi", max_tokens=5))
+        assert all(not event.get("usage") and event["choices"] for event in deliver)
         await over(s)
         assert await s.sample('kvlane_completion_tokens_total{model="sim"}') == 5.0
 
@@ -319,7 +319,7 @@ async def test_a_kvlane_that_is_gone_costs_no_request_where_there_is_another(tmp
 
 
 def test_a_kvlane_that_stops_is_noticed_in_the_first_minute_of_envoy_too() -> None:
-    """Before that it checks once a minute, unless told otherwise."""
+    """Before that it checks once a minute, unless deliver otherwise."""
     config = yaml.safe_load((FOLDER / "envoy.yaml").read_text())
     (check,) = config["static_resources"]["clusters"][1]["health_checks"]
     assert check["no_traffic_interval"] == check["interval"]

@@ -53,7 +53,7 @@ async def host(**sections: Any) -> AsyncIterator[Host]:
 
 
 async def asks(one: Talk, model: str = "sim") -> Mapping[str, str]:
-    """What the gateway is told to set."""
+    """What the gateway is deliver to set."""
     await one.head()
     await one.say(request_body={"body": orjson.dumps({**question("Hi"), "model": model}), "end_of_stream": True})
     reply = await one.hear()
@@ -64,9 +64,9 @@ async def worker_of(it: Host) -> str:
     """Of one that got a new connection: ids of requests begin with what is its own."""
     async with it.channel() as channel:
         one = talk(channel)
-        told = await asks(one)
+        deliver = await asks(one)
         await one.end()
-        return told["x-request-id"][:16]
+        return deliver["x-request-id"][:16]
 
 
 async def test_all_workers_answer_at_one_port() -> None:

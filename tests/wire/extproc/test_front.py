@@ -1,4 +1,4 @@
-"""What gateways connect to: told to go between two frames, and served until they have gone."""
+"""What gateways connect to: asked to leave between two frames, and served until they have gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from proxy.extproc.messages import GO_AWAY, Frames
-from proxy.extproc.server import LOOK, Front
+from proxy.extproc.server import CHECK_INTERVAL, Front
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.extproc.test_protocol import BODY, gateway, set_by, talk
 
@@ -89,10 +89,10 @@ async def test_who_is_in_the_middle_of_a_frame_is_told_at_its_end(tmp_path: Path
         assert await reader.readexactly(begin) == stream[:begin]
         leaving = asyncio.ensure_future(one.leave(20.0, lambda: True))
         within = await inside.get()
-        await asyncio.sleep(3 * LOOK)
+        await asyncio.sleep(3 * CHECK_INTERVAL)
         within.write(stream[begin:])
-        told = stream[begin : BETWEEN[2]] + GO_AWAY + stream[BETWEEN[2] :]
-        assert await reader.readexactly(len(told)) == told
+        sent = stream[begin : BETWEEN[2]] + GO_AWAY + stream[BETWEEN[2] :]
+        assert await reader.readexactly(len(sent)) == sent
         assert not leaving.done(), "it is served until it goes"
         writer.close()
         async with asyncio.timeout(PATIENCE):

@@ -1,4 +1,4 @@
-"""The port for gateways, spoken to message by message: what an Envoy may be configured to say, and what it is told."""
+"""The port for gateways, spoken to message by message: what an Envoy may be configured to send, and the replies."""
 
 from __future__ import annotations
 
@@ -234,8 +234,8 @@ async def test_a_pod_that_needs_a_key_gets_it_and_what_lies_under_a_path_is_foun
         one = talk(channel)
         await one.head(more={"authorization": "Bearer of-the-client"})
         await one.say(request_body={"body": BODY, "end_of_stream": True})
-        told = set_by((await one.hear()).request_headers.response.header_mutation)
-        assert (told["authorization"], told[":path"]) == ("Bearer sk-pod", "/engine/v1/chat/completions")
+        sent = set_by((await one.hear()).request_headers.response.header_mutation)
+        assert (sent["authorization"], sent[":path"]) == ("Bearer sk-pod", "/engine/v1/chat/completions")
 
 
 async def test_a_request_that_gets_no_answer_in_its_time_is_refused() -> None:
@@ -311,13 +311,13 @@ async def test_a_rank_is_named_in_a_header_and_its_pod_as_the_destination() -> N
         one = talk(channel)
         await one.head(more={"x-data-parallel-rank": "9"})
         await one.say(request_body={"body": BODY, "end_of_stream": True})
-        told = set_by((await one.hear()).request_headers.response.header_mutation)
+        sent = set_by((await one.hear()).request_headers.response.header_mutation)
         named = [
             s.app.fleet.get(f"pod-{index}")
             for index, pod in enumerate(s.pods)
-            if pod.url.endswith(told[DESTINATION].split(",")[0])
+            if pod.url.endswith(sent[DESTINATION].split(",")[0])
         ]
         assert len(named) == 1
-        assert int(told["x-data-parallel-rank"]) < len(named[0].ranks)  # type: ignore[union-attr]
-        addresses = told[DESTINATION].split(",")
+        assert int(sent["x-data-parallel-rank"]) < len(named[0].ranks)  # type: ignore[union-attr]
+        addresses = sent[DESTINATION].split(",")
         assert len(set(addresses)) == len(addresses), "a fallback is another pod with a rank of this number"

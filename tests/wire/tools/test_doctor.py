@@ -21,19 +21,19 @@ from proxy.core.endpoint import Metrics
 from proxy.core.ports import SystemClock
 from proxy.lab.sim import SimConfig, SimPod
 from proxy.settings import from_mapping
-from proxy.tools.findings import Caching, Events, Exposition, Level, Seen, Transfer, of_fleet, of_pod, recommended
-from proxy.tools.probe import idle_seconds, look_at, read_exposition
+from proxy.tools.findings import Caching, Events, Exposition, Level, PodReport, Transfer, of_fleet, of_pod, recommended
+from proxy.tools.probe import idle_seconds, probe_pods, read_exposition
 from tests.helpers.ports import free_port
 from tests.helpers.tools.pods import MANNER, FakePod, bad, of, seen, serving
 from tests.helpers.waiting import PATIENCE
 
-GOOD = Seen(
+GOOD = PodReport(
     "http://a:1",
     health=200,
     version="1",
     models=("m",),
     exposition=Exposition("vllm", Metrics(block_size=16, blocks=10), 1000, 0.01),
-    caching=Caching(told=64, prompt_tokens=70),
+    caching=Caching(reported=64, prompt_tokens=70),
     abort=0.04,
     skew=0.2,
     keep_alive=5.0,
@@ -47,7 +47,7 @@ async def test_simulated_pods_have_nothing_to_mend() -> None:
     assert bad(found) == set()
     assert (found.engine, found.models, found.version) == ("vllm", ("sim",), "0.32.0")
     assert found.caching is not None
-    assert found.caching.told == 64
+    assert found.caching.reported == 64
     assert found.abort is not None
     assert found.abort < 1
     assert of(found, "block-size").text.startswith("16 tokens a block, 8192 blocks")
@@ -126,7 +126,7 @@ async def test_a_pod_that_cannot_complete_is_said_to_be_not_tried() -> None:
     async with serving(FakePod(completes=False)) as pod:
         found = await seen(pod.url)
     assert bad(found) == set()
-    assert "/v1/completions answers 404" in of(found, "prefix-caching").text
+    assert "/v1/completions returns 404" in of(found, "prefix-caching").text
     assert of(found, "abort").level is Level.NOTE
 
 
@@ -137,7 +137,7 @@ async def test_a_request_that_others_run_beside_is_not_judged() -> None:
 
 async def test_a_pod_that_is_not_there_is_a_fault_and_hides_no_other() -> None:
     async with serving(FakePod()) as pod:
-        found = await look_at([f"http://127.0.0.1:{free_port()}", pod.url], MANNER, SystemClock(), Random(1))
+        found = await probe_pods([f"http://127.0.0.1:{free_port()}", pod.url], MANNER, SystemClock(), Random(1))
     assert [bad(one) for one in found] == [{("reachable", Level.FAULT)}, set()]
     assert [one["url"] for one in recommended(found)["pods"]["static"]] == [pod.url]
 
@@ -238,7 +238,7 @@ class TestTogether:
 
 class TestTheConfiguration:
     def test_of_plain_pods_is_their_list(self) -> None:
-        found = recommended([GOOD, Seen("http://b:1", unreachable="refused")])
+        found = recommended([GOOD, PodReport("http://b:1", unreachable="refused")])
         assert found == {"pods": {"static": [{"url": "http://a:1"}]}}
 
     def test_with_events_everywhere_is_exact(self) -> None:
