@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from aiohttp import web
-from proxy.core.clock import SystemClock
 
+from proxy.core.ports import SystemClock
 from proxy.tools.findings import Finding, Level, PodReport, of_pod
 from proxy.tools.probe import ProbeOptions, probe_pods
 
