@@ -1,4 +1,4 @@
-"""A prefix index that several processes keep alike."""
+"""A prefix index that several processes keep alike, and its compact encoding."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from proxy.prefix.hashing import DEPTHS, Chain
 from proxy.prefix.index import PrefixIndex
 
 NEAR = 3
-"""Segments before the end of a prompt at whose ends one is looked for that it goes on from."""
+"""Segments before the end of a prompt where `Journal.nearest` looks for a chain that it continues."""
 
 Key = tuple[int, int]
-"""The pod's number, and the last hash of a chain."""
+"""A pod's number, and the last hash of a chain."""
 
 
 class Journal:
-    """Packed chains. One that is confirmed again is moved to the end and not kept twice."""
+    """Chains that pods computed, in the order of their last confirmation, bounded in bytes: for processes that join."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._size = 0
         self._entries: dict[Key, bytes] = {}
         self.known: dict[Key, bytes] = {}
-        """Those of them that all processes were told of since `begin_anew`; to be looked at."""
+        """The chains that all processes have received since `begin_anew`. Read only."""
 
     def add(self, key: Key, chain: bytes, all_know: bool) -> None:
         self.add_all({key: chain}, all_know)
 
     def add_all(self, chains: dict[Key, bytes], all_know: bool) -> None:
-        """On the hot path, so nothing is done one by one."""
+        """Whole dictionaries at once: this runs for every batch."""
         entries = self._entries
         self._drop(entries.keys() & chains.keys())
         entries.update(chains)
@@ -54,8 +54,8 @@ class Journal:
         return self._entries.get(key)
 
     def nearest(self, pod: int, chain: Chain, length: int, at: int, way: Sequence[Holding]) -> bytes:
-        """What all processes know of a span whose first `at` hashes the pod has: `known` has the chain that ends there
-        if a turn goes on from another one; else one is looked for that ends where one of the last segments does."""
+        """Return the chain that all processes know and that this one continues, or b"". `known` has it at `at` if the
+        prompt is the next turn of a conversation; otherwise it may end where one of the last segments does."""
         end = length
         for holding in way[: -NEAR - 1 : -1]:
             end -= len(holding.segment.hashes)
@@ -66,18 +66,18 @@ class Journal:
         return b""
 
     def begin_anew(self) -> None:
-        """From now on nobody is taken to know anything that was told before."""
+        """From now on no process is assumed to know what was published before."""
         self.known.clear()
 
     def forget(self, pod: int) -> None:
         self._drop([key for key in self._entries if key[0] == pod])
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """A copy of the moment, in the order of their last confirmation."""
+        """Iterate over a copy, in the order of the last confirmation."""
         return iter([(pod, chain) for (pod, _), chain in self._entries.items()])
 
     def latest(self, most_bytes: int) -> list[tuple[int, bytes]]:
-        """As much of its end as fits."""
+        """Return the end of the journal, as much as fits."""
         found: list[tuple[int, bytes]] = []
         for (pod, _), chain in reversed(self._entries.items()):
             most_bytes -= len(chain)
@@ -91,8 +91,8 @@ class Journal:
         return self._size
 
     def _shrink(self) -> None:
-        """By a sixteenth more than it has to: a dictionary whose first entries go takes a while to find the next.
-        Others do so at other moments, so they are not taken to know what would go next."""
+        """Drop a sixteenth more than necessary: removing the first entry of a dictionary again and again is slow.
+        Other processes shrink at other moments, so they are not assumed to know the next sixteenth either."""
         part = self._most // 16
         left, oldest = self._size, list[Key]()
         for key, chain in self._entries.items():
@@ -112,18 +112,18 @@ class Journal:
 
 
 _HEAD = Struct("<IIIIII")
-"""Tag of the index, and how many there are: settled, reserved, pods, hashes, settled at last."""
+"""Tag of the index, and the lengths of the columns: settled, reserved, pods, hashes, settled last."""
 
 
 @dataclass(slots=True)
 class Moves:
-    """First some are settled that were reserved in earlier batches, then chains are reserved, then some of these are
-    settled. Lives for a batch.
+    """What a process did to its index while a batch was gathered: it settled reservations of earlier batches, reserved
+    chains, and settled some of these.
 
-    `settled` and `settled_last` are twice the number of a reservation, and 1 if the pod has computed it. Of each chain
-    that is reserved there are three numbers: twice that of the reservation, and 1 if it goes on from a chain that all
-    know, whose last hash is then the first of these; which of `pods` it is on; how many of `hashes`, which come in any
-    pieces. A pod is its number, and its capacity in blocks.
+    `settled` and `settled_last` hold twice the number of a reservation, plus 1 if the pod computed it. `reserved` holds
+    three numbers for each chain: twice the number of the reservation, plus 1 if it continues a chain that all processes
+    know, whose last hash is then its first one; the position of its pod in `pods`; the number of its `hashes`. A pod is
+    its number and its capacity in blocks.
     """
 
     settled: list[int] = field(default_factory=list)
@@ -173,7 +173,7 @@ def packed_moves(
     pods: Sequence[tuple[int, int]],
     last: Sequence[int],
 ) -> bytes:
-    """As `Moves` are, without making any: this is done for every batch."""
+    """Return the bytes of `Moves`, without making an object: this runs for every batch."""
     told = b"".join(hashes)
     head = _HEAD.pack(tag, len(settled), len(reserved), len(pods), len(told) >> 3, len(last))
     numbers = words([*settled, *reserved, *[capacity for _, capacity in pods], *last])
@@ -181,44 +181,42 @@ def packed_moves(
 
 
 JOURNAL_BYTES = 4 * 1024 * 1024
-"""Eight bytes are a hash: 130,000 tokens in blocks of 64 take 1.8 KB."""
+"""A hash takes eight bytes: 130,000 tokens in blocks of 64 take 16 KB."""
 
 ANEW = 60.0
-"""Seconds after which prompts are told as a whole again, for those who have lost the one that they go on from."""
+"""Seconds after which whole chains are published again, for processes that dropped what they continue."""
 
 PER_RECORD = 100
 
 Find = Callable[[int], Endpoint | None]
 
 Told = tuple[int, Key, bytes]
-"""What is said when a chain that was reserved has been computed: twice its number, and 1; where the journal will have
-it; and its hashes."""
+"""What settling a published reservation needs: twice its number plus 1, its key in the journal, and its hashes."""
 
 OfPeer = tuple[Reservation, Key, bytes]
 
 _FORGET = Struct("<IQ")
-"""Index, the pod's number."""
+"""Tag of the index, the pod's number."""
 
 _MEMORY = Struct("<IQQI")
-"""Index, the pod's number, capacity, and how many hashes of a chain follow."""
+"""Tag of the index, the pod's number and capacity, and the number of hashes, which follow."""
 
 _TAG = Struct("<I")
 _LARGEST = 0xFFFF0000
-"""From which on batches begin to count anew."""
+"""Numbers of reservations start again from here."""
 _NUMBER, _ENTRY = itemgetter(0), itemgetter(1, 2)
 
 
 def index_tag(name: str, block_tokens: int) -> int:
-    """What processes call an index that they share; an index of another configuration is not meant."""
+    """Return the name of an index in messages: the same in all processes that configure it alike."""
     return crc32(f"{block_tokens}:{name}".encode())
 
 
 class SharedIndex(PrefixIndex, Shared):
-    """`take_changes` gives what this process did to it, and `touch` is called when there is something; `take` does what
-    a peer did.
+    """A prefix index whose changes are published: `touch` is called when there are some, `take_changes` returns them.
 
-    Reservations of a peer are numbered by the peer, chain by chain. They pin here what they pin there, until they are
-    settled, or the peer is gone.
+    A peer numbers its reservations, chain by chain. They pin here what they pin there, until they are settled or the
+    peer is gone.
     """
 
     kinds = (Kind.MOVES, Kind.FORGET, Kind.MEMORY)
@@ -233,8 +231,7 @@ class SharedIndex(PrefixIndex, Shared):
         find: Find,
         flush: Callable[[], None] | None = None,
     ) -> None:
-        """`find` gives the living pod of a number. `flush` is called instead of `touch` where what there is to say must
-        not wait."""
+        """`find` returns the pod of a number. `flush` is called instead of `touch` for what must not wait."""
         super().__init__(clock, max_bytes=max_bytes)
         self._tag = tag
         self._touch = touch
@@ -244,7 +241,7 @@ class SharedIndex(PrefixIndex, Shared):
         self._fresh: list[Reservation] = []
         self._computed: list[Reservation] = []
         self._dropped: list[Reservation] = []
-        """Nobody was told of these: that they began; that they ended, and how."""
+        """Reservations that began, and that ended, since the last batch."""
         self._records: list[bytes] = []
         self._own: dict[Reservation, list[Told]] = {}
         self._of_peers: dict[int, dict[int, OfPeer]] = {}
@@ -255,7 +252,7 @@ class SharedIndex(PrefixIndex, Shared):
     # What this process does.
 
     def reserve(self, chains: Sequence[Chain], endpoint: Endpoint, capacity: int) -> Reservation:
-        """On the hot path, as `settle`: all else is done once for a batch."""
+        """Called for every request, as `settle`: all else is done once for a batch."""
         reservation = PrefixIndex.reserve(self, chains, endpoint, capacity)
         fresh = self._fresh
         if not fresh:
@@ -276,28 +273,28 @@ class SharedIndex(PrefixIndex, Shared):
         super().lost(endpoint)
         self._gather()
         self._records.append(record(Kind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
-        self._flush()  # or others confirm meanwhile what is forgotten here
+        self._flush()  # otherwise others would confirm meanwhile what is forgotten here
 
     def forget(self, endpoint: Endpoint) -> None:
         super().forget(endpoint)
         self._journal.forget(pod_number(endpoint.name))
 
-    # What others are told.
+    # What is published.
 
     def take_changes(self) -> bytes:
-        """Records; empty if there is nothing to say."""
+        """Return records about what this process did since the last call."""
         self._gather()
         found = b"".join(self._records)
         self._records.clear()
         return found
 
     def begin_anew(self) -> None:
-        """Somebody may not know what all others do."""
+        """Another process may not know what was published before."""
         self._journal.begin_anew()
         self._anew_at = self._now() + ANEW
 
     def in_flight(self) -> Records:
-        """MOVES: all that is not settled."""
+        """Yield MOVES of all reservations that are not settled."""
         own = [(reservation, *told) for reservation, all_told in self._own.items() for told in all_told]
         for start in range(0, len(own), PER_RECORD):
             moves, places = Moves(), _Places()
@@ -308,7 +305,7 @@ class SharedIndex(PrefixIndex, Shared):
             yield Kind.MOVES, moves.packed(self._tag)
 
     def memory(self, share: float) -> Records:
-        """MEMORY: what was confirmed last, oldest first."""
+        """Yield MEMORY of the chains that were confirmed last, oldest first."""
         for number, packed in self._journal.latest(int(share * JOURNAL_BYTES)):
             endpoint = self._find(number)
             if endpoint is not None and endpoint in self._pods:
@@ -316,7 +313,7 @@ class SharedIndex(PrefixIndex, Shared):
                 yield Kind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
 
     def _gather(self) -> None:
-        """Into a record: all that was settled and reserved."""
+        """Put what was settled and reserved into a record."""
         if self._now() >= self._anew_at:
             self.begin_anew()
         fresh, computed, dropped = self._fresh, self._computed, self._dropped
@@ -332,7 +329,7 @@ class SharedIndex(PrefixIndex, Shared):
     def _settle_own(
         self, computed: list[Reservation], dropped: list[Reservation]
     ) -> tuple[list[int], list[Reservation], list[Reservation]]:
-        """Of those others were told of, and the rest; what was computed is kept."""
+        """Return the numbers of published reservations, and those that are not published: computed, dropped."""
         pop = self._own.pop
         rest: tuple[list[Reservation], list[Reservation]] = [], []
         kept: list[Told] = []
@@ -357,14 +354,14 @@ class SharedIndex(PrefixIndex, Shared):
         return said, *rest
 
     def _reserve_own(self, fresh: Sequence[Reservation]) -> tuple[list[int], list[bytes], list[tuple[int, int]]]:
-        """A chain is told from the last hash on that all others know."""
+        """A chain is published from the last hash on that all others know."""
         own, known_of, number = self._own, self._journal.known.get, self._number % _LARGEST
         places = _Places()
         hashes: list[bytes] = []
         reserved: list[int] = []
         for reservation in fresh:
             rows = own[reservation] = []
-            if reservation.pod.retired:  # others would have its successor remember it
+            if reservation.pod.retired:  # others would add it to the successor
                 continue
             place, pod = places[reservation.pod]
             for chain, length, at, way in reservation.spans:
@@ -375,7 +372,7 @@ class SharedIndex(PrefixIndex, Shared):
                 if known is None or len(known) != 8 * at:
                     known = self._journal.nearest(pod, chain, length, at, way)
                     at = len(known) >> 3
-                last = way[-1].segment.hashes  # most often all that is not known
+                last = way[-1].segment.hashes  # usually all that is not known
                 told = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
                 if known:
                     at -= 1
@@ -388,18 +385,18 @@ class SharedIndex(PrefixIndex, Shared):
         self._number = number
         return reserved, hashes, places.pods
 
-    # What a peer did.
+    # What peers published.
 
     def take(self, peer: int, kind: Kind, body: bytes) -> None:
-        """Raises Garbled, and has taken nothing then. What is not of this index is passed over."""
+        """Records of other indexes are skipped."""
         try:
             if _TAG.unpack_from(body)[0] == self._tag:
                 _TAKE[kind](self, peer, body)
         except StructError:
-            raise Garbled(f"{kind.name} that is none") from None
+            raise Garbled(f"{kind.name} is cut off") from None
 
     def vanished(self, peer: int) -> None:
-        """Its answers, if there are any, reach nobody."""
+        """Its requests have ended with it."""
         for reservation, _, _ in self._of_peers.pop(peer, {}).values():
             PrefixIndex.settle(self, reservation, False)
 
@@ -429,7 +426,7 @@ class SharedIndex(PrefixIndex, Shared):
             of_peer[number] = reserve(self, (chain,), endpoint, capacity), (pod, chain[-1]), packed
 
     def _whole(self, pod: int, packed: bytes) -> bytes:
-        """Empty if what it goes on from is not known here: it will be told anew."""
+        """Return the whole chain, or b"" if what it continues is not known here: it will be published again."""
         known = self._journal.get((pod, int.from_bytes(packed[:8], byteorder))) or b""
         whole = known + packed[8:]
         return whole if known and len(whole) < 8 * len(DEPTHS) else b""
@@ -451,7 +448,7 @@ class SharedIndex(PrefixIndex, Shared):
             self.forget(endpoint)
 
     def _take_memory(self, peer: int, body: bytes) -> None:
-        """Whoever says this tells nobody else."""
+        """Only this process receives it: it has just joined."""
         _, number, capacity, hashes = _MEMORY.unpack_from(body)
         packed, endpoint = body[_MEMORY.size :], self._find(number)
         if not 0 < hashes < len(DEPTHS) or len(packed) != 8 * hashes:
@@ -463,7 +460,7 @@ class SharedIndex(PrefixIndex, Shared):
 
 
 class _Places(dict[PodMemory, tuple[int, int]]):
-    """Of pods in a batch: which of them it is, and its number."""
+    """The pods of a batch: position and number of each."""
 
     def __missing__(self, pod: PodMemory) -> tuple[int, int]:
         place = self[pod] = len(self), pod_number(pod.endpoint.name)

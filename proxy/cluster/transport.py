@@ -37,29 +37,29 @@ SNAPSHOT_FRAME = 4 * 1024 * 1024
 """Bytes after which a snapshot continues in another frame."""
 
 INTERVAL = 0.005
-"""Seconds. Two requests that reach two workers within it do not know of each other."""
+"""Seconds that a batch is gathered within a host."""
 
 SOON = 0.002
 """Seconds after which others are sent, at the latest, that a long prompt was dispatched."""
 
 AT_ONCE, LITTLE = 0.001, 40
-"""Seconds that are enough for what is said of one event, and bytes that are about that."""
+"""Seconds that a batch is gathered while there is little to send: fewer bytes than this in an interval."""
 
 ENOUGH = 250
-"""Bytes that are gathered, some four requests: at less, what a batch costs by itself is more than what is in it."""
+"""Bytes that are worth a batch, some four requests: with fewer, the batch costs more than what is in it."""
 
 LATER = 0.1
-"""Seconds that may pass, between hosts, until it is told which blocks are where, and that a pod has less to do: most of
-what a batch costs is the index, and who hears of that so late places requests as well."""
+"""Seconds that prefixes, and what pods have less to do, may wait between hosts: they are most of the cost of a batch,
+and placement does not get worse by it (`bench/hearsay.py`)."""
 
 PATIENCE = 5.0
-"""Intervals that a batch between hosts may be gathered for, to have more in it."""
+"""Intervals that a batch between hosts may be gathered to have more in it."""
 
 NEWS = 0.1
-"""Seconds that news from a worker of one host to that of another takes at most."""
+"""Seconds that news from a worker of one host to a worker of another take at most."""
 
 SMOOTH = 0.1
-"""The part of what was said between two batches with all there is in what is known of how much there is to say."""
+"""Weight of the latest interval in the mean rate of bytes."""
 
 _NEVER = -math.inf
 
@@ -339,18 +339,15 @@ def _nothing() -> bytes:
 
 
 def _to_nobody(batch: bytes) -> None:
-    """As long as there is no way."""
+    """There is no transport yet."""
 
 
 class Batch:
-    """Records stand behind what `urgent()` gives, which is gathered for as long as they are, and `rest()`, which may
-    wait; b"" for none.
+    """Gathers records for a short while, so that a busy process sends batches and not every event.
 
-    `interval` is how long a batch is gathered, `patience` by how many times that may be stretched to have enough in it.
-    Where even that would not do, it is not stretched: with so little to say, what batches cost is little too. And where
-    nothing more would come within it either, nobody is made to wait for it. `later` is how long the rest may wait; it
-    goes with a batch after which there would be none before that time is over, and with each where there is little to
-    say.
+    A batch is what `urgent()` returns and the records that were added; `rest()`, which may wait for `later` seconds,
+    goes with the last batch before that time is over. A batch is gathered for `interval`, and up to `patience` times as
+    long where that makes it worth its cost. Where so little is sent that no batch would be, it is not gathered at all.
     """
 
     def __init__(self, send: Callable[[bytes], None] = _to_nobody, rest: Callable[[], bytes] = _nothing) -> None:
@@ -360,7 +357,7 @@ class Batch:
         self.pace()
         self._records: list[bytes] = []
         self._soon: asyncio.TimerHandle | None = None
-        """When records and what is urgent go out; `_late`: all there is, at `_late_at`."""
+        """When records and what is urgent are sent; `_late`: everything, at `_late_at`."""
         self._late: asyncio.TimerHandle | None = None
         self._late_at = math.inf
 
@@ -368,9 +365,9 @@ class Batch:
         self._later = later
         self._shortest, self._longest = interval, interval * patience
         self._interval = self._near = interval
-        """What may wait goes with a batch if no more than `_near` is left of its time."""
+        """The rest goes with a batch if no more than `_near` seconds are left."""
         self._size = 0
-        """Bytes since `_sent_at`, by the clock of the loop, when all there was went out; and how many a second."""
+        """Bytes since everything was last sent, at `_sent_at` by the clock of the loop; `_rate`: bytes per second."""
         self._rate, self._sent_at = 0.0, _NEVER
 
     def add(self, kind: Kind, body: bytes) -> None:
@@ -402,7 +399,7 @@ class Batch:
             self._late = loop.call_at(self._late_at, self.flush)
 
     def flush(self) -> None:
-        """Sends at once what there is."""
+        """Send everything now."""
         self._cancel()
         self._send(self.urgent() + self._rest())
         if self._size and self._longest > self._shortest:
@@ -410,7 +407,7 @@ class Batch:
             self._size = 0
 
     def close(self) -> None:
-        """Drops what was not sent."""
+        """Drop what was not sent."""
         self._cancel()
         self._records.clear()
 

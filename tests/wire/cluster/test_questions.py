@@ -1,0 +1,122 @@
+"""Questions between the supervisor and a worker, over a link."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from proxy.cluster.messages import BROKER, Kind, record
+from proxy.cluster.questions import Questions, Unanswered, WorkerModelReads
+from proxy.core.endpoint import Endpoint
+from tests.helpers.waiting import PATIENCE, until
+from tests.wire.cluster.test_bus import Bus, bus
+
+
+@asynccontextmanager
+async def asked() -> AsyncIterator[tuple[Bus, Questions, Questions]]:
+    """The bus, and the questions of the supervisor and of worker 1."""
+    async with bus() as it:
+        worker = await it.join(1)
+        yield it, it.hub.questions, worker.replica.questions
+
+
+async def echo(argument: Any) -> bytes:
+    return repr(argument).encode()
+
+
+async def test_each_side_asks_and_is_answered_in_any_order() -> None:
+    async with asked() as (_, supervisor, worker):
+        gate = asyncio.Event()
+
+        async def late(argument: Any) -> bytes:
+            await gate.wait()
+            return b"late"
+
+        worker.handlers.update(echo=echo, late=late)
+        supervisor.handlers["echo"] = echo
+        waiting = asyncio.create_task(supervisor.ask(1, "late"))
+        assert await supervisor.ask(1, "echo", ["a", 1]) == b"['a', 1]"
+        assert await worker.ask(BROKER, "echo", "b") == b"'b'"
+        gate.set()
+        assert await waiting == b"late"
+
+
+async def test_a_question_that_fails_is_unanswered_and_logged_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails(argument: Any) -> bytes:
+        raise OSError("no such file")
+
+    async with asked() as (_, supervisor, worker):
+        worker.handlers["fails"] = fails
+        with caplog.at_level(logging.ERROR), pytest.raises(Unanswered, match="no such file"):
+            await supervisor.ask(1, "fails")
+    assert "could not answer a question" in caplog.text
+
+
+async def test_a_worker_that_ends_leaves_no_question_waiting() -> None:
+    async def never(argument: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with asked() as (it, supervisor, worker):
+        worker.handlers["never"] = never
+        waiting = asyncio.create_task(supervisor.ask(1, "never"))
+        await asyncio.sleep(0)
+        await it.members.pop(1).replica.close()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(Unanswered, match="has ended"):
+                await waiting
+
+
+async def test_a_worker_that_reads_nothing_is_given_up_after_the_timeout() -> None:
+    async with bus() as it:
+        raw = await it.join_raw(1)
+        with pytest.raises(Unanswered, match=r"no reply within 0\.05 s"):
+            await it.hub.questions.ask(1, "metrics", timeout=0.05)
+        raw.close()
+
+
+async def test_a_question_or_reply_that_makes_no_sense_costs_that_message_only() -> None:
+    async with asked() as (it, supervisor, worker):
+        worker.handlers["echo"] = echo
+        link = it.members[1].replica._transport
+        for body in (b"", b"\1\0\0\0{]", b'\1\0\0\0["nobody knows this",1]', b'\1\0\0\0["echo"]'):
+            link.publish(record(Kind.QUESTION, body), BROKER)
+        for body in (b"\1", b"\xff\xff\0\0\1late"):
+            link.publish(record(Kind.REPLY, body), BROKER)
+        await until(lambda: it.garbled.value == 5)
+        assert await supervisor.ask(1, "echo", 1) == b"1"
+
+
+async def test_a_worker_has_the_supervisor_read_models_and_is_told_before_the_answer_what_was_found() -> None:
+    async with asked() as (it, supervisor, worker):
+        seen: list[Any] = []
+
+        async def read(argument: Any) -> bytes:
+            seen.append(argument)
+            it.hub.publish(Kind.POD, b"found")
+            return b""
+
+        supervisor.handlers.update({"read-models": read, "read-pod": read})
+        reads = WorkerModelReads(worker)
+        await reads.next_round()
+        assert (Kind.POD, b"found") in it.members[1].told
+        reads.read_soon(Endpoint("a"))
+        await until(lambda: seen == [None, "a"])
+
+
+async def test_the_end_of_the_link_ends_reads_of_models_too(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    theirs.close()
+    questions = Questions(lambda address, message: None)
+    waiting = WorkerModelReads(questions).next_round()
+    await asyncio.sleep(0)
+    questions.forget(BROKER)
+    await waiting
+    assert "did not read the models" in caplog.text
