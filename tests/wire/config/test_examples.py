@@ -85,7 +85,8 @@ def test_an_example_explains_itself(example: Path) -> None:
 
 @each_example
 async def test_an_example_serves(example: Path, tmp_path: Path) -> None:
-    config = SimConfig(model="base", lora_adapters=("poems",), time_scale=20)
+    ranks = max((pod.ranks_declared or 1 for pod in load(example, ENVIRON).pods.static), default=1)
+    config = SimConfig(model="base", lora_adapters=("poems",), time_scale=20, data_parallel_size=ranks)
     async with SimFleet(4, config) as sim:
         file = tmp_path / "pods.yaml"
         file.write_text(f"- {{url: {sim.urls[1]}, name: from-file}}")
@@ -112,6 +113,7 @@ def local(example: Path, environ: dict[str, str], urls: list[str]) -> dict[str, 
     if pods.file is None:
         named = [
             {"labels": dict(pod.labels), "weight": pod.weight, "models": pod.models, "role": pod.role}
+            | ({"dataParallel": {"size": pod.ranks_declared}} if pod.ranks_declared else {})
             for pod in pods.static
         ]
         named = named or [{}, {}]
