@@ -114,14 +114,14 @@ class Scene(Simulation):
         super().__init__(jobs, fleet.pods, router, clock, Random(0))
         self._at(INTERVAL, self._decide, None)
 
-    def _look(self, _: Any) -> None:
+    def _sample_gauges(self, _: Any) -> None:
         now, fleet = self.now, self._fleet
         fleet.pass_time(now)
         self._view.look(now)
         if now <= self._seconds:
             serving = {role: len(fleet.of(role, State.SERVING)) for role in ROLES}
             self.moments.append(Moment(now, fleet.gpus, dict(fleet.wanted), serving))
-        self._at(now + LOOK, self._look, None)
+        self._at(now + LOOK, self._sample_gauges, None)
 
     def _decide(self, _: Any) -> None:
         for role, count in self._scaler.decide(self.now, self._view.observe(self.now)).items():
