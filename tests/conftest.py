@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.helpers import patience
 from tests.helpers.budget import Budget
@@ -18,9 +18,20 @@ SYSTEM = Path(__file__).parent / "system"
 
 # `make test` runs the same few examples everywhere. `make test-all` runs more examples, which are different each time.
 # The command that it prints has their seed, and a failure prints how to repeat its example. The deadline of an example
-# finds what does not end.
-settings.register_profile("fixed", max_examples=25, derandomize=True, database=None, deadline=None, print_blob=True)
-settings.register_profile("random", database=None, deadline=timedelta(seconds=30), print_blob=True)
+# finds what does not end. Slow generation of examples says only that the machine is busy.
+BUSY = (HealthCheck.too_slow,)
+settings.register_profile(
+    "fixed",
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=BUSY,
+)
+settings.register_profile(
+    "random", database=None, deadline=timedelta(seconds=30), print_blob=True, suppress_health_check=BUSY
+)
 settings.load_profile("fixed")
 
 # Some two hundred programs are started here: with it each compiles all that it imports, for a third of its CPU.
