@@ -26,9 +26,10 @@ from bench.placement.experiment import Experiment
 from bench.placement.report import mean
 from bench.placement.scenario import Scenario
 from bench.rig import say, table
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, LoadView
 from proxy.latency.pod import PodModel, Work
 from proxy.latency.rates import FleetModel, Rates
+from proxy.latency.sharing import Sharing
 from proxy.plugins.producers.predicted_latency import Forecast
 from proxy.plugins.scorers import latency as scorer
 
@@ -84,6 +85,7 @@ def _variants(names: Sequence[str] | None) -> Mapping[str, Variant]:
         "without equal costs": (lambda: changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
         "without speed": (lambda: changed((Rates, "_apply_speed", _at_usual_pace)), ""),
         "without sharing": (lambda: changed((FleetModel, "learn_form", _in_turn)), ""),
+        "without slots": (lambda: changed((Sharing, "wait", _no_wait)), ""),
     }
     return {name: variant for name, variant in variants.items() if name in (names or variants)}
 
@@ -151,6 +153,11 @@ def _at_usual_pace(rates: Rates) -> None:
 
 def _in_turn(fleet: FleetModel, in_turn: float, weight: float) -> None:
     """Take all pods to compute prompts in turn."""
+
+
+def _no_wait(sharing: Sharing, view: LoadView) -> float:
+    """Return no wait, as if every pod had a slot for one more request."""
+    return 0.0
 
 
 def _options() -> argparse.Namespace:
