@@ -401,7 +401,7 @@ class SharedSessions(_Entries[tuple[int, bytes, float, str]]):
         now = self._clock.now()
         for tag, key, age, pod in self._entries(kind, body):
             if tag == self._tag and (endpoint := self._find(pod)) is not None:
-                self._table.take(key, endpoint, now - age)
+                self._table.receive(key, endpoint, now - age)
 
     def memory(self, share: float) -> Records:
         now = self._clock.now()

@@ -10,7 +10,7 @@ from proxy.core.request import DataKey
 
 
 def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | None]:
-    """A function that gives the attribute of an endpoint, None where it is missing."""
+    """Return a function that returns the attribute of an endpoint, None where it is missing."""
     qualified = f"{name}/{producer}"
 
     def read(endpoint: Endpoint) -> float | None:
@@ -27,14 +27,14 @@ PEER: DataKey[Endpoint] = DataKey("PeerEndpoint", value_type=Endpoint)
 HOST = "kubernetes.io/hostname"
 LEVELS = ("host", "rack", "zone", "region")
 LABELS = (HOST, "topology.kubernetes.io/rack", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
-"""Where pods say so, in the order of the levels."""
+"""Labels of the levels, in their order."""
 
 APART = len(LEVELS)
 
 
 def distances(peer: Endpoint, endpoints: Sequence[Endpoint]) -> list[int]:
-    """Index of the nearest level that each shares with the peer; APART if there is none. What is not said is not
-    shared. Without the label of its host, a pod is on that of its URL."""
+    """Return the index of the nearest level that each shares with the peer, else APART. A missing label is not shared.
+    Without a label, the host is that of the pod's URL."""
     places = _places(peer)
     return [_distance(places, _places(endpoint)) for endpoint in endpoints]
 

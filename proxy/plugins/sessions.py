@@ -82,16 +82,16 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     header_name: str = param("", "older spelling of encodedEndpointHeaderConfig.header")
     profile_name: str = param(
         "",
-        "the profile whose pod a session stays with, where one computes prompts and another answers; a request without "
-        "such a pod says nothing; empty: the pod that answers",
+        "the profile whose pod a session stays with, where one prefills and another decodes; a request without "
+        "such a pod binds nothing; empty: the decode pod",
     )
     session_id_config: SessionIdConfig = param(SessionIdConfig(), "of that strategy")
     rebalance: Rebalance | None = param(
-        None, "when a session leaves a pod that is behind the others, and is bound anew; without it sessions stay"
+        None, "when a session leaves a pod that is behind the others, and is bound again; without it sessions stay"
     )
     table: SessionTable = field(init=False, repr=False, compare=False)
     _successors: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False)
-    """Draining pod -> where the last of its sessions went."""
+    """Draining pod -> pod that got the last of its sessions."""
 
     def __post_init__(self) -> None:
         ttl, sweep = self.session_id_config.eviction_ttl_seconds, self.session_id_config.eviction_sweep_seconds
@@ -107,7 +107,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         return tuple(source.key for source in self.session_id_config.sources if source.key)
 
     def bound(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Endpoint | None:
-        """The session's pod if it is among the endpoints, and not too far behind."""
+        """Return the session's pod if it is a candidate and not too far behind."""
         home = self._home(request, endpoints)
         if home is None or self.rebalance is None:
             return home
@@ -126,16 +126,16 @@ class SessionAffinity(PreRequest, EndpointRemoved):
             attempt.response_headers.append(token)
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
-        heir = self._successors.pop(endpoint, None)
+        successor = self._successors.pop(endpoint, None)
         for pod in [pod for pod, other in self._successors.items() if other is endpoint]:
             del self._successors[pod]
-        if heir is not None and endpoint.state is EndpointState.DRAINING:
-            self.table.hand_over(endpoint, heir)
+        if successor is not None and endpoint.state is EndpointState.DRAINING:
+            self.table.move(endpoint, successor)
         else:
             self.table.forget(endpoint)
 
     def _home_of(self, attempt: Attempt, endpoint: Endpoint) -> Endpoint | None:
-        """The pod that the session is to come back to; known with the leg that answers, whichever stage it is of."""
+        """Return the pod that the session returns to; known with the attempt that responds, of whichever stage."""
         decision, wanted = attempt.decision, self.profile_name
         if not attempt.answers:
             return None
@@ -195,14 +195,14 @@ def decode(token: str) -> str:
 MOST_SESSIONS = 100_000
 
 
-def _nobody(key: bytes, endpoint: Endpoint) -> None:
+def _ignored(key: bytes, endpoint: Endpoint) -> None:
     pass
 
 
 class SessionTable:
     """Times are monotonic seconds. Ordered by last use, so that the oldest stand first.
 
-    `on_bind(key, endpoint)` is called for every binding that is made or confirmed here; `take` is what it is for.
+    `on_bind(key, endpoint)` is called for every binding that is made or confirmed here; `receive` applies it elsewhere.
     """
 
     def __init__(self, ttl: float, sweep_every: float, most: int = MOST_SESSIONS) -> None:
@@ -211,13 +211,13 @@ class SessionTable:
         self._most = most
         self._swept_at = 0.0
         self._bound: OrderedDict[bytes, tuple[Endpoint, float]] = OrderedDict()
-        self.on_bind: Callable[[bytes, Endpoint], None] = _nobody
+        self.on_bind: Callable[[bytes, Endpoint], None] = _ignored
 
     def __len__(self) -> int:
         return len(self._bound)
 
     def expire_after(self, ttl: float, sweep_every: float) -> None:
-        """Apply other settings: sessions expire `ttl` seconds after their last use."""
+        """Apply other settings: sessions expire `ttl` seconds after tsuccessor last use."""
         self.ttl, self.sweep_every = ttl, sweep_every
 
     def get(self, session: str, now: float) -> Endpoint | None:
@@ -232,8 +232,8 @@ class SessionTable:
             self._sweep(now)
         self.on_bind(key, endpoint)
 
-    def take(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
-        """A binding that somebody else made, unless a later one is known."""
+    def receive(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
+        """Store a binding of another process, unless a later one is known."""
         if used_at >= self._bound.get(key, (None, used_at))[1]:
             self._put(key, endpoint, used_at)
 
@@ -246,11 +246,11 @@ class SessionTable:
         for key in [key for key, (bound, _) in self._bound.items() if bound is endpoint]:
             del self._bound[key]
 
-    def hand_over(self, endpoint: Endpoint, heir: Endpoint) -> None:
-        """What is bound to one pod is bound to the other."""
+    def move(self, endpoint: Endpoint, successor: Endpoint) -> None:
+        """Bind the sessions of one pod to another."""
         for key, (bound, used_at) in self._bound.items():
             if bound is endpoint:
-                self._bound[key] = (heir, used_at)
+                self._bound[key] = (successor, used_at)
 
     def _put(self, key: bytes, endpoint: Endpoint, used_at: float) -> None:
         self._bound[key] = (endpoint, used_at)
@@ -279,7 +279,7 @@ class Rebalance:
     requests: int = param(16, "that run and wait on the pod, more than elsewhere, where it does not", at_least=0)
 
     def is_behind(self, request: InferenceRequest, held: Sequence[Endpoint], others: Sequence[Endpoint]) -> bool:
-        """Whether the best of those that hold what the request needs is too far behind the best of the others."""
+        """Return whether the best of the holders is too far behind the best of the others."""
         if not others:
             return False
         forecast = request.state.read(LATENCY)

@@ -27,9 +27,9 @@ Found = Generator[str, ProfileResult, tuple[Endpoint, ...]]
 
 @dataclass(frozen=True, slots=True)
 class StageProfiles:
-    decode: str = param("decode", "profile of the pods that answer")
-    prefill: str = param("prefill", "profile of the pods that compute prompts for others")
-    encode: str = param("encode", "profile of the pods that compute embeddings of media for others")
+    decode: str = param("decode", "profile of the decode pods")
+    prefill: str = param("prefill", "profile of the prefill pods")
+    encode: str = param("encode", "profile of the encode pods")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class StageDeciders:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The dialogue with the scheduler. A stage that nobody is there for is left out: the next one's pod does its work;
-    where nobody is there to decode, a pod that prefills does all of it."""
+    """The dialogue with the scheduler. A stage without a pod is left out: the pod of the next stage does its work.
+    Without a decode pod, a prefill pod does everything."""
 
     peer: DataKey[Endpoint]
     profiles: StageProfiles
@@ -107,7 +107,7 @@ class Stages:
         return _prefilled(decision, prefill)
 
     def _with_pair(self, request: InferenceRequest, whole: Decision, decider: PairDecider) -> Plan:
-        """Who answers is chosen once more, for that alone."""
+        """Choose the decode pod once more, for decoding alone."""
         with decider.pricing(request, Stage.DECODE):
             target, *fallbacks = (yield from _ranked(self.profiles.decode)) or whole.candidates()
         self._publish(request, target)
@@ -147,7 +147,7 @@ class StagedHandler(ProfileHandler):
 
 
 def _ranked(profile: str) -> Found:
-    """Best first; nobody if the profile fails, for whatever reason."""
+    """Return the endpoints, best first; none if the profile fails."""
     try:
         result = yield profile
     except RequestError:

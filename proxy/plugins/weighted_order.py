@@ -13,7 +13,7 @@ SMALLEST = 1e-10
 
 
 def weighted_order(scored: Sequence[ScoredEndpoint], weights: Sequence[float], random: Random) -> list[ScoredEndpoint]:
-    """The first is drawn with probability weight / sum; whoever has no weight comes last, in random order."""
+    """The first is drawn with probability weight / sum; items without weight come last, in random order."""
     keys = [(weighted_draw(weight, random), random.random()) for weight in weights]
     return [scored[index] for index in sorted(range(len(scored)), key=keys.__getitem__)]
 

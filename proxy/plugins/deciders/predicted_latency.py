@@ -1,4 +1,4 @@
-"""Compute a prompt on another pod if that costs fewer seconds, for it and for the answers that it would hold up."""
+"""Compute a prompt on another pod if that costs fewer seconds, also for the responses that it would delay."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 @plugin("predicted-latency-pd-decider")
 @dataclass(slots=True)
 class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointRemoved):
-    """Wants it if that costs fewer seconds. One pod: the time to first token, `interferenceCost` per second by which
-    answers that run there come later, and `answerCost` of the answer, which goes on the slower the more prompts come
-    to that pod. Two pods: the same, where the prompt and the answer cost least, and the transfer. What transfers take
-    is learnt from requests that stream.
+    """Splits a request if that costs fewer seconds. One pod: the time to first token, `interferenceCost` per second of
+    delay of the responses that run there, and `answerCost` of the response, which is slower the more prompts that pod
+    computes. Two pods: the same where prompt and response cost least, and the transfer. The time of transfers is learnt
+    from streamed responses.
     """
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT, STAGE_COSTS)
@@ -33,19 +33,17 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
     clock: Clock
     state: PluginState
     interference_cost: float = param(
-        0.4, "what a second of delay costs an answer that runs, in seconds before the start of this one", at_least=0
+        0.4, "cost of a second of delay of a running response, in seconds before the start of this one", at_least=0
     )
     answer_cost: float = param(
-        0.5, "what a second costs between the first token and the last, in seconds before the first", at_least=0
+        0.5, "cost of a second between the first and the last token, in seconds before the first", at_least=0
     )
     transfer_seconds_per_token: float = param(
-        2e-5, "what a transfer is taken to last until some were seen, per token of the prompt", at_least=0
+        2e-5, "assumed seconds of a transfer per prompt token, until some were measured", at_least=0
     )
-    transfer_seconds: float = param(0.01, "the same of what each takes at all, the decode pod's first step", at_least=0)
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
-    latency_prediction_info_producer_name: str = param(
-        "", "whose predictions to read; empty: those of the first producer"
-    )
+    transfer_seconds: float = param(0.01, "assumed fixed seconds of a transfer: the decode pod's step", at_least=0)
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: the first producer's")
+    latency_prediction_info_producer_name: str = param("", "whose predictions to read; empty: the first producer's")
     transfer: Transfer = field(init=False, repr=False, compare=False)
     duty: Duty = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
@@ -109,7 +107,7 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
             state[self._prefill] = attempt
 
     def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        """The first byte of an answer that streams comes when the cache has, and one step after."""
+        """Learn from a streamed response, whose first byte comes one step after the transfer."""
         state, begun = attempt.request.state, attempt.first_byte_at
         if attempt.stage is not Stage.DECODE or not attempt.request.stream or begun is None:
             return

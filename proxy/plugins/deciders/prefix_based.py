@@ -1,4 +1,4 @@
-"""Compute a prompt on another pod if the one that would answer lacks much of it."""
+"""Compute a prompt on another pod if the decode pod lacks much of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 @plugin("prefix-based-pd-decider")
 @dataclass(slots=True)
 class PrefixBasedPdDecider(Decider):
-    """Wants it if the prompt has at least `promptTokens`, of which the decode pod lacks at least `nonCachedTokens`;
+    """Splits if the prompt has at least `promptTokens` and the decode pod lacks at least `nonCachedTokens` of them;
     never if these are 0, or where nothing is known of what is cached."""
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     non_cached_tokens: int = param(0, "prompt tokens that the decode pod must lack; 0: never", at_least=0)
     prompt_tokens: int = param(0, "tokens of the shortest prompt; 0: any", at_least=0)
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: the first producer's")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

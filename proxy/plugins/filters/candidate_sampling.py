@@ -1,4 +1,4 @@
-"""Score some of a large fleet's pods: those that hold most of the prompt, and others drawn at random."""
+"""Score some pods of a large fleet: the ones with most of the prompt cached, and a random sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 @plugin("candidate-sampling-filter")
 @dataclass(frozen=True, slots=True)
 class CandidateSamplingFilter(Filter):
-    """Of more than `maxCandidates` pods, keeps so many at the most: up to half of them those that hold more of the
+    """Of more than `maxCandidates` pods, keeps at most so many: up to half of them with more of the
     prompt than the rest of the fleet does, the longest match first, the others drawn at random.
 
     The best of a hundred pods that have nothing of a prompt is about as good as the best of a thousand, and a twentieth
@@ -55,14 +55,14 @@ class CandidateSamplingFilter(Filter):
     def _drawn(self, endpoints: Sequence[Endpoint], many: int) -> dict[Endpoint, None]:
         """No pod twice; a third of the price of `random.sample`."""
         draw, left, drawn = self.random.random, list(endpoints), dict[Endpoint, None]()
-        for among in range(len(left), len(left) - many, -1):
-            at = int(draw() * among)
+        for size in range(len(left), len(left) - many, -1):
+            at = int(draw() * size)
             drawn[left[at]] = None
-            left[at] = left[among - 1]
+            left[at] = left[size - 1]
         return drawn
 
     def _ahead(self, matched: Sequence[int], most: int) -> Sequence[int]:
-        """Places of those that hold more than whoever holds least, so not of all that know a prompt of everybody's."""
+        """Return the indexes of pods that hold more than the pod that holds least."""
         least, draw = min(matched), self.random.random
         ahead = [at for at, blocks in enumerate(matched) if blocks > least]
         return ahead if len(ahead) <= most else nsmallest(most, ahead, key=lambda at: (-matched[at], draw()))

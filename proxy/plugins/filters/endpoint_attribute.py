@@ -41,7 +41,7 @@ class ThresholdAlgorithm:
 @plugin("endpoint-attribute-filter")
 @dataclass(frozen=True, slots=True)
 class EndpointAttributeFilter(Filter):
-    """Keeps pods of which `attribute operator value` is true."""
+    """Keeps pods for which `attribute operator value` is true."""
 
     attribute: str = param(doc="name of the attribute")
     algorithm: ThresholdAlgorithm = param(doc="the comparison")

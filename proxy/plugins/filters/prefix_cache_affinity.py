@@ -21,7 +21,7 @@ from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 class PrefixCacheAffinityFilter(Filter):
     """Keeps the pods that hold at least `affinityThreshold` of the prompt's blocks; all pods where none does.
 
-    Also keeps all if the least loaded of the holders would answer more than `maxTTFTPenaltyMs` later than the least
+    Also keeps all if the least loaded of the holders would respond more than `maxTTFTPenaltyMs` later than the least
     loaded of the others, where a pod's time to first token is its in-flight tokens over `peakPrefillThroughput`, or
     what predicted-latency-producer predicts.
     """

@@ -30,9 +30,7 @@ class SloHeadroomTierFilter(Filter):
     epsilon_explore_neg: float = param(
         0.01, "probability of keeping the pods that would break an objective", at_least=0, at_most=1
     )
-    latency_prediction_info_producer_name: str = param(
-        "", "whose predictions to read; empty: those of the first producer"
-    )
+    latency_prediction_info_producer_name: str = param("", "whose predictions to read; empty: the first producer's")
     _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +44,7 @@ class SloHeadroomTierFilter(Filter):
         wanted, forecast = objectives(request), request.state.read(self._key)
         if wanted is None or forecast is None:
             return endpoints
-        keeps = [min(room) >= 0.0 for room in wanted.headrooms(forecast, endpoints)]
+        keeps = [min(headroom) >= 0.0 for headroom in wanted.headrooms(forecast, endpoints)]
         if all(keeps) or not any(keeps):
             return endpoints
         if self.random.random() < self.epsilon_explore_neg:

@@ -18,8 +18,8 @@ from proxy.plugins.endpoint_data import LEVELS, PEER, distances
 @dataclass(frozen=True, slots=True)
 class TopologyAffinityFilter(Filter):
     """Keeps the pods that share a place with the peer, the pod that the request was given before, or a nearer one; all
-    if there is none besides the peer, or no peer. Places are the labels kubernetes.io/hostname (or the host of the URL)
-    and topology.kubernetes.io/rack, zone and region."""
+    if the peer is the only one, or without a peer. Places are the labels kubernetes.io/hostname (or the host of the
+    URL) and topology.kubernetes.io/rack, zone and region."""
 
     min_affinity: Literal["host", "rack", "zone", "region"] = param("host", "the place that must be shared")
     topology_producer_name: str = param("", "accepted and without effect: the labels of pods say where they are")

@@ -16,7 +16,7 @@ from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
 @dataclass(frozen=True, slots=True)
 class Condition:
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"] = param(
-        doc="active requests are those of this proxy; the KV cache is a share in [0, 1]"
+        doc="active requests are counted by this proxy; the KV cache is a share in [0, 1]"
     )
     max_value: float = param(doc="most that a pod may have and be kept", at_least=0)
 
@@ -38,7 +38,7 @@ class Condition:
 @plugin("utilization-filter")
 @dataclass(frozen=True, slots=True)
 class UtilizationFilter(Filter):
-    """Keeps pods that meet all conditions; where none does, the client is told that all are busy (429)."""
+    """Keeps pods that meet all conditions; where none does, the client gets a 429: all pods are busy."""
 
     exhausts: ClassVar[bool] = True
 

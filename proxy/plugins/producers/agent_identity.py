@@ -20,10 +20,10 @@ SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id
 @plugin("agent-identity")
 @dataclass(frozen=True, slots=True)
 class AgentIdentity(DataProducer):
-    """Takes the session from the headers that coding agents send, the first that is not empty: those that are added,
+    """Takes the session from the headers that coding agents send, the first that is not empty: added headers
     then x-claude-code-session-id, x-session-affinity, session-id and session_id. Session affinity reads it where a
     source names it (`attribute: agent-identity`); and where flow control shares out fairly, requests that name no
-    tenant are told apart by it."""
+    tenant are distinguished by it."""
 
     waits: ClassVar[bool] = False
 

@@ -30,7 +30,7 @@ UNLIMITED = 1 << 62
 
 DECODE = Stage.DECODE
 
-SHORTEST_ANSWER = 16
+SHORTEST_RESPONSE = 16
 """Tokens; shorter ones fill no block of an engine."""
 
 PROVE_INTERVAL = 0.05
@@ -45,16 +45,16 @@ JUDGE_INTERVAL = 2.0
 @plugin("approx-prefix-cache-producer")
 @dataclass(slots=True)
 class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
-    """Hashes the prompt once and reserves its blocks on the pod that is chosen. A good answer confirms them, a failure
-    takes them back. What the pod answered is expected in the next turn of the conversation. Fewer cached tokens than
-    expected, as answers report them or as the pod counts them, date what the pod has forgotten since; a pod that
+    """Hashes the prompt once and reserves its blocks on the pod that is chosen. A response confirms them, a failure
+    removes them. The response is expected in the next turn of the conversation. Fewer cached tokens than expected, as
+    responses report or the pod counts them, show what the pod has forgotten since; a pod that
     repeatedly reports no hits where some were due is taken to have restarted.
 
-    Where one pod computes the prompt and another answers, both have it: the first as soon as it is chosen, the other
-    when its answer has begun.
+    Where one pod prefills and another decodes, both hold the prompt: the first as soon as it is chosen, the other when
+    its response has started.
 
     The first 64 blocks of a prompt have a hash each; further down a hash stands for as many as are 1/32 of what is
-    before it, or fewer. All that is counted in blocks is counted in those of `blockSizeTokens`.
+    before it, or fewer. Every number of blocks means blocks of `blockSizeTokens`.
 
     All pods share one block size; `autoTune` asks them for their KV capacity only.
     """
@@ -116,7 +116,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         prompt = state.read(TOKENIZED_PROMPT) or request.prompt
         hashed, parts = chains(prompt, model, block_size, self._max_blocks), prompt.parts
         match = ChainMatch(index, hashed, block_size)
-        # To look for an answer takes 47,000 instructions in 32 KB, if there is none; with `in` four times as many.
+        # Searching 32 KB for a response that is not there takes 47,000 instructions; with `in` four times as many.
         if not prompt.begins and len(parts) == 1 and parts[0].rfind(ANSWER) >= 0:
             match.turn = last_turn(parts[0], model, prompt.salt, hashed[0], block_size, self._max_blocks)
         if index.is_crowded:
@@ -152,7 +152,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
             return
         usage = attempt.usage
         tokens = attempt.chunks if usage is None else usage.completion_tokens
-        if tokens >= SHORTEST_ANSWER:
+        if tokens >= SHORTEST_RESPONSE:
             self.index.answered(reservation, tokens, -(-tokens // self._block_size))
         if attempt.first_byte_at is not None:
             (self._windows.get(endpoint) or self._open(endpoint)).ended.append(figures(attempt))
@@ -197,7 +197,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
                 window.open(endpoint.metrics)
 
     def _prove(self) -> None:
-        """Prompts of which the answer has begun are computed, however long the answer takes."""
+        """Count the prompts as computed once their responses have started."""
         now, index = self.clock.now(), self.index
         if now < self._prove_at:
             return

@@ -18,12 +18,12 @@ from proxy.prefix.hashing import Chain, chained, namespace
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 
 MOST_BLOCKS = 2048
-"""Of a prompt, where nothing else is said; prompts that are equal so far count as equal."""
+"""Default limit of blocks of a prompt; prompts that are equal up to it count as equal."""
 
 
 class BurstMatch(PrefixMatch):
-    """All of the prompt on the pod that was assigned, for whoever scores. Who asks what is left to compute is told that
-    the first with a prompt finds nothing anywhere."""
+    """Scorers find all of the prompt on the assigned pod. `missing`, the tokens left to compute, is the whole prompt
+    for the first request with it."""
 
     __slots__ = ("_sample", "block_size", "total")
 
@@ -53,7 +53,7 @@ class _Window:
         self.is_open = True
 
     def close(self, rules: Rules) -> None:
-        """Whoever wakes first does it for all: each may have been cancelled."""
+        """Assign pods to all requests of the window, once: any of them may have been cancelled."""
         if self.is_open:
             self.is_open = False
             assign(self.samples, rules)

@@ -19,9 +19,9 @@ from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch, Pre
 @dataclass(slots=True)
 class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
     """A pod counts as known exactly while its KV events arrive, none was missed for good since it started, and its
-    answers confirm them. A prompt with media, or of an API whose prompts are not tokenised, is matched approximately.
+    responses confirm them. A prompt with media, or of an API whose prompts are not tokenised, is matched approximately.
 
-    Whoever reads a prefix match without naming a producer reads this one.
+    Plugins that read a prefix match without naming a producer read this one.
     """
 
     waits: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""How long the answer will be, so that it can count as load until it is done."""
+"""Estimate the length of a response, so that it counts as load until its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.prefix.match import PREFIX_MATCH
 @plugin("inflight-load-producer")
 @dataclass(frozen=True, slots=True)
 class InflightLoadProducer(DataProducer):
-    """Estimates the answer as prompt tokens * outputRatio, at most the client's limit and `maxEstimatedOutputTokens`.
+    """Estimates the response as prompt tokens * outputRatio, at most the client's limit and `maxEstimatedOutputTokens`.
 
     Requests and prompt tokens in flight are counted with or without it.
     """
@@ -25,9 +25,9 @@ class InflightLoadProducer(DataProducer):
     waits: ClassVar[bool] = False
 
     name: InstanceName
-    add_estimated_output_tokens: bool = param(False, "count the estimate as in flight until the answer has ended")
-    output_ratio: float = param(1.5, "tokens of the answer per token of the prompt", at_least=0)
-    max_estimated_output_tokens: int | None = param(None, "most that an answer is estimated to have", at_least=0)
+    add_estimated_output_tokens: bool = param(False, "count the estimate as in flight until the response has ended")
+    output_ratio: float = param(1.5, "completion tokens per prompt token", at_least=0)
+    max_estimated_output_tokens: int | None = param(None, "largest estimate of completion tokens", at_least=0)
     prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")
     sync_cross_replica_state: bool = param(True, "accepted and without effect: each proxy counts its own requests")
 

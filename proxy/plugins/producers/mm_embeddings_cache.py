@@ -35,7 +35,7 @@ class MediaMatch:
         self._seen = seen
 
     def shares(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        """Of the media, those that each has seen."""
+        """Return the share of the media that each endpoint has seen."""
         media, seen = self.media, self._seen
         held = [seen.get(endpoint) for endpoint in endpoints]
         return [0.0 if one is None else sum(map(one.__contains__, media)) / len(media) for one in held]
@@ -56,7 +56,7 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
     state: PluginState
     cache_size_in_mb_per_server: int = param(
         DEFAULT_MIB,
-        "MiB of a pod's cache of embeddings, of which each medium takes 2; 0 or less: the default.",
+        "MiB of a pod's cache of embeddings, with 2 per medium; 0 or less: the default.",
         key="cacheSizeInMBPerServer",
         aliases=("cacheSizeInMB",),
     )

@@ -19,13 +19,13 @@ from proxy.prefix.match import PREFIX_MATCH, TOKEN_IDS, ExactMatch, PrefixMatch
 log = logging.getLogger(__name__)
 
 UNUSED = "accepted and without effect: "
-DOUBTED = (
+MISMATCH = (
     "%s: pod %s reported %d cached tokens where %d were predicted, not for the first time: it is not taken to be known "
     "exactly until it is again; does it have another tokenizer or chat template?"
 )
 
 
-Leg = tuple[list[Reservation], int | None, int]
+Predicted = tuple[list[Reservation], int | None, int]
 """What was reserved for it, the cached tokens that were predicted (None where that was no more than a hope), and the
 tokens of a block."""
 
@@ -93,7 +93,7 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
     """Follows the KV events of all pods and matches the token ids of prompts, so it needs a token-producer that makes
     some. What a chosen pod will hold counts from the decision on, until the pod's events say so themselves.
 
-    Blocks are those of the engines; the last token of a prompt is never cached.
+    Blocks have the size of the engines' blocks; the last token of a prompt is never cached.
     """
 
     waits: ClassVar[bool] = False
@@ -108,12 +108,12 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
     )
     speculative_indexing: bool = param(True, "count what a pod was sent before its events confirm it")
     speculative_ttl: Duration = param(
-        Duration(2.0), "how long after an answer the events may take", key="speculativeTTL", more_than=0
+        Duration(2.0), "how long after a response the events may take", key="speculativeTTL", more_than=0
     )
     max_bytes: Size = param(Size(1 << 30), "memory of the index; what pods store beyond that is not seen", at_least=0)
     index: ExactIndex = field(init=False, repr=False, compare=False)
     _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
-    _reserved: DataKey[Leg] = field(init=False, repr=False, compare=False)
+    _reserved: DataKey[Predicted] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._key = PREFIX_MATCH.of(self.name)
@@ -149,26 +149,26 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
             attempt.predicted_cached_tokens = predicted
         index, reserved = self.index, []
         comes = attempt.stage is Stage.DECODE
-        told = not comes and not index.expects(endpoint)
+        is_certain = not comes and not index.expects(endpoint)
         if self.speculative_indexing and not comes:
             reserved = [index.reserve(chain, endpoint, depth) for chain, depth in match.reserved(endpoint)]
-        attempt.state[self._reserved] = (reserved, predicted if told else None, index.block_size(endpoint))
+        attempt.state[self._reserved] = (reserved, predicted if is_certain else None, index.block_size(endpoint))
 
     def post_response(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        leg: Leg | None = attempt.state.pop(self._reserved, None)
-        if leg is None:
+        predicted_here: Predicted | None = attempt.state.pop(self._reserved, None)
+        if predicted_here is None:
             return
-        reserved, predicted, block_size = leg
+        reserved, predicted, block_size = predicted_here
         computed = attempt.status is not None and attempt.status < 300 and attempt.first_byte_at is not None
         for reservation in reserved:
             self.index.release(reservation, computed)
         usage = attempt.usage
         if predicted is None or usage is None or usage.cached_tokens is None:
             return
-        if predicted or usage.cached_tokens:  # A prompt that nobody had proves nothing.
+        if predicted or usage.cached_tokens:  # A prompt that no pod had proves nothing.
             was_right = abs(predicted - usage.cached_tokens) <= block_size
             if self.index.judge(endpoint, was_right):
-                log.warning(DOUBTED, self.name, endpoint.name, usage.cached_tokens, predicted)
+                log.warning(MISMATCH, self.name, endpoint.name, usage.cached_tokens, predicted)
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:
         self.index.restarted(endpoint)

@@ -1,4 +1,4 @@
-"""Predict how soon each pod would answer, from what this proxy has seen of it."""
+"""Predict how soon each pod would respond, from the past of each pod."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNUSED = "accepted and without effect: "
 @dataclass(slots=True)
 class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
     """Learns online, for each pod, what an engine step, an uncached prompt token and a running request cost, from the
-    first and last bytes of streamed answers and the cached tokens they report; no training servers, no profiles.
+    first and last bytes of streamed responses and the cached tokens they report; no training servers, no profiles.
 
     A pod that nothing is known of is taken to be like the others.
     """
@@ -42,27 +42,27 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     state: PluginState
     work_cost: float = param(
         0.2,
-        "what a second that a pod works on the prompt costs those who come later, in seconds of waiting",
+        "cost for later requests of a second that a pod works on the prompt, in seconds of waiting",
         at_least=0,
     )
     decode_cost: float = param(
-        0.03, "what a second of delay costs an answer that is under way, in seconds before its start", at_least=0
+        0.03, "cost of a second of delay of a running response, in seconds before its start", at_least=0
     )
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: those of the first producer")
+    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: the first producer's")
     in_flight_load_producer_name: str = param("", UNUSED + "the proxy counts what is in flight by itself")
     slo_buffer_factor: float = param(1.0, UNUSED + "objectives are taken as they are")
     context_ttl: Duration = param(Duration(300.0), UNUSED + "what is known of a request ends with it", key="contextTTL")
-    streaming_mode: bool = param(False, UNUSED + "what is streamed is told apart request by request")
+    streaming_mode: bool = param(False, UNUSED + "streaming is a property of each request")
     endpoint_role_label: str = param("", UNUSED + "each pod is learnt by itself")
     predict_in_produce: bool = param(True, UNUSED + "predictions are made when pods are scored")
     fleet: FleetModel = field(init=False, repr=False, compare=False)
     locksteps: list[Lockstep] = field(init=False, repr=False, compare=False)
-    """Those of the pods with data-parallel ranks."""
+    """Locksteps of the pods with data-parallel ranks."""
     _pods: dict[Endpoint, PodModel] = field(init=False, repr=False, compare=False)
     _work: dict[Attempt, tuple[PodModel, Work]] = field(init=False, repr=False, compare=False)
-    _asked: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
-    _found: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
-    """The models of those that were asked about last."""
+    _last_endpoints: Sequence[Endpoint] | None = field(init=False, repr=False, compare=False, default=None)
+    _last_models: list[PodModel] = field(init=False, repr=False, compare=False, default_factory=list)
+    """The models of `_last_endpoints`."""
     _prices: Prices = field(init=False, repr=False, compare=False)
     _key: DataKey[Forecast] = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
@@ -93,7 +93,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         try:
             pod = self._pods[endpoint]
-        except KeyError:  # nobody asked for predictions
+        except KeyError:  # no plugin reads predictions
             return
         request = attempt.request
         forecast = request.state.read(self._key)
@@ -118,7 +118,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             pod.leave()
             if pod.lockstep is not None and not pod.lockstep.models:
                 self.locksteps.remove(pod.lockstep)
-        self._asked, self._found = None, []
+        self._last_endpoints, self._last_models = None, []
 
     @property
     def error(self) -> float:
@@ -133,7 +133,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         return sum(pod.rest + max(pod.due - now, 0.0) for pod in self.models(endpoints, now))
 
     def pace(self, endpoint: Endpoint) -> tuple[float, float] | None:
-        """Seconds that a prompt of usual length takes there, and a token of an answer, while nothing else runs; None as
+        """Return the seconds of a prompt of usual length and of a completion token on an idle pod; None as
         long as too little is known."""
         pod = self._pods.get(endpoint)
         if pod is None or pod.rates.prefill.observed < LEAST_OBSERVED:
@@ -149,11 +149,11 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def known(self, endpoints: Sequence[Endpoint], now: float) -> list[PodModel]:
         """The same, as they were left."""
-        if endpoints is self._asked:  # the fleet hands out the same tuple until it changes
-            return self._found
+        if endpoints is self._last_endpoints:  # the fleet hands out the same tuple until it changes
+            return self._last_models
         found = [self._pods.get(endpoint) or self._meet(endpoint, now) for endpoint in endpoints]
         if isinstance(endpoints, tuple) and len(endpoints) > 1:
-            self._asked, self._found = endpoints, found
+            self._last_endpoints, self._last_models = endpoints, found
         return found
 
     def _meet(self, endpoint: Endpoint, now: float) -> PodModel:
@@ -177,8 +177,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             pod.set_prices(self._prices)
 
     def _hear(self) -> None:
-        """Update the pods of which too little is known with what the fleet has learnt. Otherwise a pod that is used
-        would be compared with idle ones of which older coefficients are published."""
+        """Update pods with few observations from the fleet. Otherwise a used pod would be compared with idle pods that
+        have older coefficients."""
         for pod in self._pods.values():
             if pod.rates.prefill.is_cold or pod.rates.decode.is_cold:
                 pod.refresh()

@@ -33,7 +33,7 @@ class Server:
     """By a server that renders prompts, at /v1/completions/render and /v1/chat/completions/render."""
 
     url: str = param("http://localhost:8000", "base URL of a vLLM server with --enable-scale-out")
-    timeout: Duration = param(Duration(5.0), "for an answer; producers have 0.4 s together", more_than=0)
+    timeout: Duration = param(Duration(5.0), "for a response; all producers together have 0.4 s", more_than=0)
     mm_timeout: Duration = param(Duration(30.0), "accepted and without effect: prompts with media are not asked for")
 
 
@@ -61,7 +61,7 @@ class TokenProducer(DataProducer):
     _tokens: Tokens | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for modes that contradict each other, or cannot be had."""
+        """Raise ValueError for modes that contradict each other or are unavailable."""
         given = [mode for mode in ("local", "pod", "vllm") if getattr(self, mode) is not None]
         if self.uds is not None:
             raise ValueError("the mode 'uds' is not supported; use local")

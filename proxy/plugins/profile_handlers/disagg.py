@@ -1,4 +1,4 @@
-"""One pod computes a prompt, another answers it."""
+"""Prefill on one pod, decode on another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OLDER = "older spelling of "
 @plugin("disagg-profile-handler")
 @dataclass(slots=True)
 class DisaggProfileHandler(StagedHandler):
-    """Runs the decode profile, which says who answers; then, if its decider wants it, the encode profile, and the
-    prefill profile in the same way. A stage that finds no pod, besides the one that answers, is left out; where the
+    """Runs the decode profile, which chooses the pod that responds; then, if its decider wants it, the encode profile,
+    and the prefill profile in the same way. A stage without another pod than the decode pod is left out; where the
     decode profile finds none, a pod of the prefill profile does all. With `prefill-first` every prompt is computed by a
     pod of the prefill profile, which is chosen first.
     """
@@ -44,10 +44,10 @@ class DisaggProfileHandler(StagedHandler):
 
     def _of_older_spellings(self) -> tuple[StageProfiles, StageDeciders]:
         named = {"decode": self.decode_profile, "prefill": self.prefill_profile, "encode": self.encode_profile}
-        asked = {"prefill": self.prefill_decider_plugin_name, "encode": self.encode_decider_plugin_name}
-        if not any((*named.values(), *asked.values())):
+        deciders = {"prefill": self.prefill_decider_plugin_name, "encode": self.encode_decider_plugin_name}
+        if not any((*named.values(), *deciders.values())):
             return self.profiles, self.deciders
         if self.profiles != StageProfiles() or self.deciders != StageDeciders():
             raise ValueError("the older spellings (decodeProfile, deciderPluginName, …) exclude profiles and deciders")
         given = {stage: profile for stage, profile in named.items() if profile}
-        return replace(StageProfiles(), **given), StageDeciders(**asked)
+        return replace(StageProfiles(), **given), StageDeciders(**deciders)

@@ -20,7 +20,7 @@ class PdProfileHandler(StagedHandler):
     name: InstanceName
     known: ProfileNames
     available: Deciders
-    decode_profile: str = param("decode", "profile of the pods that answer")
+    decode_profile: str = param("decode", "profile of the decode pods")
     prefill_profile: str = param("prefill", "profile of the pods that compute prompts for others")
     decider_plugin_name: str = param("prefix-based-pd-decider", "name of the decider that says when")
     prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")

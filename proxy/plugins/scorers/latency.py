@@ -1,4 +1,4 @@
-"""Prefer the pod where the request costs the fewest seconds: its own, and those of whom it delays."""
+"""Prefer the pod where the request costs the fewest seconds, including the delays of other requests."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BROKEN = 0.5
 @dataclass(slots=True)
 class LatencyScorer(Scorer):
     """1 / (1 + excess / `scaleSeconds`), where excess is what the pod costs more than the cheapest one: seconds to the
-    first token, and a share of those by which answers that run are delayed; see predicted-latency-producer.
+    first token, and a share of the delay of running responses; see predicted-latency-producer.
 
     With objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or without `llm-d-`), pods that are expected to keep
-    them come before those that are not; these are ordered by how much they break them, those by the strategy.
+    them come first, ordered by the strategy; the others are ordered by how much they miss them.
     """
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (STAGE_COSTS,)
@@ -44,9 +44,7 @@ class LatencyScorer(Scorer):
     composite_kv_weight: float = param(1.0, UNUSED, key="compositeKVWeight", at_least=0)
     composite_queue_weight: float = param(1.0, UNUSED, at_least=0)
     composite_prefix_weight: float = param(1.0, UNUSED, at_least=0)
-    latency_prediction_info_producer_name: str = param(
-        "", "whose predictions to read; empty: those of the first producer"
-    )
+    latency_prediction_info_producer_name: str = param("", "whose predictions to read; empty: the first producer's")
     prefix_match_info_producer_name: str = param(
         "", "accepted and without effect: predictions include the prefix match"
     )
@@ -80,13 +78,13 @@ class LatencyScorer(Scorer):
 
     def _keeping(self, wanted: Objectives, forecast: LatencyForecast, endpoints: Sequence[Endpoint]) -> list[float]:
         weights = (self.ttft_weight, self.tpot_weight)
-        rooms = [tuple(map(mul, weights, room)) for room in wanted.headrooms(forecast, endpoints)]
+        headrooms = [tuple(map(mul, weights, each)) for each in wanted.headrooms(forecast, endpoints)]
         if self.headroom_selection_strategy == "cheapest":
             kept = self._by_cost(forecast.costs(endpoints))
         else:
             sign = 1.0 if self.headroom_selection_strategy == "least" else -1.0
-            kept = [1.0 / (1.0 + max(0.0, 1.0 + sign * sum(room))) for room in rooms]
+            kept = [1.0 / (1.0 + max(0.0, 1.0 + sign * sum(each))) for each in headrooms]
         return [
-            BROKEN + (1.0 - BROKEN) * score if min(room) >= 0.0 else BROKEN / (1.0 - sum(min(0.0, one) for one in room))
-            for score, room in zip(kept, rooms, strict=True)
+            BROKEN + (1.0 - BROKEN) * score if min(each) >= 0.0 else BROKEN / (1.0 - sum(min(0.0, one) for one in each))
+            for score, each in zip(kept, headrooms, strict=True)
         ]

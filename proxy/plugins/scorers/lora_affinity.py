@@ -1,4 +1,4 @@
-"""Prefer pods that have the LoRA adapter loaded, or room for it."""
+"""Prefer pods that have the LoRA adapter loaded, or a free slot for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.core.request import InferenceRequest
 from proxy.core.state import PluginState
 from proxy.plugins.sessions import Rebalance
 
-LOADED, SOON, ROOM, WAITS, FULL = 1.0, 0.9, 0.8, 0.6, 0.0
+LOADED, SOON, FREE_SLOT, WAITS, FULL = 1.0, 0.9, 0.8, 0.6, 0.0
 """`SOON` is what an adapter that waits is worth where hot ones are spread by load, and `WAITS` where they are not."""
 
 MOST_PLAIN = 1000
@@ -34,12 +34,12 @@ class AdapterRebalance(Rebalance):
 @plugin("lora-affinity-scorer")
 @dataclass(frozen=True, slots=True)
 class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
-    """1 where the adapter is active, 0.8 where there is room for one more, 0.6 where it waits to be loaded, else 0.
+    """1 where the adapter is active, 0.8 where a slot is free, 0.6 where it waits to be loaded, else 0.
 
-    With `rebalance` it is 0.9 where it waits, and pods with room get 1 as soon as all those that have the adapter, or
-    are about to, are too far behind; those then get 0.8 and 0.6. With `remember` an adapter counts as active from the
-    moment a request of it is sent, and stays so for a while after the last one: engines name adapters only while
-    requests of them run, and keep them loaded until others take their slots.
+    With `rebalance` it is 0.9 where it waits, and pods with a free slot get 1 as soon as all pods with the adapter,
+    loaded or about to be, are too far behind; these then get 0.8 and 0.6. With `remember` an adapter counts as active
+    from the moment a request of it is sent, and stays so for a while after the last one: engines name adapters only
+    while requests of them run, and keep them loaded until others take their slots.
     """
 
     clock: Clock
@@ -63,9 +63,9 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
         if self.rebalance is None:
             return scores
         having = [endpoint for endpoint, score in zip(endpoints, scores, strict=True) if score in (LOADED, WAITS)]
-        with_room = [endpoint for endpoint, score in zip(endpoints, scores, strict=True) if score == ROOM]
-        spreads = having and self.rebalance.is_behind(request, having, with_room)
-        worth = {LOADED: ROOM, ROOM: LOADED} if spreads else {WAITS: SOON}
+        with_slot = [endpoint for endpoint, score in zip(endpoints, scores, strict=True) if score == FREE_SLOT]
+        spreads = having and self.rebalance.is_behind(request, having, with_slot)
+        worth = {LOADED: FREE_SLOT, FREE_SLOT: LOADED} if spreads else {WAITS: SOON}
         return [worth.get(score, score) for score in scores]
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
@@ -105,5 +105,5 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
             known = metrics.active_models | metrics.waiting_models
             taken += sum(name not in known for name, at in slots.items() if at >= metrics.scraped_at)
         if taken < metrics.max_active_models:
-            return ROOM
+            return FREE_SLOT
         return WAITS if model in metrics.waiting_models else FULL

@@ -19,7 +19,7 @@ from proxy.plugins.producers.mm_embeddings_cache import ENCODER_CACHE_MATCH, Med
 class MmEmbeddingsCacheScorer(Scorer):
     """The share of the request's media, each counted once, that the endpoint has seen; 0 for all if it has none."""
 
-    producer_name: str = param("", "Whose matches to read; empty: those of the first producer.")
+    producer_name: str = param("", "Whose matches to read; empty: the first producer's.")
     _match: DataKey[MediaMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

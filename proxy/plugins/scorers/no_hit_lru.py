@@ -16,20 +16,20 @@ from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 
-UNUSED = "accepted and without effect: matches are those of a producer, see prefixMatchInfoProducerName"
+UNUSED = "accepted and without effect: matches come from a producer, see prefixMatchInfoProducerName"
 
 
 @plugin("no-hit-lru-scorer")
 @dataclass(slots=True)
 class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
-    """0.5 for all n endpoints if one of them has a hit. Otherwise those that never got a cold prompt score 1 - i/(n-1)
-    in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
+    """0.5 for all n endpoints if one of them has a hit. Otherwise endpoints that never got a cold prompt score
+    1 - i/(n-1) in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
     state: PluginState
     lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
-    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: those of the first producer.")
+    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: the first producer's.")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False)
 

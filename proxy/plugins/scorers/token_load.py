@@ -19,7 +19,7 @@ DEFAULT_THRESHOLD = 4_194_304
 @plugin("token-load-scorer")
 @dataclass(frozen=True, slots=True)
 class TokenLoadScorer(Scorer):
-    """1 - min(tokens, threshold) / threshold, where tokens are those in flight on the pod and those of this prompt
+    """1 - min(tokens, threshold) / threshold, where tokens are in flight on the pod or of this prompt
     that the pod does not have cached, in whole blocks; the whole prompt where nothing is known of the cache."""
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (PREFIX_MATCH,)

@@ -287,7 +287,7 @@ class TestRebalance:
 class TestTable:
     def test_what_others_bound_counts_unless_it_is_older(self) -> None:
         mine, its, a, b = SessionTable(100, 100), SessionTable(100, 100), pod("a"), pod("b")
-        mine.on_bind = lambda key, endpoint: its.take(key, endpoint, 5.0)
+        mine.on_bind = lambda key, endpoint: its.receive(key, endpoint, 5.0)
         its.bind("s", b, now=1.0)
         mine.bind("s", a, now=5.0)
         assert its.get("s", now=5.0) is a
