@@ -162,7 +162,7 @@ async def test_a_worker_that_somebody_else_ends_finishes_its_work_while_the_next
                 running = [asyncio.create_task(answer(served.url, 20, model="slow")) for _ in range(8)]
                 await begun(sim, 8)
                 os.kill(min(before), signal.SIGTERM)
-                await until(lambda: served.says("leaves unasked") and len(served.workers - before) == 1)
+                await until(lambda: served.says("ends on its own") and len(served.workers - before) == 1)
                 short = await asyncio.gather(*(answer(served.url, 1) for _ in range(12)))
                 assert not any(task.done() for task in running)
             streams = await asyncio.gather(*running)
