@@ -93,19 +93,30 @@ class SharingApp(App):
     def _make_company(self) -> SharedBreakers:
         return self._shared_breakers
 
+    @cached_property
+    def _shared_indexes(self) -> dict[PrefixIndex, SharedIndex]:
+        """By the index that the producer made: it is the same after a reload, unless blocks have another size."""
+        return {}
+
     def _indexes(self) -> Sequence[PrefixIndex]:
-        """An index that a producer has kept, or taken over, is used further."""
         indexes = [
             self._shared_index(pool, producer)
             for pool, scheduling in self.schedulings.items()
             for producer in scheduling.plugins(ApproxPrefixCacheProducer)
         ]
         self._replica.state.put(indexes=indexes)
+        for made, shared in list(self._shared_indexes.items()):
+            if shared not in indexes:
+                del self._shared_indexes[made]
         return indexes
 
     def _shared_index(self, pool: str, producer: ApproxPrefixCacheProducer) -> SharedIndex:
-        if not isinstance(producer.index, SharedIndex):
-            producer.index = SharedIndex(
+        made = producer.index
+        if isinstance(made, SharedIndex):
+            return made
+        shared = self._shared_indexes.get(made)
+        if shared is None:
+            shared = self._shared_indexes[made] = SharedIndex(
                 self._clock,
                 producer.max_bytes,
                 tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
@@ -113,7 +124,9 @@ class SharingApp(App):
                 flush=self._replica.flush,
                 find=self._replica.roster.get,
             )
-        return producer.index
+        shared.max_bytes = producer.max_bytes
+        producer.index = shared
+        return shared
 
     def _share(self) -> None:
         replica, state = self._replica, self._replica.state
