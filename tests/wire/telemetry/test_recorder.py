@@ -179,7 +179,7 @@ async def test_a_record_of_the_wrong_kind_does_not_hurt_requests(
     def broken(*arguments: object) -> object:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(recorder, "_asked", broken)
+    monkeypatch.setattr(recorder, "_request_fields", broken)
     async with recording(tmp_path / "record.jsonl") as s:
         response, _ = await s.chat()
         assert response.status == 200
