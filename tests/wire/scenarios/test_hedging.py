@@ -283,6 +283,14 @@ async def test_when_both_fail_nobody_is_asked_a_third_time_in_vain() -> None:
     assert endings == ["upstream-failed", "upstream-failed"]
 
 
+async def test_a_request_whose_time_ends_while_two_pods_have_it_is_late_on_both() -> None:
+    settings = hedged()
+    settings["reliability"]["timeouts"] = {"request": "2s"}
+    status, _, endings = await between(hanging, hanging, settings)
+    assert status == 504
+    assert endings == ["timed-out", "timed-out"]
+
+
 async def cut(request: Received) -> None:
     await request.send(SSE_HEAD, *told("one"), pause=0.05)
     request.break_off()

@@ -16,11 +16,12 @@ from opentelemetry.semconv._incubating import attributes as incubating
 
 from proxy.core.errors import ConfigError
 from proxy.lab.sim import Fault, Kind
+from proxy.telemetry import observation
 from tests.helpers.http.support import plain
 from tests.helpers.scenarios.disagg import ROLES, SIM, ask, sections
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
 from tests.helpers.telemetry.collector import Collector, Received
-from tests.helpers.waiting import until
+from tests.helpers.waiting import PATIENCE, until
 from tests.wire.scenarios.test_transparency import asked, engine
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
@@ -224,7 +225,10 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_no_request(how: 
         assert not collector.spans
 
 
-async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing() -> None:
+async def test_requests_are_answered_while_the_collector_holds_a_batch_and_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observation, "TRACES_TIMEOUT", PATIENCE)  # of a thread, whose time a busy machine takes
     async with traced() as (s, collector):
         collector.hangs = True
         await s.chat()
