@@ -141,7 +141,7 @@ async def _measure(pods: int, rate: int, pictures: int) -> list[Cost]:
             dashboard=dashboard.routes,
         )
         admin = await stack.enter_async_context(AdminServer(Admin(port=0), application))
-        await dashboard.begin(stack)
+        await dashboard.start(stack)
         known = [fleet.add(PodSettings(url=f"http://{number}.test", name=f"pod-{number}")) for number in range(pods)]
         for pod in known:
             fleet.reached(pod)

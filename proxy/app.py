@@ -375,7 +375,7 @@ class App:
         self._admin = await stack.enter_async_context(
             AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
         )
-        await self._dashboard.begin(stack)
+        await self._dashboard.start(stack)
 
     async def _listen(self, stack: AsyncExitStack, known: Callable[[], Awaitable[object]]) -> None:
         """Accept connections at once: until a pod is ready, requests get a 503 with retry-after."""

@@ -12,22 +12,22 @@ from proxy.core.params import suggestion
 COMMANDS = {
     "serve": ("serve", "Run the proxy."),
     "sim": ("sim", "Run simulated vLLM pods."),
-    "demo": ("demo", "See prefix-aware routing beat round robin on this machine."),
-    "check": ("configuration", "Check a configuration and show what it amounts to."),
+    "demo": ("demo", "Compare prefix-aware routing with round robin on this machine."),
+    "check": ("configuration", "Check a configuration, and show every value in effect."),
     "doctor": ("tools", "Examine running pods, and recommend a configuration for them."),
-    "import": ("tools", "Make a configuration of that of another router or gateway."),
-    "key": ("tools", "Make an API key."),
+    "import": ("tools", "Convert the configuration of another router or gateway."),
+    "key": ("tools", "Create an API key."),
     "plugins": ("configuration", "Describe the plugin types."),
-    "metrics": ("configuration", "List the series of /metrics, with what they mean."),
+    "metrics": ("configuration", "List the series of /metrics with their meaning."),
     "top": ("admin", "Show the fleet in the terminal, live."),
     "drain": ("admin", "Take pods out of service, for maintenance."),
-    "undrain": ("admin", "Give pods requests again."),
-    "explain": ("explain", "Say why a request went where it went, or where one would go."),
+    "undrain": ("admin", "Return drained pods to service."),
+    "explain": ("explain", "Explain why a request went to its pod, or where one would go."),
     "replay": ("replay", "Run recorded requests through other configurations, on a virtual clock."),
     "tune": ("replay", "Search weights that would have served recorded requests better."),
-    "autoscale": ("autoscale", "Check, ask and replay what recommends the number of replicas."),
+    "autoscale": ("autoscale", "Check, evaluate and replay autoscaling policies."),
     "schema": ("configuration", "Print the JSON Schema of the configuration, for editors."),
-    "completion": ("tools", "Print the script that has a shell complete commands and options."),
+    "completion": ("tools", "Print the shell script that completes commands and options."),
 }
 
 NAMES = {"import": "import_"}
@@ -72,6 +72,6 @@ def main() -> None:
 
     Each command has more to say: kvlane serve --help.
 
-    Exit code 0 if all is well, 2 if the command or a file cannot be used. 1 is an answer where a command says so, and
-    else a failure, such as a port that is taken.
+    Exit code 0 for success, 2 if the command or a file cannot be used, 1 for a failure, such as a port in use, or for a
+    result that the help of the command describes.
     """

@@ -23,7 +23,7 @@ from proxy.core.errors import BadRequest, ConfigError, cause
 from proxy.core.ports import SystemClock
 from proxy.core.registry import Registry
 from proxy.core.tasks import Tasks
-from proxy.dashboard.client import LOOK_INTERVAL, Feed, Picture, Refused
+from proxy.dashboard.client import READ_INTERVAL, FeedClient, Picture, Refused
 from proxy.dashboard.terminal import HEAD, Order, View, head, pressed, screen, table, typed
 from proxy.http.admin_pods import seconds_of
 
@@ -62,24 +62,24 @@ def key_option(command: Command) -> Command:
     )
 
 
-def asked(
+def fetched(
     url: str, path: str, key: str, query: Mapping[str, str], body: bytes | None = None, timeout: float = TIMEOUT
 ) -> Any:
-    """The JSON of the answer; a body is posted. What is no good answer ends the command with what it says."""
+    """Return the JSON of a response; with a body, send a POST. End the command with the message of an error."""
     try:
-        status, said = asyncio.run(answered(url.rstrip("/") + path, key, query, body, timeout))
+        status, body_of_response = asyncio.run(response_of(url.rstrip("/") + path, key, query, body, timeout))
     except (*outbound.FAILURES, ValueError) as error:
         no_admin_port(url, error)
     if status >= 400:
-        click.echo(_refusal(status, said), err=True)
+        click.echo(_refusal(status, body_of_response), err=True)
         raise SystemExit(2)
-    return said
+    return body_of_response
 
 
-async def answered(
+async def response_of(
     url: str, key: str, query: Mapping[str, str] | None = None, body: bytes | None = None, timeout: float = TIMEOUT
 ) -> tuple[int, Any]:
-    """The status and the JSON of the answer."""
+    """Return the status and the JSON of the response."""
     method = "GET" if body is None else "POST"
     response = await outbound.fetch(method, url, timeout, headers=outbound.bearer(key), params=query, data=body)
     return response.status, orjson.loads(response.body)
@@ -107,22 +107,22 @@ def _likely(error: Exception) -> str:
     return WHICH_PORT
 
 
-def _refusal(status: int, said: Any) -> str:
-    error = said.get("error") if isinstance(said, dict) else None
+def _refusal(status: int, body_of_response: Any) -> str:
+    error = body_of_response.get("error") if isinstance(body_of_response, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     if message is None:
-        return f"it answered {status}; {WHICH_PORT}"
+        return f"it response_of {status}; {WHICH_PORT}"
     return f"{message}{hint(status, message)}"
 
 
 COMPLETION_TIMEOUT = 2.0
-"""Seconds that somebody who has pressed a key may be kept waiting."""
+"""Timeout, in seconds, for completion while a user waits."""
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def pods_in(*states: str) -> Completion:
-    """Names of the pods that are in one of these states, or of all; nothing where no proxy answers."""
+    """Return the names of pods in these states, or of all pods; none if no proxy responds."""
 
     def offered(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         named = context.params.get(parameter.name or "") or ()
@@ -155,10 +155,12 @@ def _pods(context: click.Context) -> list[Any]:
     url = in_full(context, context.command.params[0], context.params.get("url")) or DEFAULT_URL
     key = context.params.get("key") or ""
     try:
-        status, said = asyncio.run(answered(url.rstrip("/") + "/admin/pods", key, timeout=COMPLETION_TIMEOUT))
+        status, body_of_response = asyncio.run(
+            response_of(url.rstrip("/") + "/admin/pods", key, timeout=COMPLETION_TIMEOUT)
+        )
     except (aiohttp.ClientError, OSError, ValueError):
         return []
-    pods: list[Any] = said["pods"] if status == 200 else []
+    pods: list[Any] = body_of_response["pods"] if status == 200 else []
     return pods
 
 
@@ -183,26 +185,26 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 @url_option
 @key_option
 def drain(pods: tuple[str, ...], wait: float, url: str, key: str) -> None:
-    """Send pods no new requests; those that run end as if nothing were. `kvlane undrain` takes them back.
+    """Send pods no new requests; running requests end normally. `kvlane undrain` returns pods to service.
 
     \b
     kvlane drain vllm-0 --wait 5m && kubectl delete pod vllm-0
     kvlane drain vllm-0 vllm-1 --url http://localhost:9190
 
-    It is forgotten when kvlane restarts, and remembered when it reloads. Names are those of `kvlane top`.
+    A drain survives a reload of kvlane, and ends with a restart. `kvlane top` shows the names.
 
     Exit code 0 if they drain, with --wait if they are empty; 1 if requests are left after that; 2 if there is no such
-    pod, or no answer.
+    pod, or no response.
     """
     for pod in pods:
-        asked(url, path_of(pod, "drain"), key, {}, b"")
-    _warn(asked(url, "/admin/pods", key, {})["pods"])
+        fetched(url, path_of(pod, "drain"), key, {}, b"")
+    _warn(fetched(url, "/admin/pods", key, {})["pods"])
     left = 0
     for pod in pods:
         query = {"wait": f"{wait:g}s"} if wait else {}
-        said = asked(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
-        click.echo(f"{pod}: {said['state']}, {_requests(said)}")
-        left += said["load"]["requests"]
+        body_of_response = fetched(url, path_of(pod, "drain"), key, query, b"", TIMEOUT + wait)
+        click.echo(f"{pod}: {body_of_response['state']}, {_requests(body_of_response)}")
+        left += body_of_response["load"]["requests"]
     if wait and left:
         raise SystemExit(STILL_BUSY)
 
@@ -229,11 +231,11 @@ def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
     \b
     kvlane undrain vllm-0
 
-    Exit code 0, or 2 if there is no such pod, or no answer.
+    Exit code 0, or 2 if the pod does not exist, or the admin port does not respond.
     """
     for pod in pods:
-        said = asked(url, path_of(pod, "undrain"), key, {}, b"")
-        click.echo(f"{pod}: {said['state']}")
+        body_of_response = fetched(url, path_of(pod, "undrain"), key, {}, b"")
+        click.echo(f"{pod}: {body_of_response['state']}")
 
 
 WIDTH = 132
@@ -244,7 +246,7 @@ BETWEEN_LOOKS = 2.0
 """Seconds, where there are only two."""
 
 PATIENCE = 9.0
-"""Seconds until the first figures of a proxy whose dashboard nobody looks at."""
+"""Seconds until the first figures of a proxy without viewers of its dashboard."""
 
 
 @click.command("top")
@@ -265,7 +267,7 @@ def top(url: str, key: str, once: bool) -> None:
     kvlane's own, and costs it what an open dashboard does. Where there is no terminal that can be drawn on, a table is
     printed again and again.
 
-    Exit code 0, or 2 if the admin port does not answer, or wants a key.
+    Exit code 0, or 2 if the admin port does not respond, or requires a key.
     """
     try:
         with suppress(KeyboardInterrupt):
@@ -280,14 +282,14 @@ def top(url: str, key: str, once: bool) -> None:
 async def _top(url: str, key: str, once: bool) -> None:
     async with outbound.session(None, headers=outbound.bearer(key)) as session:
         shown = Shown(session, url)
-        await shown.begin()
+        await shown.start()
         if once:
             await shown.print(BETWEEN_LOOKS)
         elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
             await shown.live()
         else:
             while True:
-                await shown.print(LOOK_INTERVAL)
+                await shown.print(READ_INTERVAL)
 
 
 class Shown:
@@ -297,19 +299,19 @@ class Shown:
         self._clock = SystemClock()
         self._picture = Picture()
         self._news = asyncio.Event()
-        self._feed = Feed(session, url, self._picture, self._clock, self._news.set)
+        self._feed = FeedClient(session, url, self._picture, self._clock, self._news.set)
         self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
         self._view = View()
         self._over = False
-        self.begin = self._feed.begin
+        self.start = self._feed.first
 
     async def print(self, seconds: float) -> None:
         """All pods, as they are after so many seconds."""
         async with Tasks() as tasks:
-            tasks.keep(self._feed.follow, "events")
-            await self._feed.look_at(self._names())
+            tasks.keep(self._feed.run, "events")
+            await self._feed.read(self._names())
             await asyncio.sleep(seconds)
-            await self._feed.look_at(self._names())
+            await self._feed.read(self._names())
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, PATIENCE - seconds)):
                     while not self._picture.totals(self._clock.now()):
@@ -327,8 +329,8 @@ class Shown:
     async def live(self) -> None:
         with Live(console=self._console, screen=True, auto_refresh=False) as drawn, typed(self._press):
             async with Tasks() as tasks:
-                tasks.keep(self._feed.follow, "events")
-                tasks.keep(lambda: self._feed.follow_engines(self._names), "metrics-of-pods")
+                tasks.keep(self._feed.run, "events")
+                tasks.keep(lambda: self._feed.read_engines(self._names), "metrics-of-pods")
                 while not self._over and self._feed.refused is None:
                     drawn.update(self._drawn(), refresh=True)
                     self._news.clear()

@@ -1,4 +1,4 @@
-"""`kvlane autoscale`: check a scaling policy, ask the recommender, replay what it said."""
+"""`kvlane autoscale`: check a scaling policy, evaluate it, replay recorded decisions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def autoscale() -> None:
 def evaluate(file: Path) -> None:
     """Divide a total among roles, once.
 
-    FILE, or - for stdin, is JSON with roles, coordination, total, metrics and panic; the answer is JSON too. Each fault
+    FILE, or - for stdin, is JSON with roles, coordination, total, metrics and panic; the result is JSON too. Each fault
     of coordination is a warning on stderr: a value that cannot be read is ignored, a value outside its range counts as
     the nearest one inside, and bands that contradict each other are used as far as possible. Exit code 2 if the roles
     or the total cannot be used.

@@ -62,7 +62,7 @@ def reader(
 ) -> Reader:
     """As `loaded`, to read it again."""
     if config is None and not pods:
-        raise click.UsageError("there is nothing to serve: give -c FILE, or --pod URL for each pod")
+        raise click.UsageError("no pods are configured: give -c FILE, or --pod URL for each pod")
     overrides = dict(overrides or {})
     if pods:
         overrides["pods"] = {"static": [{"url": url} for url in pods]}

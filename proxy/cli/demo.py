@@ -223,7 +223,7 @@ def _question(document: str, number: int) -> bytes:
 
 
 async def _ranks_of(pod: str) -> Counter[str]:
-    """Return how many questions each rank has answered, as the simulated pod says."""
+    """Return the number of requests that each rank has served, from the metrics of the simulated pod."""
     async with (
         aiohttp.ClientSession(raise_for_status=True) as session,
         session.get(f"{pod}/admin/requests") as response,
@@ -260,7 +260,7 @@ def _live(outcome: Outcome) -> str:
     if not outcome.ttft:
         return ""
     hits = outcome.cached_tokens / max(1, outcome.prompt_tokens)
-    return f"{len(outcome.ttft)} answered, TTFT p50 {statistics.median(outcome.ttft):.2f} s, hit rate {hits:.0%}"
+    return f"{len(outcome.ttft)} responses, TTFT p50 {statistics.median(outcome.ttft):.2f} s, hit rate {hits:.0%}"
 
 
 def _show(console: Console, comparison: Comparison, results: dict[str, dict[str, Any]]) -> None:
@@ -300,7 +300,7 @@ def _kvlane() -> str:
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of `count` consecutive free ports, which are below those that outgoing connections get."""
+    """Return the first of `count` consecutive free ports, which are below the ports of outgoing connections."""
     for _ in range(50):
         first = random.randrange(20_000, 32_000)
         with contextlib.ExitStack() as stack:

@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from proxy import yaml_source
-from proxy.cli.admin import asked as ask
+from proxy.cli.admin import fetched as ask
 from proxy.cli.admin import files, in_full, key_option, pods_in
 from proxy.cli.configuration import config_option
 from proxy.config.load import load

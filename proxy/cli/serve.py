@@ -42,7 +42,7 @@ INTERVAL = 1.0
 
 
 class ConfigurationFiles:
-    """A configuration file, and the files that its `scheduling.file` and those of its pools name."""
+    """A configuration file, and the files named by `scheduling.file` of the top level and of pools."""
 
     def __init__(self, file: Path) -> None:
         """Read the files, so that only later changes count."""
@@ -52,7 +52,7 @@ class ConfigurationFiles:
         with suppress(Unreadable):
             self._known = self._files.read(self._digest)
 
-    async def follow(self, changed: Callable[[], Awaitable[None]], interval: float = INTERVAL) -> None:
+    async def watch(self, changed: Callable[[], Awaitable[None]], interval: float = INTERVAL) -> None:
         """Call `changed` whenever the content has changed, until cancelled."""
         while True:
             await asyncio.sleep(interval)
@@ -121,7 +121,7 @@ def serve(
     SIGTERM stops: new requests are served until balancers have noticed, running ones may end. A second one ends at
     once. SIGHUP reads the file again: all of it is taken, or nothing.
 
-    Exit code 0 if it was told to stop, 1 if it cannot start, 2 if the configuration has faults.
+    Exit code 0 after a signal to stop, 1 if it cannot start, 2 if the configuration has faults.
     """
     overrides: dict[str, dict[str, Any]] = {}
     if host is not None or port is not None:
@@ -192,19 +192,19 @@ async def _supervise(settings: Settings, source: Reader, watched: ConfigurationF
 async def _reloading(
     configurations: Configurations, again: asyncio.Event, watched: ConfigurationFiles | None
 ) -> AsyncIterator[None]:
-    """Inside of it the file is read again when somebody says so, and when one that is watched has changed."""
+    """Inside the context, reload the configuration on SIGHUP, and when a watched file has changed."""
 
-    async def told() -> None:
+    async def reload_on_signal() -> None:
         while True:
             await again.wait()
             again.clear()
             await configurations.read_again("SIGHUP")
 
     async with Tasks() as tasks:
-        tasks.keep(told, "reloads")
+        tasks.keep(reload_on_signal, "reloads")
         if watched is not None:
-            follow = partial(watched.follow, lambda: configurations.read_again("watch"))
-            tasks.keep(follow, "watch", str(watched.file))
+            watch = partial(watched.watch, lambda: configurations.read_again("watch"))
+            tasks.keep(watch, "watch", str(watched.file))
         yield
 
 
@@ -214,7 +214,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self._cut: Callable[[], None] = lambda: None
-        self._told = asyncio.Event()
+        self._signalled = asyncio.Event()
         self._by_person = False
         self.again = asyncio.Event()
         self._seen: set[signal.Signals] = set()
@@ -224,10 +224,10 @@ class _Signals:
         self.on_halt(lambda: log.warning("ignored SIGUSR1: it pauses autoscaling, and no pool has a scaling policy"))
 
     async def stop(self, settle: Callable[[], Awaitable[None]], cut: Callable[[], None] = lambda: None) -> None:
-        """Returns when it is time to stop; `cut` is called before the process is ended. Somebody at a terminal has no
+        """Returns when it is time to stop; `cut` is called before the process is ended. A user at a terminal has no
         balancers that would have to notice."""
         self._cut = cut
-        await self._told.wait()
+        await self._signalled.wait()
         log.info("stopping: requests that run may end")
         if not self._by_person:
             await settle()
@@ -243,8 +243,8 @@ class _Signals:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._seen.add(number)
-        self._by_person |= number is signal.SIGINT and not self._told.is_set()
-        self._told.set()
+        self._by_person |= number is signal.SIGINT and not self._signalled.is_set()
+        self._signalled.set()
 
 
 def _dashboard(settings: Settings, port: int) -> str:
@@ -268,13 +268,13 @@ _LISTEN_ADVICE = {
 
 def _cannot_start(error: OSError, settings: Settings) -> click.ClickException:
     """Say in one line what failed and what to do."""
-    said = error.strerror or str(error)
+    reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         hosts = {"listen.host": settings.listen.host, "admin.host": settings.admin.host}
         if settings.extproc.port is not None:
             hosts["extproc.host"] = settings.extproc.host
         names = ", ".join(f"{key} {host!r}" for key, host in hosts.items() if host and not is_address(host))
-        return click.ClickException(f"cannot listen: {said}; correct {names or 'the hosts of the ports'}")
+        return click.ClickException(f"cannot listen: {reason}; correct {names or 'the hosts of the ports'}")
     if error.errno in _LISTEN_ADVICE:
-        return click.ClickException(f"cannot listen: {said}; {_LISTEN_ADVICE[error.errno]}")
+        return click.ClickException(f"cannot listen: {reason}; {_LISTEN_ADVICE[error.errno]}")
     return click.ClickException(f"cannot start: {error}")

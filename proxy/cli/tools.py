@@ -34,7 +34,7 @@ from proxy.tools.routers import sglang_router, vllm_router
 
 TO_MEND = 1
 
-WORTH_A_LOOK = "# telemetry: {decisions: {}}  # keeps the latest decisions, for the dashboard and for kvlane explain"
+DECISIONS_HINT = "# telemetry: {decisions: {}}  # keeps recent decisions for the dashboard and kvlane explain"
 
 _COLOURS = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.FAULT: "red"}
 
@@ -53,7 +53,9 @@ def _urls(context: click.Context, parameter: click.Parameter, value: tuple[str, 
 @click.option("--api-key", envvar="VLLM_API_KEY", default="", help="Sent to the pods; or in VLLM_API_KEY.")
 @click.option("--no-requests", is_flag=True, help="Only ask: leave out what makes the engines work.")
 @click.option("--events-port", type=click.IntRange(1, 65535), default=EVENTS_PORT, show_default=True)
-@click.option("--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds for one answer.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Timeout of one request, in seconds."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was seen as JSON.")
 def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, timeout: float, as_json: bool) -> None:
     """Examine running pods: what engine they are, whether placement can see their load and their cache, whether they
@@ -83,15 +85,15 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
         if configuration["pods"]["static"]:
             for pod in pods:
                 if pod.unreachable:
-                    click.echo(f"# left out, as it did not answer: {pod.url}")
+                    click.echo(f"# left out, because it did not respond: {pod.url}")
             click.echo(yaml.safe_dump(configuration, sort_keys=False, width=120), nl=False)
-            click.echo(WORTH_A_LOOK)
+            click.echo(DECISIONS_HINT)
     if any(finding.is_bad for finding in found):
         raise SystemExit(TO_MEND)
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Under the URL of each pod; those of all pods come last."""
+    """Yield the findings under the URL of each pod, then the findings of all pods."""
     pod = None
     for finding in findings:
         if finding.pod != pod:
@@ -237,7 +239,7 @@ def _save(output: Path, text: str) -> None:
 @click.command()
 def key() -> None:
     """Make an API key. The key is for the client, and is shown this once; the hash is for `security.apiKeys`, and
-    nobody can make the key of it.
+    the key cannot be computed from it.
 
     \b
     security:
@@ -269,8 +271,8 @@ _BASH = r"""%(complete_func)s() {
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-"""Not click's: bash ends a word at a colon, and pods are called HOST:PORT unless somebody names them. So the line is
-asked about, and of what is offered only what comes after the last colon is given to bash."""
+"""Not click's: bash ends a word at a colon, and pods without a name are called HOST:PORT. So the line is
+script about, and of what is offered only what comes after the last colon is given to bash."""
 
 
 @click.command()
@@ -284,8 +286,8 @@ def completion(context: click.Context, shell: str) -> None:
     kvlane completion zsh > "${fpath[1]}/_kvlane"
     kvlane completion fish > ~/.config/fish/completions/kvlane.fish
 
-    The shell then asks kvlane itself, so what it offers is what is installed; and names of pods are those of the proxy
+    The shell runs kvlane to complete, so that it offers what is installed; names of pods come from the proxy
     that --url names. Bash needs to be 4.4 or newer.
     """
-    asked = _SHELLS[shell](context.find_root().command, {}, "kvlane", _VARIABLE)
-    click.echo((_BASH if shell == "bash" else asked.source_template) % asked.source_vars())
+    script = _SHELLS[shell](context.find_root().command, {}, "kvlane", _VARIABLE)
+    click.echo((_BASH if shell == "bash" else script.source_template) % script.source_vars())

@@ -257,7 +257,7 @@ class Supervisor:
         )
         self._admin = AdminServer(self._settings.admin, application, self._settings.listen.send_timeout)
         await stack.enter_async_context(self._admin)
-        await self._dashboard.begin(stack, samples_always=False)
+        await self._dashboard.start(stack, samples_always=False)
 
     def _make_fleet(self) -> Origin:
         return Origin(

@@ -1,1 +1,1 @@
-"""The page at the admin port: what is slow, what is sick, and why, live; nothing is computed while nobody looks."""
+"""The page at the admin port and in the terminal: the live state of the fleet, computed while there are viewers."""

@@ -20,26 +20,26 @@ from proxy.core.ports import Clock
 from proxy.telemetry.exposition import SampleReader, ScrapeError, sums_by
 
 WINDOW = 10.0
-"""Seconds over which legs are counted."""
+"""Seconds over which attempts are counted."""
 
 BETWEEN_POINTS = 7.0
-"""Seconds at most; what is older was not followed by another until somebody looked."""
+"""Longest time, in seconds, between two points of the series."""
 
 FRESH = 30.0
-"""Seconds for which the latest rates and percentiles may be shown."""
+"""Seconds for which the latest rates and percentiles are shown."""
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one pod, by its own count between two looks at it; None where it did not say, or did nothing."""
+    """Figures of one pod from two reads of its metrics; None if they are not known."""
 
     hit_ratio: float | None = None
     ttft_50: float | None = None
     ttft_90: float | None = None
     tokens: float | None = None
-    """Answered, per second."""
+    """Output tokens per second."""
 
 
 UNKNOWN = Figures()
@@ -47,7 +47,7 @@ UNKNOWN = Figures()
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A row of the dashboard's, and what else is known. `requests` are kvlane's own, the next three the pod's."""
+    """A pod as the feed shows it. `requests` are counted by kvlane, the next three fields by the pod."""
 
     name: str
     pool: str = ""
@@ -64,13 +64,13 @@ class Pod:
     sent: int = 0
     failed: int = 0
     rate: float | None = None
-    """Legs per second, of late; None where they were counted but once."""
+    """Recent attempts per second; None after a single count."""
     failures: float | None = None
     figures: Figures = UNKNOWN
 
     @property
     def condition(self) -> str:
-        """Its state, or what is wrong with it in spite of that."""
+        """Return the state of the pod, or its problem in the state ready."""
         if self.leaving:
             return "leaving"
         if self.state != "ready":
@@ -84,23 +84,23 @@ _KEPT = frozenset(each.name for each in fields(Pod))
 
 
 class Picture:
-    """Lives as long as the command; what was learnt before a connection broke is shown until there is something new."""
+    """The fleet as the feed has described it so far; it stays while the connection is lost."""
 
     def __init__(self) -> None:
         self.about: Json = {}
         self.point: Json = {}
-        """Of the whole proxy, between its two latest looks."""
+        """The latest point of the proxy's time series."""
         self.pods: dict[str, Pod] = {}
         self.figures: dict[str, Figures] = {}
         self.waits = 0
-        """Requests that kvlane holds back."""
+        """Requests in flow-control queues."""
         self._fields: list[str] = []
         self._seen: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
         self._point_at = 0.0
         self._counts = False
 
-    def take(self, event: str, body: Json, now: float) -> None:
-        """Of an event `all` or `change`, at a moment of monotonic time."""
+    def apply(self, event: str, body: Json, now: float) -> None:
+        """Apply an event `all` or `change`, received at this monotonic time."""
         if event == "all":
             self._fields, self.pods = body["fields"], {}
             self._seen.clear()
@@ -112,7 +112,7 @@ class Picture:
         self.about = body.get("about") or self.about
         if "queues" in body:
             self.waits = sum(band["waiting"] for pool in body["queues"] or () for band in pool["bands"])
-        self._take_point(body, now)
+        self._read_point(body, now)
         self._counts = any(pod.sent for pod in self.pods.values())
         self._count(body)
 
@@ -129,7 +129,7 @@ class Picture:
         given = {key: value for key, value in zip(self._fields, row, strict=True) if key in _KEPT}
         return Pod(name, **{**given, "doubts": tuple(given.get("doubts", ()))})
 
-    def _take_point(self, body: Json, now: float) -> None:
+    def _read_point(self, body: Json, now: float) -> None:
         if points := _points(body):
             age = max(0.0, body.get("at", 0.0) - points[-1].get("t", 0.0))
             self.point, self._point_at = points[-1], now - age
@@ -142,7 +142,7 @@ class Picture:
                 self._seen.popleft()
 
     def _counted_at(self, body: Json) -> float | None:
-        """By the clock of the proxy. Several workers are asked for their counts no more often than for points."""
+        """Return the time of the counts, by the proxy's clock. Counts of several workers change only with points."""
         if self.about.get("workers", 1) > 1:
             points = _points(body)
             if points and body["at"] - points[-1]["t"] < BETWEEN_POINTS:
@@ -167,14 +167,14 @@ HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 TTFT = ("vllm:time_to_first_token_seconds_bucket", "sglang:time_to_first_token_seconds_bucket")
-"""The first that a pod has counts."""
+"""The first name that a pod exposes counts."""
 
 _READER = SampleReader((*HITS, *QUERIES, *TOKENS, *TTFT))
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Totals since the engine's start, at a moment of monotonic time; of all its models."""
+class EngineTotals:
+    """Totals of all models since the start of the engine, read at a monotonic time."""
 
     at: float
     hits: float | None
@@ -183,18 +183,18 @@ class Look:
     ttft: Buckets
 
 
-def look(exposition: bytes, at: float) -> Look:
+def totals_in(exposition: bytes, at: float) -> EngineTotals:
     """Read the totals. Raise ScrapeError for an exposition that cannot be read."""
     samples = _READER.read(exposition)
     found = ([samples[name] for name in names if name in samples][:1] for names in (HITS, QUERIES, TOKENS))
     hits, queries, tokens = (sum(sample.value for sample in one[0]) if one else None for one in found)
     ttft = next((samples[name] for name in TTFT if name in samples), ())
     bounds = {bound: count for (bound,), count in sums_by(ttft, ("le",)).items() if bound}
-    return Look(at, hits, queries, tokens, sorted((float(bound), count) for bound, count in bounds.items()))
+    return EngineTotals(at, hits, queries, tokens, sorted((float(bound), count) for bound, count in bounds.items()))
 
 
-def between(before: Look, now: Look) -> Figures:
-    """Nothing of an engine that has begun anew."""
+def between(before: EngineTotals, now: EngineTotals) -> Figures:
+    """Return the figures between two reads; None for counters of a restarted engine."""
     hits, queries, tokens = (_grown(getattr(before, key), getattr(now, key)) for key in ("hits", "queries", "tokens"))
     seconds = now.at - before.at
     return Figures(
@@ -209,7 +209,7 @@ def _grown(before: float | None, now: float | None) -> float | None:
     return None if before is None or now is None or now < before else now - before
 
 
-def _percentile(percentile: float, before: Look, now: Look) -> float | None:
+def _percentile(percentile: float, before: EngineTotals, now: EngineTotals) -> float | None:
     try:
         return quantile_between(percentile, now.ttft, before.ttft)
     except ValueError:
@@ -218,25 +218,25 @@ def _percentile(percentile: float, before: Look, now: Look) -> float | None:
 
 AGAIN = 1.0
 SILENCE = 15.0
-"""Seconds without an event, of which there is one per second, after which the proxy is taken for gone."""
+"""Seconds without an event after which the connection is considered lost; there is one event per second."""
 
-LOOK_INTERVAL = 5.0
-MOST_LOOKED_AT = 40
-"""Pods, of those that are on the screen: an exposition of a real engine is 69 KB."""
+READ_INTERVAL = 5.0
+MOST_PODS = 40
+"""Most pods whose metrics are read, of the visible pods: metrics of a real engine are 69 KB."""
 
 AT_ONCE = 4
 
 
 class Refused(KvlaneError):
-    """The admin port does not want to tell."""
+    """The admin port refused the request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-class Feed:
-    """`changed` is called whenever the picture, or what is wrong, is another one."""
+class FeedClient:
+    """Reads the feed of a proxy. `changed` is called after each change of the picture or of the connection."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, picture: Picture, clock: Clock, changed: Callable[[], None]
@@ -246,17 +246,17 @@ class Feed:
         self._picture = picture
         self._clock = clock
         self._changed = changed
-        self._looks: dict[str, Look] = {}
+        self._totals: dict[str, EngineTotals] = {}
         self.wrong = ""
-        """Why there is no connection; empty while there is one."""
+        """The reason for the lost connection; empty while connected."""
         self.wrong_since = 0.0
         self.refused: Refused | None = None
 
-    async def follow(self) -> None:
-        """Until cancelled, or `refused`, which waiting does not mend."""
+    async def run(self) -> None:
+        """Receive events until cancelled or `refused`; connect again after errors."""
         while self.refused is None:
             try:
-                await self._follow_one()
+                await self._connect()
             except Refused as error:
                 self.refused = error
                 self._changed()
@@ -264,58 +264,58 @@ class Feed:
                 self._lost(cause(error))
                 await asyncio.sleep(AGAIN)
 
-    async def begin(self) -> None:
-        """The first picture. Raises what says that there is none."""
+    async def first(self) -> None:
+        """Receive the first event. Raise an error of the connection."""
         async with aclosing(self.events()) as events:
             async for event, body in events:
-                self._picture.take(event, body, self._clock.now())
+                self._picture.apply(event, body, self._clock.now())
                 return
 
-    async def _follow_one(self) -> None:
+    async def _connect(self) -> None:
         async with aclosing(self.events()) as events:
             async for event, body in events:
                 self.wrong = ""
-                self._picture.take(event, body, self._clock.now())
+                self._picture.apply(event, body, self._clock.now())
                 self._changed()
 
     async def events(self) -> AsyncGenerator[tuple[str, Any], None]:
-        """Of one connection, which the proxy ends after some minutes."""
+        """Yield the events of one connection; the proxy ends it after some minutes."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE)
-        async with self._session.get(f"{self._url}/dashboard/events", timeout=timeout) as answer:
-            if answer.status != 200:
-                raise await _refused(answer)
+        async with self._session.get(f"{self._url}/dashboard/events", timeout=timeout) as response:
+            if response.status != 200:
+                raise await _refused(response)
             rest = b""
-            async for chunk in answer.content.iter_any():
+            async for chunk in response.content.iter_any():
                 *events, rest = (rest + chunk).split(b"\n\n")
                 for event in events:
                     name, _, body = event.partition(b"\ndata: ")
                     yield name.removeprefix(b"event: ").decode(), orjson.loads(body)
 
-    async def follow_engines(self, shown: Callable[[], Iterable[str]]) -> None:
-        """Looks at the pods that are `shown`, until cancelled."""
+    async def read_engines(self, shown: Callable[[], Iterable[str]]) -> None:
+        """Read the metrics of the pods that are `shown`, until cancelled."""
         while True:
-            await self.look_at(shown())
-            await asyncio.sleep(LOOK_INTERVAL)
+            await self.read(shown())
+            await asyncio.sleep(READ_INTERVAL)
 
-    async def look_at(self, names: Iterable[str]) -> None:
+    async def read(self, names: Iterable[str]) -> None:
         places = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
-            for name in list(names)[:MOST_LOOKED_AT]:
-                group.create_task(self._look(name, places))
+            for name in list(names)[:MOST_PODS]:
+                group.create_task(self._read(name, places))
 
-    async def _look(self, name: str, places: asyncio.Semaphore) -> None:
-        """A pod that does not answer has no figures."""
+    async def _read(self, name: str, places: asyncio.Semaphore) -> None:
+        """Read the metrics of a pod; a pod that does not respond has no figures."""
         found = None
         with suppress(*outbound.FAILURES, ValueError, ScrapeError):
             async with places:
-                answer = await outbound.send(self._session, "GET", self._metrics_of(name), timeout=_SHORT)
-            if answer.status == 200:
-                found = look(answer.body, self._clock.now())
-        before = self._looks.pop(name, None)
+                response = await outbound.send(self._session, "GET", self._metrics_of(name), timeout=_SHORT)
+            if response.status == 200:
+                found = totals_in(response.body, self._clock.now())
+        before = self._totals.pop(name, None)
         self._picture.figures.pop(name, None)
         if found is not None:
-            self._looks[name] = found
-            if before is not None and found.at - before.at < 3 * LOOK_INTERVAL:
+            self._totals[name] = found
+            if before is not None and found.at - before.at < 3 * READ_INTERVAL:
                 self._picture.figures[name] = between(before, found)
 
     def _metrics_of(self, name: str) -> str:
@@ -331,13 +331,13 @@ class Feed:
 _SHORT = aiohttp.ClientTimeout(total=3.0)
 
 
-async def _refused(answer: aiohttp.ClientResponse) -> Exception:
-    """A proxy that is just starting, or a balancer before one that is away, gets another chance."""
-    text = await answer.text()
-    if answer.status >= 500:
-        return ConnectionError(f"the admin port answered {answer.status}")
+async def _refused(response: aiohttp.ClientResponse) -> Exception:
+    """Return the error of a response; a status of 500 or more is worth a retry."""
+    text = await response.text()
+    if response.status >= 500:
+        return ConnectionError(f"the admin port responded {response.status}")
     try:
         message = str(orjson.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = f"it answered {answer.status}; is this kvlane's admin port, 9190 unless configured?"
-    return Refused(answer.status, message)
+        message = f"it responded {response.status}; is this kvlane's admin port, 9190 unless configured?"
+    return Refused(response.status, message)

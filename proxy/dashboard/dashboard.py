@@ -73,7 +73,7 @@ class Dashboard:
         flow_controls: Callable[[], Mapping[str, FlowControl]] | None = None,
         interval: float = INTERVAL,
     ) -> None:
-        """`counts` is what pods were sent; where it is None, `series` knows. `about` says what is to be known of the
+        """`counts` returns the attempts of a pod; if it is None, they are read from `series`. `about` describes the
         process itself, `interval` is that of the pictures, in seconds."""
         self._sampling = sampling = Sampling(series, clock, lambda: fleet.endpoints)
         self._heat = Heat(self._indexes, clock)
@@ -88,11 +88,11 @@ class Dashboard:
             Panel("shadows", self._read_shadows),
             Panel("heat", self._read_heat, HEAT_EVERY),
         )
-        self._feed = Feed(pods, sampling.samples, sampling.look, panels, clock, interval)
+        self._feed = Feed(pods, sampling.samples, sampling.update, panels, clock, interval)
         self.routes = DashboardRoutes(self._feed)
 
-    async def begin(self, stack: AsyncExitStack, samples_always: bool = True) -> None:
-        """After the admin port is open: it closes when nobody looks any more."""
+    async def start(self, stack: AsyncExitStack, samples_always: bool = True) -> None:
+        """Start after the admin port is open, so that viewers are disconnected before it closes."""
         await stack.enter_async_context(self._feed)
         tasks = await stack.enter_async_context(Tasks())
         if samples_always:
@@ -111,7 +111,7 @@ class Dashboard:
         return [] if self._sampling.series is None else shadows(self._sampling.series)
 
     async def _read_heat(self) -> dict[str, Any] | None:
-        return await self._heat.look()
+        return await self._heat.read()
 
     def _indexes(self) -> Sequence[PrefixIndex]:
         schedulings = self._schedulings().values()

@@ -1,4 +1,4 @@
-"""The dashboard's feed: one snapshot per second, of which each viewer receives the changes."""
+"""The dashboard's feed: one snapshot per second; each viewer receives the changes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ FIELDS = (
     *("scrapedAt", "stale", "leaving", "weight", "prefill", "perToken", "sent", "failed"),
 )
 """Of a row, in their order. `scrapedAt` is in whole seconds since the Unix epoch, null before the first scrape.
-`prefill` are the seconds that a typical prompt takes there, and `perToken` a token of an answer, as far as they are
-learnt; `sent` and `failed` are legs since the start."""
+`prefill` is the learned time for a typical prompt, `perToken` that for an output token, in seconds; `sent` and `failed`
+count attempts since the start."""
 
 FINE = (Ending.COMPLETE.value, Ending.CLIENT_GONE.value)
 
@@ -60,7 +60,7 @@ class PodRows:
     counts: Callable[[Endpoint], Counts]
     paces: Callable[[], Paces]
     rows: dict[str, bytes] = field(init=False, default_factory=dict)
-    """In JSON, by the name of the pod, as they were told last."""
+    """The latest rows in JSON, by the name of the pod."""
 
     async def changes(self) -> dict[str, bytes | None]:
         """Rows that are not as they were; None for pods that are gone. Lets the event loop run in between."""
@@ -111,7 +111,7 @@ class Summed:
 
 
 class SummedCounts:
-    """`series` gives those that were read last, another object each time; None before the first."""
+    """Attempts by pod, from the sums over workers. `series` returns the latest sums; None before the first read."""
 
     def __init__(self, series: Callable[[], Series | None]) -> None:
         self._series = series
@@ -205,10 +205,10 @@ log = logging.getLogger(__name__)
 INTERVAL = 1.0
 MOST_VIEWERS = 32
 MOST_BEHIND = 4
-"""Pictures that a viewer may not have read yet; after that it is sent all of the latest one."""
+"""Changes that a slow viewer may lag behind; after that it receives a whole snapshot."""
 
 LONGEST = 600
-"""Pictures for one connection: whoever looks for longer comes again, and shows its key again."""
+"""Snapshots for one connection. The client connects again, so that its key is checked again."""
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class Panel:
 
 
 class Viewer:
-    """One connection, while it lasts."""
+    """A connected viewer."""
 
     def __init__(self) -> None:
         self.behind: list[bytes] = []
@@ -245,7 +245,7 @@ class Viewer:
 
 
 class Feed:
-    """`async with`: inside of it there may be viewers. `sample` brings the samples up to date, unless they are."""
+    """Builds snapshots while there are viewers. Use as `async with`. `sample` updates the samples if they are due."""
 
     def __init__(
         self,
@@ -266,11 +266,11 @@ class Feed:
         self._tasks = Tasks()
         self._building: asyncio.Task[None] | None = None
         self._is_built = False
-        """There is a picture, and it is not older than the interval."""
-        self._told: dict[str, Any] | None = None
-        """The latest point that viewers have."""
+        """A snapshot exists that is not older than the interval."""
+        self._point: dict[str, Any] | None = None
+        """The latest point sent to viewers."""
         self.pictures = 0
-        """That were built."""
+        """Number of snapshots that were built."""
 
     async def __aenter__(self) -> Feed:
         return self
@@ -284,10 +284,11 @@ class Feed:
     def is_building(self) -> bool:
         return self._building is not None
 
-    async def look(self) -> AsyncGenerator[bytes, None]:
-        """Events for one viewer, the first of which has everything. Raises Saturated where too many look already."""
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield events for one viewer; the first event is the whole snapshot. Raise Saturated if there are too many
+        viewers."""
         if len(self._viewers) >= MOST_VIEWERS:
-            raise Saturated(f"{MOST_VIEWERS} people look at the dashboard already; close one of its pages.")
+            raise Saturated(f"The dashboard has {MOST_VIEWERS} viewers already; close one of its pages.")
         viewer = Viewer()
         self._viewers.append(viewer)
         if self._building is None:
@@ -304,7 +305,7 @@ class Feed:
             self._viewers.remove(viewer)
 
     def _news_of(self, viewer: Viewer) -> bytes:
-        """What it has not seen; from here on it has."""
+        """Return the events that the viewer has not received."""
         news = self._all() if viewer.needs_all else b"".join(viewer.behind)
         viewer.needs_all = False
         viewer.behind.clear()
@@ -319,7 +320,7 @@ class Feed:
                 try:
                     change = await self._build(number)
                 except Exception:  # the next one may be better
-                    log.exception("dashboard: a picture is missing")
+                    log.exception("dashboard: failed to build a snapshot")
                 else:
                     self._is_built = True
                     for viewer in self._viewers:
@@ -329,7 +330,7 @@ class Feed:
             self._building, self._is_built = None, False
 
     async def _build(self, number: int) -> bytes:
-        """An event with all that is not as it was; everything is looked at for the first of those who look."""
+        """Return an event with all changes since the last snapshot."""
         parts = {}
         await self._sample()
         pods = await self._pods.changes()
@@ -338,18 +339,18 @@ class Feed:
         for panel in self._panels:
             if number % panel.every == 0 and await self._read(panel):
                 parts[panel.name] = panel.last
-        if (points := self._samples.points) and points[-1] is not self._told:
-            self._told = points[-1]
-            parts["point"] = orjson.dumps(self._told)
+        if (points := self._samples.points) and points[-1] is not self._point:
+            self._point = points[-1]
+            parts["point"] = orjson.dumps(self._point)
         self.pictures += 1
         return self._event(b"change", parts)
 
     async def _read(self, panel: Panel) -> bool:
-        """Whether it is another one. A panel that cannot be read is empty, and the others are not."""
+        """Read a panel. Return whether it changed. A panel that fails is empty."""
         try:
             value = orjson.dumps(await panel.read())
         except Exception:
-            log.exception("dashboard: %s cannot be shown", panel.name)
+            log.exception("dashboard: failed to read %s", panel.name)
             value = b"null"
         changed, panel.last = value != panel.last, value
         return changed

@@ -53,7 +53,7 @@ class Heat:
     """By pod."""
     _looked_at: float = field(init=False, default=0.0)
 
-    async def look(self) -> dict[str, Any] | None:
+    async def read(self) -> dict[str, Any] | None:
         """In JSON; None where no index knows groups. Lets the event loop run in between."""
         indexes, now = self.indexes(), self.clock.now()
         if not indexes:
@@ -61,10 +61,10 @@ class Heat:
         self._cool(now)
         since, self._looked_at = self._looked_at, now
         for index in indexes:
-            await self._look(index, max(since, now - MEMORY))
+            await self._read(index, max(since, now - MEMORY))
         return self._shown(indexes)
 
-    async def _look(self, index: PrefixIndex, since: float) -> None:
+    async def _read(self, index: PrefixIndex, since: float) -> None:
         pods = list(index.memories)
         steps = max(LEAST_STEPS, STEPS // max(1, len(pods)))
         for position, pod in enumerate(pods):
@@ -124,7 +124,7 @@ def _in_common(rows: Sequence[Row]) -> list[Row]:
 
 
 def _used(pod: PodMemory, since: float, steps: int) -> list[Segment]:
-    """Those of its segments, the latest first, that a request used after that moment."""
+    """Yield the segments that a request used after that time, the latest first."""
     found: list[Segment] = []
     holding = pod.ring.older
     for _ in range(steps):

@@ -69,31 +69,31 @@ class DashboardRoutes:
         router.add_get("/dashboard/events", self.events, allow_head=False)
 
     async def page(self, request: web.Request) -> web.Response:
-        return _answer(self._assets[PAGE], request)
+        return _asset_response(self._assets[PAGE], request)
 
     async def asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in self._assets:
             raise NotFound(f"The dashboard has no {name}.")
-        return _answer(self._assets[name], request)
+        return _asset_response(self._assets[name], request)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: `all` once, then a `change` per second."""
-        answer = web.StreamResponse(headers={**HEADERS, "cache-control": "no-store"})
-        answer.content_type = "text/event-stream"
+        response = web.StreamResponse(headers={**HEADERS, "cache-control": "no-store"})
+        response.content_type = "text/event-stream"
         with suppress(ConnectionResetError):
-            await self._send(answer, request)
-        return answer
+            await self._send(response, request)
+        return response
 
-    async def _send(self, answer: web.StreamResponse, request: web.Request) -> None:
-        async with aclosing(self._feed.look()) as events:
+    async def _send(self, response: web.StreamResponse, request: web.Request) -> None:
+        async with aclosing(self._feed.events()) as events:
             async for event in events:
-                if not answer.prepared:
-                    await answer.prepare(request)
-                await answer.write(event)
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(event)
 
 
-def _answer(asset: Asset, request: web.Request) -> web.Response:
+def _asset_response(asset: Asset, request: web.Request) -> web.Response:
     headers = {**HEADERS, "etag": asset.tag}
     if request.headers.get("if-none-match") == asset.tag:
         return web.Response(status=304, headers=headers)

@@ -108,7 +108,7 @@ def _reader(names: tuple[str, ...]) -> SampleReader:
 
 
 _WITHOUT_PROMPTS = ("decode", "encode")
-_WITHOUT_ANSWERS = ("prefill", "encode", "encode-prefill")
+_WITHOUT_COMPLETIONS = ("prefill", "encode", "encode-prefill")
 """Roles whose pods see the tokens of a request that a pod of another role counts too."""
 
 
@@ -150,14 +150,14 @@ def growth(before: Mapping[str, EngineCounters], now: Mapping[str, EngineCounter
 
 def _counters(endpoint: Endpoint) -> EngineCounters:
     metrics, role = endpoint.metrics, endpoint.role
-    has_prompts, has_answers = role not in _WITHOUT_PROMPTS, role not in _WITHOUT_ANSWERS
+    has_prompts, has_completions = role not in _WITHOUT_PROMPTS, role not in _WITHOUT_COMPLETIONS
     prompt, generation = metrics.prompt_tokens, metrics.generation_tokens
     return EngineCounters(
         prompt if has_prompts and prompt >= 0 else None,
-        generation if has_answers and generation >= 0 else None,
+        generation if has_completions and generation >= 0 else None,
         metrics.prefix_queries if has_prompts else None,
         metrics.prefix_hits if has_prompts else None,
-        metrics.running > 0 and ((has_prompts and prompt < 0) or (has_answers and generation < 0)),
+        metrics.running > 0 and ((has_prompts and prompt < 0) or (has_completions and generation < 0)),
     )
 
 
@@ -209,7 +209,7 @@ ENDINGS = {"complete": "good", "client-gone": "gone", "refused": "refused"}
 """Every other outcome of a request is a failure."""
 
 NOT_SO_GOOD = {"4xx": "refused", "5xx": "failed"}
-"""By the status of a whole answer, which may be an error."""
+"""The kind of a complete response, which may be an error, by its status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,21 +253,21 @@ class Sampling:
         self._endpoints = endpoints
         self._due_at = clock.now()
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         now = self._clock.now()
         if now < self._due_at:
             return
         self._due_at = now + INTERVAL
         self.series = await self._read()
-        self.samples.take(Totals.of(self.series, self._clock.now(), self._endpoints()), self._clock.wall())
+        self.samples.add(Totals.of(self.series, self._clock.now(), self._endpoints()), self._clock.wall())
 
     async def run(self) -> None:
-        """Until cancelled: for those who want to see what was before they came."""
+        """Update until cancelled, so that viewers see the time before they connected."""
         while True:
             try:
-                await self.look()
+                await self.update()
             except Exception:
-                log.exception("dashboard: a point is missing")
+                log.exception("dashboard: failed to read a point")
             await asyncio.sleep(INTERVAL)
 
 
@@ -278,7 +278,7 @@ class Samples:
         self.points: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._last: Totals | None = None
 
-    def take(self, totals: Totals, wall: float) -> dict[str, Any] | None:
+    def add(self, totals: Totals, wall: float) -> dict[str, Any] | None:
         """The new point, which is the last one too. None for the first look in a while, and where a worker that is gone
         has taken its share of the totals along."""
         before, self._last = self._last, totals
@@ -297,7 +297,7 @@ def _between(before: Totals, now: Totals) -> dict[str, Any]:
     seconds = now.at - before.at
     grown = {key: number - before.counts.get(key, 0.0) for key, number in now.counts.items()}
     if any(number < 0 for number in grown.values()):
-        raise ValueError("a counter has begun anew")
+        raise ValueError("a counter was reset")
     refused = {reason: number - before.refusals.get(reason, 0.0) for reason, number in now.refusals.items()}
     return {
         "seconds": round(seconds, 2),

@@ -108,7 +108,7 @@ NARROWEST_NAME = 8
 WIDEST_NAME = 18
 """For which columns are left out."""
 OPTIONAL = ("ERR/S", "REQ/S", "ROLE", "TTFT50", "TOK/S", "RUN", "HIT", "TTFT90")
-"""Columns that a narrow terminal does without, in this order; nothing else is said twice."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 STYLES = {"ready": "green", "ejected": "bold red", "broken": "bold red", "starting": "cyan", "leaving": "dim"}
 OTHERWISE = "yellow"
@@ -116,11 +116,11 @@ OTHERWISE = "yellow"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What its keys have made of it."""
+    """What the user has chosen with keys."""
 
     order: Order = Order()
     top: int = 0
-    """The first pod that is shown."""
+    """Index of the first visible pod."""
 
     def scrolled(self, by: int, pods: int, rows: int) -> View:
         return replace(self, top=max(0, min(self.top + by, pods - rows)))
@@ -145,7 +145,7 @@ def table(pods: Sequence[Pod], order: Order, width: int, for_scripts: bool = Fal
     longest = max((len(pod.name) for pod in pods), default=0)
     has_roles = for_scripts or any(pod.role for pod in pods)
     columns = fitting(width - min(max(longest, NARROWEST_NAME), WIDEST_NAME), has_roles)
-    name = max(NARROWEST_NAME, min(width - _beside(columns), longest))
+    name = max(NARROWEST_NAME, min(width - _width_of_rest(columns), longest))
     if longest > name:
         pods = _without_what_is_common(pods)
     return [_titles(columns, name, COLUMNS[order.at]), *(_row(pod, columns, name) for pod in pods)]
@@ -163,14 +163,14 @@ def fitting(width: int, has_roles: bool) -> list[Column]:
     """Into a width beside the name. A fleet without roles has no column for them."""
     columns = [column for column in COLUMNS if has_roles or column.title != "ROLE"]
     for title in OPTIONAL:
-        if _beside(columns) <= width:
+        if _width_of_rest(columns) <= width:
             break
         columns = [column for column in columns if column.title != title]
     return columns
 
 
-def _beside(columns: Sequence[Column]) -> int:
-    """What the name, which is the first of them, leaves free."""
+def _width_of_rest(columns: Sequence[Column]) -> int:
+    """Return the width of all columns except the first, the name."""
     return sum(1 + column.width for column in columns[1:])
 
 

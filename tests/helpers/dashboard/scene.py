@@ -90,7 +90,7 @@ async def scene(pods: int = 0, api_key: str | None = None) -> AsyncIterator[Scen
         )
         admin = await stack.enter_async_context(AdminServer(Admin(port=0), application))
         made.url = f"http://127.0.0.1:{admin.port}"
-        await dashboard.begin(stack)
+        await dashboard.start(stack)
         for number in range(pods):
             made.add(f"vllm-{number}", running=number % 7, kv_usage=(number * 37 % 90) / 100)
         yield made

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from proxy.core.ports import ManualClock, SystemClock
 from proxy.core.tasks import Tasks
-from proxy.dashboard.client import Feed, Picture, Pod, Refused, between, look
+from proxy.dashboard.client import FeedClient, Picture, Pod, Refused, between, totals_in
 from proxy.dashboard.terminal import HEAD, TITLES, Order, View, keys_in, number, pressed, screen, seconds
 from tests.helpers.ports import free_port
 from tests.helpers.scenarios.stack import Stack, stack
@@ -38,13 +38,13 @@ def everything(pods: Mapping[str, Any]) -> dict[str, Any]:
 
 def picture_of(pods: Mapping[str, Any]) -> Picture:
     picture = Picture()
-    picture.take("all", everything(pods), 0.0)
+    picture.apply("all", everything(pods), 0.0)
     return picture
 
 
 def test_changes_add_up_and_pods_that_are_gone_go() -> None:
     picture = picture_of({"a": row(1), "b": row(2)})
-    picture.take("change", {"at": 101.0, "pods": {"a": row(5), "b": None}}, 1.0)
+    picture.apply("change", {"at": 101.0, "pods": {"a": row(5), "b": None}}, 1.0)
     assert [(pod.name, pod.requests) for pod in picture.rows()] == [("a", 5)]
 
 
@@ -52,7 +52,7 @@ def test_rates_are_those_of_the_last_ten_seconds() -> None:
     picture = picture_of({"a": row(sent=1000)})
     for second in range(1, 31):
         sent = 1000 if second <= 15 else 1000 + 3 * (second - 15)
-        picture.take("change", {"at": 100.0 + second, "pods": {"a": row(sent=sent, failed=0)}}, float(second))
+        picture.apply("change", {"at": 100.0 + second, "pods": {"a": row(sent=sent, failed=0)}}, float(second))
     assert picture.rows()[0].rate == pytest.approx(3.0)
 
 
@@ -60,25 +60,25 @@ def test_several_workers_are_asked_with_the_points_and_rates_are_of_the_time_in_
     picture = Picture()
     about = {"version": "1.0", "panics": [], "workers": 2}
     old = {**everything({"a": row(sent=100)}), "about": about, "points": [{"t": 20.0, "good": 1.0}]}
-    picture.take("all", old, 0.0)
+    picture.apply("all", old, 0.0)
     for second in range(1, 13):
         sent = 100 + 30 * ((second + 2) // 6)
         point = {"point": {"t": 99.0 + second, "good": 5.0}} if (second + 2) % 6 == 0 else {}
-        picture.take("change", {"at": 100.0 + second, "pods": {"a": row(sent=sent)}, **point}, float(second))
+        picture.apply("change", {"at": 100.0 + second, "pods": {"a": row(sent=sent)}, **point}, float(second))
         expected = None if second < 4 else 30 / 3 if second < 10 else 60 / 9
         assert picture.rows()[0].rate == (expected if expected is None else pytest.approx(expected))
 
 
 def test_a_proxy_that_was_restarted_begins_a_picture_anew() -> None:
     picture = picture_of({"a": row(sent=1000), "b": row()})
-    picture.take("all", everything({"a": row(sent=2)}), 1.0)
+    picture.apply("all", everything({"a": row(sent=2)}), 1.0)
     (pod,) = picture.rows()
     assert (pod.sent, pod.rate) == (2, None)
 
 
 def test_figures_of_the_whole_are_not_shown_when_they_are_old() -> None:
     picture = Picture()
-    picture.take("all", {**everything({}), "points": [{"t": 98.0, "good": 7.0}]}, 0.0)
+    picture.apply("all", {**everything({}), "points": [{"t": 98.0, "good": 7.0}]}, 0.0)
     assert picture.totals(20.0)["good"] == 7.0
     assert picture.totals(29.0) == {}
 
@@ -99,7 +99,7 @@ def test_figures_of_the_whole_are_not_shown_when_they_are_old() -> None:
 )
 def test_tokens_and_cache_hits_of_the_whole_are_shown_with_their_source(point: Any, words: list[str]) -> None:
     picture = Picture()
-    picture.take("all", {**everything({}), "points": [{"t": 99.0, **point}]}, 0.0)
+    picture.apply("all", {**everything({}), "points": [{"t": 99.0, **point}]}, 0.0)
     drawn = "\n".join(f"{line} ·" for line in screen(picture, View(), (160, 10), 1.0).plain.splitlines())
     assert [word for word in words if word not in drawn] == []
 
@@ -116,7 +116,10 @@ vllm:time_to_first_token_seconds_bucket{model_name="m",le="+Inf"} %d
 
 
 def test_what_an_engine_did_is_the_difference_of_two_looks() -> None:
-    before, now = look(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0), look(EXPOSITION % (175, 300, 250, 10, 15, 15), 2.0)
+    before, now = (
+        totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0),
+        totals_in(EXPOSITION % (175, 300, 250, 10, 15, 15), 2.0),
+    )
     figures = between(before, now)
     assert (figures.hit_ratio, figures.tokens) == (0.75, 100.0)
     assert figures.ttft_50 == pytest.approx(0.1)
@@ -124,10 +127,10 @@ def test_what_an_engine_did_is_the_difference_of_two_looks() -> None:
 
 
 def test_an_engine_that_has_begun_anew_or_is_idle_has_no_figures() -> None:
-    busy, fresh = look(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0), look(EXPOSITION % (1, 2, 3, 1, 1, 1), 5.0)
+    busy, fresh = totals_in(EXPOSITION % (100, 200, 50, 5, 5, 5), 0.0), totals_in(EXPOSITION % (1, 2, 3, 1, 1, 1), 5.0)
     assert between(busy, fresh).hit_ratio is between(busy, fresh).ttft_90 is between(busy, fresh).tokens is None
     assert between(busy, busy).hit_ratio is None
-    assert between(look(b"", 0.0), look(b"", 5.0)).tokens is None
+    assert between(totals_in(b"", 0.0), totals_in(b"", 5.0)).tokens is None
 
 
 def test_the_busiest_pods_stand_above_and_equal_ones_by_their_names() -> None:
@@ -218,17 +221,17 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxy() -> AsyncIterator[tuple[Proxy, Feed, Picture]]:
+async def proxy() -> AsyncIterator[tuple[Proxy, FeedClient, Picture]]:
     one, picture = Proxy(), Picture()
     await one.start()
     async with aiohttp.ClientSession() as session:
-        yield one, Feed(session, f"http://127.0.0.1:{one.port}/", picture, SystemClock(), lambda: None), picture
+        yield one, FeedClient(session, f"http://127.0.0.1:{one.port}/", picture, SystemClock(), lambda: None), picture
     await one.stop()
 
 
 async def test_a_proxy_that_is_restarted_is_found_again_and_its_absence_is_said() -> None:
     async with proxy() as (one, feed, picture), Tasks() as tasks:
-        tasks.start(feed.follow(), "events")
+        tasks.start(feed.run(), "events")
         await until(lambda: "first" in picture.pods)
         await one.stop()
         await until(lambda: feed.wrong)
@@ -243,7 +246,7 @@ async def test_a_proxy_that_is_restarted_is_found_again_and_its_absence_is_said(
 async def test_a_key_that_is_no_longer_good_ends_it_and_a_proxy_that_is_starting_does_not() -> None:
     async with proxy() as (one, feed, _), Tasks() as tasks:
         one.status = 503
-        following = tasks.start(feed.follow(), "events")
+        following = tasks.start(feed.run(), "events")
         await until(lambda: feed.wrong)
         assert not following.done()
         one.status = 401
@@ -251,21 +254,21 @@ async def test_a_key_that_is_no_longer_good_ends_it_and_a_proxy_that_is_starting
         assert feed.refused is not None
         assert feed.refused.status == 401
         with pytest.raises(Refused, match="no"):
-            await feed.begin()
+            await feed.first()
 
 
 async def test_looking_at_pods_gives_what_they_counted_in_between() -> None:
     async with stack(2) as s, aiohttp.ClientSession() as session:
         picture, clock = Picture(), ManualClock()
-        feed = Feed(session, s.admin, picture, clock, lambda: None)
-        await feed.begin()
+        feed = FeedClient(session, s.admin, picture, clock, lambda: None)
+        await feed.first()
         names = sorted(picture.pods)
-        await feed.look_at([*names, "no-such-pod"])
+        await feed.read([*names, "no-such-pod"])
         for _ in range(4):
             await s.chat("A question. " * 50, max_tokens=5)
         await s.idle()
         clock.advance(4.0)
-        await feed.look_at(names)
+        await feed.read(names)
         assert sum(one.tokens or 0.0 for one in picture.figures.values()) == pytest.approx(5.0)
         assert any(one.ttft_50 is not None for one in picture.figures.values())
 

@@ -23,7 +23,7 @@ async def watched(file: Path) -> AsyncIterator[list[str]]:
     async def changed() -> None:
         seen.append(await asyncio.to_thread(file.read_text))
 
-    task = asyncio.create_task(ConfigurationFiles(file).follow(changed, TICK))
+    task = asyncio.create_task(ConfigurationFiles(file).watch(changed, TICK))
     await asyncio.sleep(2 * TICK)
     yield seen
     task.cancel()
@@ -93,6 +93,6 @@ async def test_what_changed_after_it_was_read_and_before_anybody_watched_is_a_ch
     async def changed() -> None:
         told.set()
 
-    task = asyncio.create_task(files.follow(changed, TICK))
+    task = asyncio.create_task(files.watch(changed, TICK))
     await asyncio.wait_for(told.wait(), PATIENCE)
     task.cancel()

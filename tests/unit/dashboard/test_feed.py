@@ -72,7 +72,7 @@ async def change_with(events: Events, part: str) -> dict[str, Any]:
 
 async def test_the_first_event_has_everything_and_the_others_what_has_changed(shown: Shown) -> None:
     shown.add("a")
-    async with aclosing(shown.feed.look()) as events:
+    async with aclosing(shown.feed.events()) as events:
         name, data = await next_of(events)
         assert name == "all"
         assert set(data["pods"]) == {"a"}
@@ -86,7 +86,7 @@ async def test_the_first_event_has_everything_and_the_others_what_has_changed(sh
 
 
 async def test_nothing_is_built_while_nobody_looks(shown: Shown) -> None:
-    async with aclosing(shown.feed.look()) as events:
+    async with aclosing(shown.feed.events()) as events:
         await next_of(events)
     async with asyncio.timeout(PATIENCE):
         while shown.feed.is_building:
@@ -99,7 +99,7 @@ async def test_nothing_is_built_while_nobody_looks(shown: Shown) -> None:
 async def test_who_looks_again_later_sees_what_is_then(shown: Shown) -> None:
     for value in (1, 2):
         shown.value = value
-        async with aclosing(shown.feed.look()) as events:
+        async with aclosing(shown.feed.events()) as events:
             assert (await next_of(events))[1]["panel"] == value
         async with asyncio.timeout(PATIENCE):
             while shown.feed.is_building:
@@ -107,14 +107,14 @@ async def test_who_looks_again_later_sees_what_is_then(shown: Shown) -> None:
 
 
 async def test_all_viewers_share_one_picture(shown: Shown) -> None:
-    async with aclosing(shown.feed.look()) as one, aclosing(shown.feed.look()) as other:
+    async with aclosing(shown.feed.events()) as one, aclosing(shown.feed.events()) as other:
         for _ in range(5):
             await asyncio.gather(next_of(one), next_of(other))
         assert shown.reads <= shown.feed.pictures + 1
 
 
 async def test_a_viewer_that_does_not_keep_up_is_sent_everything_anew(shown: Shown) -> None:
-    async with aclosing(shown.feed.look()) as events:
+    async with aclosing(shown.feed.events()) as events:
         await next_of(events)
         built = shown.feed.pictures
         async with asyncio.timeout(PATIENCE):
@@ -127,13 +127,13 @@ async def test_a_viewer_that_does_not_keep_up_is_sent_everything_anew(shown: Sho
 
 
 async def test_no_more_than_so_many_may_look(shown: Shown) -> None:
-    viewers = [shown.feed.look() for _ in range(MOST_VIEWERS)]
+    viewers = [shown.feed.events() for _ in range(MOST_VIEWERS)]
     for viewer in viewers:
         await next_of(viewer)
     with pytest.raises(Saturated):
-        await anext(shown.feed.look())
+        await anext(shown.feed.events())
     await viewers.pop().aclose()
-    async with aclosing(shown.feed.look()) as events:
+    async with aclosing(shown.feed.events()) as events:
         assert (await next_of(events))[0] == "all"
     for viewer in viewers:
         await viewer.aclose()
@@ -142,19 +142,19 @@ async def test_no_more_than_so_many_may_look(shown: Shown) -> None:
 async def test_a_panel_that_fails_is_empty_and_the_others_are_not(
     shown: Shown, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with aclosing(shown.feed.look()) as events:
+    async with aclosing(shown.feed.events()) as events:
         _, data = await next_of(events)
     assert data["broken"] is None
     assert data["panel"] == 1
-    assert "broken cannot be shown" in caplog.text
+    assert "failed to read broken" in caplog.text
 
 
 async def test_viewers_are_not_lost_with_a_picture_that_fails(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
     shown.fails = True
-    async with aclosing(shown.feed.look()) as events:
+    async with aclosing(shown.feed.events()) as events:
         first = asyncio.get_running_loop().create_task(next_of(events))
         async with asyncio.timeout(PATIENCE):
-            while "a picture is missing" not in caplog.text:
+            while "failed to build a snapshot" not in caplog.text:
                 await asyncio.sleep(0.001)
         shown.fails = False
         assert (await first)[0] == "all"
@@ -163,6 +163,6 @@ async def test_viewers_are_not_lost_with_a_picture_that_fails(shown: Shown, capl
 async def test_when_the_port_closes_viewers_are_let_go() -> None:
     shown = Shown()
     async with shown.feed:
-        events = shown.feed.look()
+        events = shown.feed.events()
         await next_of(events)
     assert [event async for event in events] == []

@@ -27,7 +27,7 @@ class Warm:
 
     async def look(self) -> dict[str, Any]:
         self.clock.advance(2.5)
-        shown = await self.heat.look()
+        shown = await self.heat.read()
         self.clock.advance(2.5)
         assert shown is not None
         return shown
@@ -91,4 +91,4 @@ async def test_memory_is_bounded_however_different_prompts_are() -> None:
 
 
 async def test_without_an_index_of_groups_there_is_nothing_to_show() -> None:
-    assert await Heat(list, ManualClock()).look() is None
+    assert await Heat(list, ManualClock()).read() is None

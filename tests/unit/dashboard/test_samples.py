@@ -20,7 +20,7 @@ class Sampled:
 
     def look(self, later: float = INTERVAL) -> dict[str, Any] | None:
         self.at += later
-        return self.samples.take(Totals.of(CatalogueSeries(self.catalogue), self.at, self.pods), 1000 + self.at)
+        return self.samples.add(Totals.of(CatalogueSeries(self.catalogue), self.at, self.pods), 1000 + self.at)
 
     def report(self, name: str, *, role: str = "", freshness: Freshness = Freshness.FRESH, **metrics: Any) -> None:
         """A pod reports its counters."""
@@ -98,7 +98,7 @@ async def test_the_series_are_read_when_that_is_due_and_not_before() -> None:
 
     sampling = Sampling(read, clock)
     for _ in range(11):
-        await sampling.look()
+        await sampling.update()
         clock.advance(1.0)
     assert reads == [0.0, 5.0, 10.0]
     assert len(sampling.samples.points) == 2

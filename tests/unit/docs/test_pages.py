@@ -94,3 +94,15 @@ def errors(cls: type[RequestError]) -> Iterator[type[RequestError]]:
 def _reasons_in_the_source() -> set[str]:
     sources = (path.read_text() for path in (ROOT / "proxy").rglob("*.py"))
     return {name for source in sources for name in re.findall(r"\bReason\.([A-Z_]+)\b", source)}
+
+
+def test_the_architecture_names_every_package_in_its_layer() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {path.parent.name for path in (ROOT / "proxy").glob("*/__init__.py")}
+    tree = page.partition("```text\n")[2].partition("```")[0]
+    assert set(re.findall(r"(\w+)/ ", tree)) == packages
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    ordered = [packages & set(layer.split(" : ")) for layer in layers]
+    rows = re.findall(r"^\| [1-8] \| (.+) \|$", page, re.MULTILINE)
+    assert [packages & set(row.split(", ")) for row in rows] == ordered

@@ -305,7 +305,7 @@ class TestTheCommand:
             gone = f"http://127.0.0.1:{free_port()}"
             words = ["doctor", pod.url, gone, "--no-requests", "--timeout", "1"]
             result = await asyncio.to_thread(CliRunner().invoke, main, words)
-        assert result.stdout.startswith(f"# left out, as it did not answer: {gone}\n")
+        assert result.stdout.startswith(f"# left out, because it did not respond: {gone}\n")
         assert "Connection refused\n" in result.stderr
         assert [pod["url"] for pod in yaml.safe_load(result.stdout)["pods"]["static"]] == [pod.url]
 
