@@ -358,6 +358,7 @@ def test_what_is_wrong_with_a_pool_is_said_with_its_path(pools: Any, path: str) 
 def test_a_rewrite_to_a_pool_that_there_is_not_is_a_fault() -> None:
     rewrites = [{"model": "a", "targets": [{"model": "b", "pool": "larg"}]}]
     with pytest.raises(
-        ConfigError, match=r"models\.rewrites\[0\]\.targets\[0\]\.pool: 'larg' is none of default, large"
+        ConfigError,
+        match=r"models\.rewrites\[0\]\.targets\[0\]\.pool: there is no pool 'larg'; pools are default, large",
     ):
         from_mapping({"pools": {"large": {}}, "models": {"rewrites": rewrites}})
