@@ -17,8 +17,8 @@ from proxy.core.request import BYTES_PER_TOKEN, Prompt, frozen
 PER_DOUBLING = 32
 """Hashes for each doubling of the depth. So the first 64 blocks have one hash each, the next 64 one for two, and none
 ever stands for more than 1/32 of what is before it: 128 KB are 160 hashes instead of 512, and take 22 us instead of 52.
-What pods hit falls by 0.1 points at most, and what the index knows of it by 0.2 (bench/README.md). With 16, a prompt of
-128 KB would take 6 us less, and the index would know 1.0 points less of conversations.
+What pods hit falls by 0.1 points at most, and what the index knows of it by 0.2 (docs/notes/prefix-index.md). With 16,
+a prompt of 128 KB would take 6 us less, and the index would know 1.0 points less of conversations.
 """
 
 
