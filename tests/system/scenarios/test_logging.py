@@ -51,11 +51,11 @@ async def test_workers_follow_those_that_start_later_too(capfd: pytest.CaptureFi
     ):
         async with admin.post("/admin/logging", json=wanted) as answer:
             assert answer.status == 200
-        await until_said(capfd, "levels as told")
+        await until_said(capfd, "log levels set to")
         (first,) = supervisor.pids
         os.kill(first, signal.SIGKILL)
         await until(lambda: supervisor.pids not in ([], [first]))
-        await until_said(capfd, "levels as told")
+        await until_said(capfd, "log levels set to")
 
 
 async def until_said(capfd: pytest.CaptureFixture[str], text: str) -> str:
