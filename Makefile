@@ -117,8 +117,8 @@ bench: .venv/.dev
 
 # The lock files name versions and hashes for every supported Python; this target needs uv.
 lock:
-	uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate -q -o requirements.lock
-	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header --no-annotate -q -o requirements-dev.lock
+	uv pip compile pyproject.toml --universal --no-strip-extras --generate-hashes --no-header --no-annotate -q -o requirements.lock
+	uv pip compile pyproject.toml --group dev --universal --no-strip-extras --generate-hashes --no-header --no-annotate -q -o requirements-dev.lock
 
 # Known advisories against what the lock files name; pip-audit asks the advisory database of the registry.
 audit: .venv-audit/.ready
