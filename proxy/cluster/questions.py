@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from struct import Struct
@@ -32,6 +33,9 @@ METRICS_TIMEOUT = 2.0
 
 DECISIONS_TIMEOUT = 5.0
 """Seconds to wait for the decisions of one worker."""
+
+MOST_OPEN = 256
+"""Questions of one process that are being answered. Further ones are refused at once."""
 
 METRICS, DECISIONS, SIGNALS, RELOAD, READ_MODELS, READ_POD = (
     "metrics",
@@ -68,6 +72,8 @@ class Questions:
         self._pending: dict[tuple[int, int], asyncio.Future[bytes]] = {}
         """By address and number."""
         self._tasks = Tasks()
+        self._open: Counter[int] = Counter()
+        """Questions that are being answered, by address."""
         self.handlers: dict[str, Handler] = {}
 
     async def ask(self, address: int, topic: str, argument: Any = None, timeout: float | None = None) -> bytes:
@@ -88,7 +94,12 @@ class Questions:
         if kind is Kind.QUESTION:
             (number,) = _QUESTION.unpack_from(body)
             topic, argument = orjson.loads(body[_QUESTION.size :])
-            self._tasks.start(self._answer(address, number, self.handlers[topic](argument)), f"answer about {topic}")
+            handler = self.handlers[topic]
+            if self._open[address] >= MOST_OPEN:
+                self._reply(address, number, False, b"too many questions at a time")
+                return
+            self._open[address] += 1
+            self._tasks.start(self._answer(address, number, handler(argument)), f"answer about {topic}")
             return
         number, is_answered = _REPLY.unpack_from(body)
         pending, reply = self._pending.get((address, number)), body[_REPLY.size :]
@@ -110,11 +121,18 @@ class Questions:
 
     async def _answer(self, address: int, number: int, answering: Awaitable[bytes]) -> None:
         try:
-            reply = _REPLY.pack(number, True) + await answering
+            reply, has_failed = await answering, False
         except Exception as error:
             log.exception("could not answer a question of another process of this host")
-            reply = _REPLY.pack(number, False) + repr(error).encode()
-        self._send(address, record(Kind.REPLY, reply))
+            reply, has_failed = repr(error).encode(), True
+        finally:
+            self._open[address] -= 1
+            if not self._open[address]:
+                del self._open[address]
+        self._reply(address, number, not has_failed, reply)
+
+    def _reply(self, address: int, number: int, is_answered: bool, reply: bytes) -> None:
+        self._send(address, record(Kind.REPLY, _REPLY.pack(number, is_answered) + reply))
 
 
 class Asked(Protocol):

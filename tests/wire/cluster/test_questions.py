@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.cluster.messages import BROKER, Kind, record
-from proxy.cluster.questions import Questions, Unanswered, WorkerModelReads
+from proxy.cluster.questions import MOST_OPEN, Questions, Unanswered, WorkerModelReads
 from proxy.core.endpoint import Endpoint
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.cluster.test_bus import Bus, bus
@@ -91,6 +91,28 @@ async def test_a_question_or_reply_that_makes_no_sense_costs_that_message_only()
             link.publish(record(Kind.REPLY, body), BROKER)
         await until(lambda: it.garbled.value == 5)
         assert await supervisor.ask(1, "echo", 1) == b"1"
+
+
+async def test_a_flood_of_questions_is_refused_beyond_a_bound_and_leaves_no_trace() -> None:
+    gate, open_at_once = asyncio.Event(), 0
+
+    async def slow(argument: Any) -> bytes:
+        nonlocal open_at_once
+        open_at_once += 1
+        await gate.wait()
+        return b"done"
+
+    async with asked() as (_, supervisor, worker):
+        worker.handlers["slow"] = slow
+        flood = [asyncio.create_task(supervisor.ask(1, "slow")) for _ in range(MOST_OPEN + 50)]
+        await until(lambda: sum(one.done() for one in flood) == 50)
+        assert open_at_once == MOST_OPEN
+        gate.set()
+        results = await asyncio.gather(*flood, return_exceptions=True)
+        assert results.count(b"done") == MOST_OPEN
+        assert {str(one) for one in results if one != b"done"} == {"too many questions at a time"}
+        assert await supervisor.ask(1, "slow") == b"done"
+        assert not worker._open
 
 
 async def test_a_worker_has_the_supervisor_read_models_and_is_told_before_the_answer_what_was_found() -> None:
