@@ -36,8 +36,8 @@ from proxy.prefix.hashing import chains
 from proxy.prefix.index import PrefixIndex
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import read
-from proxy.scheduling.explained_decision import ENTRY
-from proxy.scheduling.explained_log import Chosen, Explained, Kept, Notes
+from proxy.scheduling.explained_decision import ENTRY, EntryBuilder
+from proxy.scheduling.explained_log import DecisionLog, Explained
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.metrics import Catalogue, Counter
@@ -170,10 +170,9 @@ class Parts:
         return build(read(None), Registry.discover(), ports)
 
     def keeping(self, scheduling: Scheduling) -> Explained:
-        self.kept = kept = Kept(DecisionSettings(), self.clock)
-        notes = Notes(scheduling, DEFAULT_POOL, lambda: self.endpoints, self.clock)
-        chosen = Chosen(random.Random(1), kept, lambda request: True)
-        return Explained({DEFAULT_POOL: notes}, kept, chosen)
+        log = DecisionLog(DecisionSettings(), self.clock)
+        builder = EntryBuilder(scheduling, DEFAULT_POOL, lambda: self.endpoints, self.clock)
+        return Explained({DEFAULT_POOL: builder}, log, random.Random(1), lambda request: True)
 
 
 def _hash(prompt: Prompt) -> Step:
@@ -225,13 +224,12 @@ def _kept_legs(parts: Parts) -> Step:
     explained, record = parts.keeping(scheduling), DecisionRecord(is_wanted=True)
     decision = scheduling.scheduler.schedule(attempt.request, parts.endpoints, 0, record)
     explained.decided(attempt.request, parts.endpoints, decision, 0.0, record)
-    kept = parts.kept
 
     def leg() -> None:
-        kept.attempt_started(attempt)
-        kept.attempt_ended(attempt, None)
-        kept.request_ended(call, 200, Ending.COMPLETE, attempt, 0)
-        attempt.request.state[ENTRY].legs.clear()
+        explained.attempt_started(attempt)
+        explained.attempt_ended(attempt, None)
+        explained.request_ended(call, 200, Ending.COMPLETE, attempt, 0)
+        attempt.request.state[ENTRY].attempts.clear()
 
     return leg
 

@@ -24,7 +24,7 @@ from proxy.pool import Pool, Production
 from proxy.scheduling.build import Scheduling
 from proxy.scheduling.document import Document, PluginEntry, PluginRef, ProfileEntry, read
 from proxy.scheduling.explained_decision import Entry, imagined, short
-from proxy.scheduling.explained_log import Explaining, parts
+from proxy.scheduling.explained_log import Explaining
 from proxy.scheduling.layout import declares
 from proxy.scheduling.scheduler import Scheduler
 from proxy.serving import Process, narrowing
@@ -82,7 +82,7 @@ def _body(request: Any) -> bytes:
 
 def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]) -> Document:
     """The document that `made` was made of, with other weights of some scorers. Raises BadRequest."""
-    scorers = sorted({name for of_profile in parts(made).values() for name in of_profile})
+    scorers = sorted({name for of_profile in made.shares().values() for name in of_profile})
     for name in weights:
         if name not in scorers:
             raise BadRequest(f"No profile has the scorer '{name}'{suggestion(name, scorers)}.", param=f"weights.{name}")
@@ -221,8 +221,8 @@ class DryRun:
             raise
         except RequestError as error:
             outcome = error.with_traceback(None)
-        notes = self.process.explaining.notes(scheduling, pool.name, len(self.process.fleet.pools) <= 1)
-        return notes.entry(ID, request, candidates, record.runs, outcome)
+        builder = self.process.explaining.builder(scheduling, pool.name)
+        return builder.entry(ID, request, candidates, record.runs, outcome)
 
     def _scheduled(
         self,

@@ -54,7 +54,7 @@ from proxy.reliability.health import Liveness
 from proxy.reliability.hedging import SAVED_UP, Hedging, Lateness
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
-from proxy.scheduling.explained_log import Explained, Explaining, Kept
+from proxy.scheduling.explained_log import DecisionLog, Explained, Explaining
 from proxy.settings import Settings
 from proxy.telemetry.observation import Observation
 from proxy.telemetry.observer import Observer
@@ -222,7 +222,7 @@ class _Build:
         draft.assign(process.breakers, settings=settings.reliability.breaker)
         draft.assign(process.liveness, settings=settings.reliability.health)
         draft.assign(process.signals, pools=settings.autoscale.pools)
-        kept = self._kept()
+        explained_log = self._explained_log()
         authenticator = build_authenticator(settings.security, process.clock, draft)
         limits = self._limits(authenticator)
         flow_controls = {name: control for name in names if (control := self._flow_control(name)) is not None}
@@ -234,8 +234,8 @@ class _Build:
         draft.assign(process.decisions, schedulings=schedulings)
         resolver = self._resolver(schedulings, has_gates=any(gates.values()))
         failover = self._failover(schedulings, flow_controls)
-        explained = None if kept is None else process.explaining.listener(schedulings, kept)
-        listeners = self._listeners(kept, explained, failover.poison, prompts, schedulings)
+        explained = None if explained_log is None else process.explaining.listener(schedulings, explained_log)
+        listeners = self._listeners(explained, failover.poison, prompts, schedulings)
         pools = self._pools(schedulings, gates, failover, listeners)
         gateway = self._gateway(authenticator, limits, resolver, failover, pools, explained)
         served = self._served(gateway, authenticator, listeners)
@@ -276,14 +276,15 @@ class _Build:
         series = FlowSeries(process.observation.catalogue, pool)
         return SheddingGate(settings.shedding, process.random, series) if settings.sheds else None
 
-    def _kept(self) -> Kept | None:
+    def _explained_log(self) -> DecisionLog | None:
         """Return None if decisions are not kept."""
-        process, draft, wanted = self.process, self.draft, self.settings.telemetry.decisions
-        kept = None if wanted is None else draft.get("kept-decisions", lambda: process.explaining.make_kept(wanted))
-        if kept is not None:
-            draft.assign(kept, settings=wanted)
-        draft.assign(process.explaining, kept=kept)
-        return kept
+        explaining, draft, wanted = self.process.explaining, self.draft, self.settings.telemetry.decisions
+        log = None
+        if wanted is not None:
+            log = draft.get("decision-log", lambda: DecisionLog(wanted, self.process.clock, explaining.prefix))
+            draft.assign(log, settings=wanted)
+        draft.assign(explaining, log=log)
+        return log
 
     # Models.
 
@@ -465,7 +466,6 @@ class _Build:
 
     def _listeners(
         self,
-        kept: Kept | None,
         explained: Explained | None,
         poison: Poison,
         prompts: Mapping[str, SharedPrompts],
@@ -474,7 +474,7 @@ class _Build:
         """Return the listeners of all pools. The ledger is first: gates and hooks read the cost of an attempt."""
         process = self.process
         reliability: list[Listener] = [process.breakers, poison, ReadsAfterNotFound(process.model_reads)]
-        decisions: list[Listener] = [each for each in (explained, kept) if each is not None]
+        decisions: list[Listener] = [] if explained is None else [explained]
         has_shadows = any(profile.shadow for one in schedulings.values() for profile in one.effective.profiles)
         shadows: list[Listener] = [Shadows(process.observation.observer)] if has_shadows else []
         scaled: list[Listener] = [process.signals] if self.settings.autoscale.pools else []

@@ -20,7 +20,7 @@ from proxy.core.errors import BadRequest, NoEndpoints, NotFound, RequestError
 from proxy.core.tasks import Tasks
 from proxy.fleet.models import ModelReads
 from proxy.http.admin_config import Explained
-from proxy.scheduling.explained_log import Wanted
+from proxy.scheduling.explained_log import DecisionQuery
 from proxy.telemetry.endpoints import EndpointSeries
 from proxy.telemetry.exposition import SUPERVISOR, Merger
 from proxy.telemetry.metrics import Catalogue
@@ -232,7 +232,7 @@ class WorkersDecisions:
 
     async def listed(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Raises BadRequest."""
-        limit = Wanted.of(query).limit
+        limit = DecisionQuery.of(query).limit
         all_shown = [shown for status, shown in await self._ask_all("listed", None, query) if status == 200]
         if not all_shown:
             raise NoEndpoints("No worker answers.")

@@ -106,6 +106,15 @@ class Scheduling:
         """Count and log an error of a plugin."""
         self.faults.report(self.name_of(plugin), RAISED, complaint, error)
 
+    def shares(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Return the weight of each scorer and its share of the total, by profile."""
+        found = {}
+        for profile in self.effective.profiles:
+            uses = [use for use in profile.uses if declares(self.instances[use.ref], Scorer)]
+            portions = shares([use.weight for use in uses])
+            found[profile.name] = {use.ref: (use.weight, part) for use, part in zip(uses, portions, strict=True)}
+        return found
+
     def name_of(self, plugin: Plugin) -> str:
         """Return its name in the configuration."""
         return next((name for name, made in self.instances.items() if made is plugin), plugin.plugin_type)

@@ -1,34 +1,31 @@
-"""One decision with everything it was made of and what came of it: as an entry, as JSON, as a response header."""
+"""Explained decisions: the inputs of one decision and its result, as an entry, as JSON and as a response header."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from proxy.core.attempt import Attempt, Ending, Stage
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.decision import Decision, ProfileRecord
-from proxy.core.endpoint import Endpoint, Freshness, LoadView
-from proxy.core.errors import Reason
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, LoadView
+from proxy.core.errors import Reason, RequestError
+from proxy.core.ports import Clock
 from proxy.core.request import DataKey, InferenceRequest
 from proxy.flowcontrol.controller import TICKET
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, most_cached
+from proxy.scheduling.build import Scheduling
 
 PLAIN_BYTES, BYTES_PER_POD, BYTES_PER_SCORE = 4096, 320, 8
-"""What an entry takes, about, rather less than more: of its own, for each candidate, and for each number of a table."""
-
-_SITUATION = attrgetter("view", "load.requests", "load.tokens", "metrics.freshness")
-
-Situation = tuple[LoadView, int, int, Any]
-"""Of a pod: its view, requests and tokens in flight, and how fresh its scrape was."""
+"""Approximate memory of an entry: its own, for each candidate, and for each number of a table."""
 
 
-class Leg(NamedTuple):
-    """A leg that is over. Times are monotonic seconds."""
+class EndedAttempt(NamedTuple):
+    """The fields of an attempt that an entry keeps; the attempt itself has the body of its request."""
 
     endpoint: Endpoint
     stage: Stage
@@ -39,40 +36,28 @@ class Leg(NamedTuple):
     last_byte_at: float | None
     status: int | None
     ending: Ending | None
-    usage: Any
+    usage: Usage | None
     predicted_cached_tokens: int | None
     told_cached: int | None
 
 
-LEG = attrgetter(*Leg._fields)
-"""Of an attempt."""
-
-
-class Absent(NamedTuple):
-    """A pod of the pool that was no candidate."""
-
-    pod: str
-    why: str
-
-
-class Refusal(NamedTuple):
-    """Why nobody was chosen; the error itself would keep the request's body."""
-
-    type: str
-    message: str
-    reason: Reason
+_SITUATION: Callable[[Endpoint], tuple[LoadView, int, int, Freshness]] = attrgetter(
+    "view", "load.requests", "load.tokens", "metrics.freshness"
+)
+_ENDED = attrgetter(*EndedAttempt._fields)
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Lives as long as its request, and while it is kept. Of the request nothing but lengths and names: its prompt,
-    headers and body go with it. `seen`, `hits` and `ttfts` stand in the order of `candidates`; the latter two are None
-    where nobody predicts. Times are monotonic seconds, but `at`."""
+    """One decision. Keeps names and lengths of the request, but no prompt, header or body.
+
+    `situations` (view, requests and tokens in flight, freshness), `hits` (tokens of the prompt in the KV cache) and
+    `ttfts` are in the order of `candidates`; the latter two are None without a prediction. Times are monotonic seconds,
+    except `at`, which is seconds since the epoch."""
 
     id: str
     request: str
     at: float
-    """Of the decision, in seconds since the epoch."""
     pool: str
     model: str
     path: str
@@ -83,136 +68,171 @@ class Entry:
     received_at: float
     decided_at: float
     queued_since: float | None
-    """When it came to flow control."""
     asked: bool
-    """Its client wants to know."""
+    """Whether the client requested the explanation."""
     candidates: tuple[Endpoint, ...]
-    seen: tuple[Situation, ...]
+    situations: tuple[tuple[LoadView, int, int, Freshness], ...]
     hits: Sequence[int] | None
     ttfts: Sequence[float] | None
-    absent: tuple[Absent, ...]
-    records: tuple[ProfileRecord, ...]
-    shares: dict[str, dict[str, tuple[float, float]]]
-    """(weight, part of the total) of scorers, by profile; all entries of a configuration have the same."""
+    absent: tuple[dict[str, str], ...]
+    """The other pods of the pool, each with the reason."""
+    runs: tuple[ProfileRecord, ...]
+    shares: Mapping[str, Mapping[str, tuple[float, float]]]
     decision: Decision | None
-    refusal: Refusal | None
-    legs: list[Attempt | Leg] = field(default_factory=list)
-    """Attempts are those that have not ended."""
-    outcome: Ending | Reason | None = None
+    error: dict[str, str] | None
+    bytes: int
+    ended_as: Ending | Reason | None = None
+    attempts: list[Attempt | EndedAttempt] = field(default_factory=list)
     status: int | None = None
     ended_at: float | None = None
-    bytes: int = 0
+    is_kept: bool = False
 
     @property
-    def last(self) -> Attempt | Leg | None:
-        """The latest leg for the client; of a hedge's two, the one that did better."""
-        legs = [leg for leg in self.legs if leg.answers]
-        begun = [leg for leg in legs if leg.ending is not Ending.EVICTED and leg.first_byte_at is not None]
-        return (begun or legs)[-1] if legs else None
+    def run(self) -> ProfileRecord | None:
+        """The run of the profile that chose the target."""
+        return next((run for run in self.runs if self.decision and run.profile == self.decision.profile), None)
+
+    @property
+    def last(self) -> Attempt | EndedAttempt | None:
+        """The latest attempt for the client; of two hedged attempts, the one whose response the client got."""
+        attempts = [attempt for attempt in self.attempts if attempt.answers]
+        started = [one for one in attempts if one.ending is not Ending.EVICTED and one.first_byte_at is not None]
+        return (started or attempts)[-1] if attempts else None
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from the request's head to the first byte for its client."""
+        """Seconds from the request's head to the first byte of the response."""
         last = self.last
         return None if last is None or last.first_byte_at is None else last.first_byte_at - self.received_at
 
+    @property
+    def outcome(self) -> str:
+        return "in-flight" if self.ended_as is None else self.ended_as.value
+
+    @property
+    def failed(self) -> bool:
+        return self.ended_as not in (None, Ending.COMPLETE, Ending.CLIENT_GONE)
+
+    @property
+    def prompt_pod(self) -> Endpoint | None:
+        """The pod that was chosen to compute the prompt."""
+        if self.decision is None:
+            return None
+        return self.decision.prefill[0] if self.decision.prefill else self.decision.target
+
     def is_slower_than(self, seconds: float, now: float) -> bool:
-        """To its first byte, or until now."""
+        """Return whether the first byte took longer, or is missing for longer."""
         ttft = self.ttft
         if ttft is None:
             ttft = (now if self.ended_at is None else self.ended_at) - self.received_at
         return ttft > seconds
 
-    @property
-    def failed(self) -> bool:
-        """It ended, and not because it was answered, or its client had enough."""
-        return self.outcome is not None and self.outcome not in (Ending.COMPLETE, Ending.CLIENT_GONE)
+    def end_attempt(self, attempt: Attempt) -> None:
+        if attempt in self.attempts:
+            self.attempts[self.attempts.index(attempt)] = EndedAttempt(*_ENDED(attempt))
+
+    def predicted_hit(self, pod: Endpoint) -> int | None:
+        """Return the prompt tokens that the pod has cached: by the index, and at most what its engine can have."""
+        if self.hits is None or pod not in self.candidates:
+            return None
+        hit = self.hits[self.candidates.index(pod)]
+        return min(hit, most_cached(self.prompt_tokens, pod.metrics.block_size))
+
+    def predicted_ttft(self, pod: Endpoint) -> float | None:
+        if self.ttfts is None or pod not in self.candidates:
+            return None
+        return self.ttfts[self.candidates.index(pod)]
 
 
 ENTRY: DataKey[Entry] = DataKey("DecisionEntry")
 
 
-class Predictions(NamedTuple):
-    """For each candidate: tokens of the prompt in its KV cache, and seconds until the first token."""
+class EntryBuilder:
+    """Builds the entries of the decisions of one scheduling. `pods` returns all pods of the pool."""
 
-    hits: Sequence[int] | None
-    ttfts: Sequence[float] | None
+    def __init__(self, scheduling: Scheduling, pool: str, pods: Callable[[], Sequence[Endpoint]], clock: Clock) -> None:
+        self._pool = pool
+        self._pods = pods
+        self._clock = clock
+        self._shares = scheduling.shares()
+
+    def entry(
+        self,
+        id: str,
+        request: InferenceRequest,
+        candidates: Sequence[Endpoint],
+        runs: tuple[ProfileRecord, ...],
+        outcome: Decision | RequestError,
+        asked: bool = False,
+    ) -> Entry:
+        """Call it in the tick of the decision, before the reservation, so that it sees what the plugins saw."""
+        state, error = request.state, outcome if isinstance(outcome, RequestError) else None
+        ticket, match, forecast = state.read(TICKET), state.read(PREFIX_MATCH), state.read(LATENCY)
+        columns = sum(len(run.scored) * (len(run.scores) + 4) for run in runs)
+        return Entry(
+            id=id,
+            request=request.id,
+            at=self._clock.wall(),
+            pool=self._pool,
+            model=request.model,
+            path=request.path,
+            tenant=request.tenant,
+            priority=request.priority,
+            stream=request.stream,
+            prompt_tokens=(state.read(TOKENIZED_PROMPT) or request.prompt).tokens,
+            received_at=request.received_at,
+            decided_at=self._clock.now(),
+            queued_since=None if ticket is None else ticket.waiting.since,
+            asked=asked,
+            candidates=tuple(candidates),
+            situations=tuple(map(_SITUATION, candidates)),
+            hits=array("q", match.lengths(candidates)) if match is not None and candidates else None,
+            ttfts=array("d", forecast.ttfts(candidates)) if forecast is not None and candidates else None,
+            absent=self._absent(request, candidates),
+            runs=runs,
+            shares=self._shares,
+            decision=None if isinstance(outcome, RequestError) else outcome,
+            error=None if error is None else {"type": error.type, "message": error.message},
+            bytes=PLAIN_BYTES + len(candidates) * BYTES_PER_POD + columns * BYTES_PER_SCORE,
+            ended_as=None if error is None else error.reason,
+        )
+
+    def _absent(self, request: InferenceRequest, candidates: Sequence[Endpoint]) -> tuple[dict[str, str], ...]:
+        pods = self._pods()
+        if len(pods) == len(candidates):
+            return ()
+        present = set(candidates)
+        return tuple({"pod": pod.name, "why": _absence(pod, request.model)} for pod in pods if pod not in present)
 
 
-def situations(endpoints: Sequence[Endpoint]) -> tuple[Situation, ...]:
-    return tuple(map(_SITUATION, endpoints))
-
-
-def predictions(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Predictions:
-    """As plugins see them, before anything is reserved."""
-    match, forecast = request.state.read(PREFIX_MATCH), request.state.read(LATENCY)
-    if not endpoints:
-        return Predictions(None, None)
-    hits = None if match is None else array("q", match.lengths(endpoints))
-    return Predictions(hits, None if forecast is None else array("d", forecast.ttfts(endpoints)))
-
-
-def queued_since(request: InferenceRequest) -> float | None:
-    passage = request.state.read(TICKET)
-    return None if passage is None else passage.waiting.since
-
-
-def tokens_of(request: InferenceRequest) -> int:
-    return (request.state.read(TOKENIZED_PROMPT) or request.prompt).tokens
-
-
-def size(candidates: int, records: Sequence[ProfileRecord]) -> int:
-    """Bytes that an entry takes, about."""
-    columns = sum(len(record.scored) * (len(record.scores) + 4) for record in records)
-    return PLAIN_BYTES + candidates * BYTES_PER_POD + columns * BYTES_PER_SCORE
+def _absence(pod: Endpoint, model: str) -> str:
+    if pod.state is not EndpointState.READY:
+        return "asleep" if pod.metrics.sleep_level and pod.state is EndpointState.EJECTED else pod.state.value
+    return "model" if pod.models and model and model not in pod.models else "narrowed"
 
 
 class Margin(NamedTuple):
-    """Between totals; negative where the picker has not taken the best."""
+    """The difference of two totals; negative if the picker did not take the best."""
 
     over: Endpoint
     by: float
 
 
-def margin(record: ProfileRecord, chosen: Endpoint) -> Margin | None:
-    """None where it was alone, or was not scored."""
-    totals = dict(zip(record.scored, record.totals, strict=True))
-    others = [pod for pod in (*record.ranked, *record.scored) if pod is not chosen]
+def margin(run: ProfileRecord | None, chosen: Endpoint | None) -> Margin | None:
+    """Return None for a sole candidate, and without scores."""
+    if run is None or chosen is None:
+        return None
+    totals = dict(zip(run.scored, run.totals, strict=True))
+    others = [pod for pod in (*run.ranked, *run.scored) if pod is not chosen]
     if chosen not in totals or not others:
         return None
     other = max(others, key=totals.__getitem__)
     return Margin(other, totals[chosen] - totals[other])
 
 
-def deciding(entry: Entry) -> ProfileRecord | None:
-    """The run that chose who answers."""
-    if entry.decision is None:
-        return None
-    return next((record for record in entry.records if record.profile == entry.decision.profile), None)
-
-
-def contributions(entry: Entry, record: ProfileRecord, pod: Endpoint) -> list[tuple[str, float, float]]:
-    """(scorer, raw, weighted) of one pod."""
-    if pod not in record.scored:
-        return []
-    at, portions = record.scored.index(pod), entry.shares.get(record.profile, {})
-    parts = {name: portions.get(name, (0.0, 0.0))[1] for name in record.scores}
-    return [(name, scores[at], scores[at] * parts[name]) for name, scores in record.scores.items()]
-
-
-IN_FLIGHT = "in-flight"
-
-DIGITS = 6
-
-_BEFORE = ("id", "request", "asked", "waited", "queued")
-_AFTER = ("outcome", "status", "answeredBy", "ttft", "e2e", "cachedTokens", "tries", "legs")
-"""What only a request has that was sent."""
-
-
 def short(entry: Entry) -> dict[str, Any]:
-    """What is chosen, by how much, what was expected, and what came of it."""
-    decision, record, last = entry.decision, deciding(entry), entry.last
-    ahead = None if decision is None or record is None else margin(record, decision.target)
+    """Return the choice, its margin, the predictions and the result."""
+    decision, last, pod = entry.decision, entry.last, entry.prompt_pod
     return {
         "id": entry.id,
         "request": entry.request,
@@ -223,80 +243,66 @@ def short(entry: Entry) -> dict[str, Any]:
         "tenant": entry.tenant,
         "priority": entry.priority,
         "stream": entry.stream,
-        "profile": decision.profile if decision is not None else "",
-        "pod": decision.target.name if decision is not None else None,
-        "prefill": decision.prefill[0].name if decision is not None and decision.prefill else None,
-        "why": decision.why if decision is not None else "",
+        "profile": decision.profile if decision else "",
+        "pod": decision.target.name if decision else None,
+        "prefill": decision.prefill[0].name if decision and decision.prefill else None,
+        "why": decision.why if decision else "",
         "candidates": len(entry.candidates),
-        "runnerUp": None if ahead is None else ahead.over.name,
-        "margin": None if ahead is None else _number(ahead.by),
+        **_margin(entry.run, decision.target if decision else None),
         "promptTokens": entry.prompt_tokens,
-        "predicted": _predicted(entry),
+        "predicted": {
+            "ttft": None if pod is None else _number(entry.predicted_ttft(pod)),
+            "cachedTokens": None if pod is None else entry.predicted_hit(pod),
+        },
         "waited": _number(entry.decided_at - entry.received_at),
-        "queued": None if entry.queued_since is None else _number(entry.decided_at - entry.queued_since),
+        "queued": _difference(entry.decided_at, entry.queued_since),
         "asked": entry.asked,
-        "outcome": outcome(entry),
+        "outcome": entry.outcome,
         "status": entry.status,
         "answeredBy": None if last is None or last.first_byte_at is None else last.endpoint.name,
         "ttft": _number(entry.ttft),
-        "e2e": None if entry.ended_at is None else _number(entry.ended_at - entry.received_at),
-        "cachedTokens": _cached(entry),
-        "tries": sum(leg.answers for leg in entry.legs),
+        "e2e": _difference(entry.ended_at, entry.received_at),
+        "cachedTokens": _cached_tokens(last),
+        "tries": sum(attempt.answers for attempt in entry.attempts),
     }
 
 
 def whole(entry: Entry) -> dict[str, Any]:
-    """The same, and all candidates, profiles and legs."""
-    refusal = entry.refusal
+    """Return the same, and all candidates, profiles and attempts."""
     return {
         **short(entry),
-        "pods": [_pod(entry, at, *pair) for at, pair in enumerate(zip(entry.candidates, entry.seen, strict=True))],
-        "absent": [absent._asdict() for absent in entry.absent],
-        "profiles": [_profile(entry, record) for record in entry.records],
-        "decision": _decision(entry),
-        "error": None if refusal is None else {"type": refusal.type, "message": refusal.message},
-        "legs": [_leg(entry, leg) for leg in entry.legs],
+        "pods": [
+            {
+                "pod": pod.name,
+                "view": {"waiting": view.waiting, "running": view.running, "kvUsage": _number(view.kv_usage)},
+                "load": {"requests": requests, "tokens": tokens},
+                "fresh": freshness is Freshness.FRESH,
+                "hitTokens": entry.predicted_hit(pod),
+                "ttft": _number(entry.predicted_ttft(pod)),
+            }
+            for pod, (view, requests, tokens, freshness) in zip(entry.candidates, entry.situations, strict=True)
+        ],
+        "absent": list(entry.absent),
+        "profiles": [_profile(entry, run) for run in entry.runs],
+        "decision": _decision(entry.decision),
+        "error": entry.error,
+        "legs": [_attempt(attempt, entry.received_at) for attempt in entry.attempts],
     }
+
+
+_SENT_ONLY = (
+    "id", "request", "asked", "waited", "queued", "outcome", "status", "answeredBy", "ttft", "e2e", "cachedTokens",
+    "tries", "legs",
+)  # fmt: skip
 
 
 def imagined(entry: Entry) -> dict[str, Any]:
-    """Of a request that nobody sent: all but what would have come of it."""
-    never = (*_BEFORE, *_AFTER)
-    return {key: value for key, value in whole(entry).items() if key not in never}
+    """Return the same for a request that no client sent, which has no result."""
+    return {key: value for key, value in whole(entry).items() if key not in _SENT_ONLY}
 
 
-def outcome(entry: Entry) -> str:
-    if entry.outcome is not None:
-        return str(entry.outcome.value)
-    return IN_FLIGHT if entry.refusal is None else entry.refusal.reason.value
-
-
-def of_pod(entry: Entry, column: Sequence[float] | None, pod: Endpoint) -> float | None:
-    """Its number, where it was a candidate and there are numbers."""
-    return None if column is None or pod not in entry.candidates else column[entry.candidates.index(pod)]
-
-
-def cached(entry: Entry, hit: int, pod: Endpoint) -> int:
-    """Of the tokens that the index says are there, as many as the pod's engine can have cached."""
-    return min(hit, most_cached(entry.prompt_tokens, pod.metrics.block_size))
-
-
-def _predicted(entry: Entry) -> dict[str, Any]:
-    """Where one pod computes the prompt and another answers it is the first that counts."""
-    decision = entry.decision
-    if decision is None:
-        return {"ttft": None, "cachedTokens": None}
-    pod = decision.prefill[0] if decision.prefill else decision.target
-    hit = of_pod(entry, entry.hits, pod)
-    return {
-        "ttft": _number(of_pod(entry, entry.ttfts, pod)),
-        "cachedTokens": None if hit is None else cached(entry, int(hit), pod),
-    }
-
-
-def _cached(entry: Entry) -> int | None:
-    """As the pod counted them that computed the prompt."""
-    last = entry.last
+def _cached_tokens(last: Attempt | EndedAttempt | None) -> int | None:
+    """Return the count of the pod that computed the prompt."""
     if last is None:
         return None
     if last.stage is Stage.DECODE:
@@ -304,84 +310,70 @@ def _cached(entry: Entry) -> int | None:
     return last.usage.cached_tokens if last.usage is not None else None
 
 
-def _pod(entry: Entry, at: int, pod: Endpoint, seen: Situation) -> dict[str, Any]:
-    view, requests, tokens, freshness = seen
+def _profile(entry: Entry, run: ProfileRecord) -> dict[str, Any]:
+    names, shares = [pod.name for pod in run.scored], entry.shares[run.profile]
+    picked = run.ranked[0] if run.ranked else None
+    if entry.decision is not None and entry.decision.profile == run.profile:
+        picked = entry.decision.target
     return {
-        "pod": pod.name,
-        "view": {"waiting": view.waiting, "running": view.running, "kvUsage": _number(view.kv_usage)},
-        "load": {"requests": requests, "tokens": tokens},
-        "fresh": freshness is Freshness.FRESH,
-        "hitTokens": None if entry.hits is None else cached(entry, entry.hits[at], pod),
-        "ttft": None if entry.ttfts is None else _number(entry.ttfts[at]),
-    }
-
-
-def _profile(entry: Entry, record: ProfileRecord) -> dict[str, Any]:
-    names, portions = [pod.name for pod in record.scored], entry.shares.get(record.profile, {})
-    picked = _picked(entry, record)
-    ahead = None if picked is None else margin(record, picked)
-    return {
-        "profile": record.profile,
-        "shadow": record.shadow,
-        "filters": [{"name": name, "removed": removed} for name, removed in record.filters.items()],
-        "scorers": [
-            _scorer(name, portions.get(name, (0.0, 0.0)), names, scores) for name, scores in record.scores.items()
-        ],
-        "totals": dict(zip(names, map(_number, record.totals), strict=True)),
-        "ranked": [pod.name for pod in record.ranked],
+        "profile": run.profile,
+        "shadow": run.shadow,
+        "filters": [{"name": name, "removed": removed} for name, removed in run.filters.items()],
+        "scorers": [_scorer(name, *shares[name], names, scores) for name, scores in run.scores.items()],
+        "totals": dict(zip(names, map(_number, run.totals), strict=True)),
+        "ranked": [pod.name for pod in run.ranked],
         "picked": None if picked is None else picked.name,
-        "runnerUp": None if ahead is None else ahead.over.name,
-        "margin": None if ahead is None else _number(ahead.by),
+        **_margin(run, picked),
     }
 
 
-def _picked(entry: Entry, record: ProfileRecord) -> Endpoint | None:
-    """Who answers, or else the best of the run."""
-    decision = entry.decision
-    if decision is not None and decision.profile == record.profile:
-        return decision.target
-    return record.ranked[0] if record.ranked else None
+def _margin(run: ProfileRecord | None, picked: Endpoint | None) -> dict[str, Any]:
+    found = margin(run, picked)
+    return {"runnerUp": found and found.over.name, "margin": found and _number(found.by)}
 
 
-def _scorer(name: str, weight: tuple[float, float], pods: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
-    given, share = weight
+def _scorer(name: str, weight: float, share: float, pods: Sequence[str], scores: Sequence[float]) -> dict[str, Any]:
     table = {
         pod: {"raw": _number(score), "weighted": _number(score * share)}
         for pod, score in zip(pods, scores, strict=True)
     }
-    return {"name": name, "weight": given, "share": _number(share), "scores": table}
+    return {"name": name, "weight": weight, "share": _number(share), "scores": table}
 
 
-def _decision(entry: Entry) -> dict[str, Any] | None:
-    if (decision := entry.decision) is None:
+def _decision(decision: Decision | None) -> dict[str, Any] | None:
+    if decision is None:
         return None
     stages = {"fallbacks": decision.fallbacks, "prefill": decision.prefill, "encode": decision.encode}
     names = {stage: [pod.name for pod in pods] for stage, pods in stages.items()}
     return {"target": decision.target.name, **names, "why": decision.why}
 
 
-def _leg(entry: Entry, leg: Attempt | Leg) -> dict[str, Any]:
-    usage, began = leg.usage, entry.received_at
+def _attempt(attempt: Attempt | EndedAttempt, received_at: float) -> dict[str, Any]:
+    usage = attempt.usage
     return {
-        "stage": leg.stage.value,
-        "pod": leg.endpoint.name,
-        "attempt": leg.number,
-        "forClient": leg.answers,
-        "sent": _number(leg.started_at - began),
-        "firstByte": None if leg.first_byte_at is None else _number(leg.first_byte_at - began),
-        "lastByte": None if leg.last_byte_at is None else _number(leg.last_byte_at - began),
-        "status": leg.status,
-        "ending": None if leg.ending is None else leg.ending.value,
+        "stage": attempt.stage.value,
+        "pod": attempt.endpoint.name,
+        "attempt": attempt.number,
+        "forClient": attempt.answers,
+        "sent": _difference(attempt.started_at, received_at),
+        "firstByte": _difference(attempt.first_byte_at, received_at),
+        "lastByte": _difference(attempt.last_byte_at, received_at),
+        "status": attempt.status,
+        "ending": None if attempt.ending is None else attempt.ending.value,
         "promptTokens": None if usage is None else usage.prompt_tokens,
         "completionTokens": None if usage is None else usage.completion_tokens,
         "cachedTokens": None if usage is None else usage.cached_tokens,
-        "predictedCachedTokens": leg.predicted_cached_tokens,
+        "predictedCachedTokens": attempt.predicted_cached_tokens,
     }
 
 
+def _difference(later: float | None, earlier: float | None) -> float | None:
+    return None if later is None or earlier is None else _number(later - earlier)
+
+
 def _number(value: float | None) -> float | None:
-    """What is no number has none in JSON."""
-    return round(value, DIGITS) if value is not None and math.isfinite(value) else None
+    """JSON has neither NaN nor infinity."""
+    return round(value, 6) if value is not None and math.isfinite(value) else None
 
 
 HEADER = "x-kvlane-decision"
@@ -391,53 +383,52 @@ LONGEST_NAME = 100
 
 
 def summary(entry: Entry, pod: Endpoint) -> str:
-    """ASCII, less than 1 KiB. `pod` is the one that the leg goes to; scorers come in the order of what they add to its
-    total, and the last of them are left out where there is no room."""
-    fields = list(_fields(entry, pod))
-    scores = _scores(entry)
-    while scores and len(_written(fields, scores)) > MOST_CHARACTERS:
+    """Return the value of the response header: ASCII, less than 1 KiB. `pod` gets the attempt.
+
+    Scorers are in the order of their part of the total; the last ones are left out if they do not fit."""
+    fields, scores = list(_fields(entry, pod)), _scores(entry)
+    while True:
+        value = ", ".join([*fields, *([f"scores=({' '.join(scores)})"] if scores else [])])
+        if not scores or len(value) <= MOST_CHARACTERS:
+            return value
         scores.pop()
-    return _written(fields, scores)
-
-
-def _written(fields: list[str], scores: list[str]) -> str:
-    return ", ".join([*fields, *([f"scores=({' '.join(scores)})"] if scores else [])])
 
 
 def _fields(entry: Entry, pod: Endpoint) -> Iterator[str]:
-    decision, record = entry.decision, deciding(entry)
-    if decision is None:
+    decision, prompt_pod = entry.decision, entry.prompt_pod
+    if decision is None or prompt_pod is None:
         return
     yield f"id={_string(entry.id)}"
     yield f"pod={_string(decision.target.name)}"
     if pod is not decision.target:
         yield f"sent-to={_string(pod.name)}"
     if decision.prefill:
-        yield f"prefill={_string(decision.prefill[0].name)}"
+        yield f"prefill={_string(prompt_pod.name)}"
     yield f"pool={_string(entry.pool)}"
     yield f"profile={_string(decision.profile)}"
     yield f"candidates={len(entry.candidates)}"
-    if record is not None and (ahead := margin(record, decision.target)) is not None:
-        yield f"margin={ahead.by:.3f}"
-        yield f"runner-up={_string(ahead.over.name)}"
-    computing = decision.prefill[0] if decision.prefill else decision.target
+    if (found := margin(entry.run, decision.target)) is not None:
+        yield f"margin={found.by:.3f}"
+        yield f"runner-up={_string(found.over.name)}"
     yield f"prompt={entry.prompt_tokens}"
-    if (hit := of_pod(entry, entry.hits, computing)) is not None:
-        yield f"hit={cached(entry, int(hit), computing)}"
-    if (ttft := of_pod(entry, entry.ttfts, computing)) is not None:
+    if (hit := entry.predicted_hit(prompt_pod)) is not None:
+        yield f"hit={hit}"
+    if (ttft := entry.predicted_ttft(prompt_pod)) is not None:
         yield f"ttft={ttft:.3f}"
     yield f"waited={entry.decided_at - entry.received_at:.3f}"
 
 
 def _scores(entry: Entry) -> list[str]:
-    record = deciding(entry)
-    if record is None or entry.decision is None:
+    run = entry.run
+    if run is None or entry.decision is None or entry.decision.target not in run.scored:
         return []
-    parts = sorted(contributions(entry, record, entry.decision.target), key=lambda part: -part[2])
+    at, shares = run.scored.index(entry.decision.target), entry.shares[run.profile]
+    parts = [(name, scores[at], scores[at] * shares[name][1]) for name, scores in run.scores.items()]
+    parts.sort(key=lambda part: -part[2])
     return [f"{_string(name)};raw={raw:.3f};part={weighted:.3f}" for name, raw, weighted in parts]
 
 
 def _string(text: str) -> str:
-    """Of names that an operator gave: what a header cannot have is a question mark."""
+    """Return a quoted string of a header; characters that a header cannot have become question marks."""
     plain = "".join(one if " " <= one <= "~" else "?" for one in text[:LONGEST_NAME])
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -14,8 +14,8 @@ from proxy.core.errors import RequestError
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.scheduling.build import Scheduling
-from proxy.scheduling.explained_decision import ENTRY, Entry
-from proxy.scheduling.explained_log import Chosen, Explained, Kept, Notes
+from proxy.scheduling.explained_decision import ENTRY, Entry, EntryBuilder
+from proxy.scheduling.explained_log import DecisionLog, Explained
 from proxy.telemetry.settings import DecisionSettings
 from tests.helpers.scheduling.situations import pod, scheduling
 
@@ -48,15 +48,14 @@ class World:
     document: Any = field(default_factory=lambda: SCORED)
     may_ask: bool = True
     clock: ManualClock = field(default_factory=lambda: ManualClock(now=100.0))
-    kept: Kept = field(init=False)
+    log: DecisionLog = field(init=False)
     scheduling: Scheduling = field(init=False)
 
     def __post_init__(self) -> None:
         self.scheduling = plain = scheduling(self.document)
-        self.kept = Kept(self.settings, self.clock)
-        notes = Notes(plain, "default", lambda: self.pods, self.clock)
-        chosen = Chosen(random.Random(1), self.kept, lambda request: self.may_ask)
-        self.explained = Explained({"default": notes}, self.kept, chosen)
+        self.log = DecisionLog(self.settings, self.clock)
+        builder = EntryBuilder(plain, "default", lambda: self.pods, self.clock)
+        self.explained = Explained({"default": builder}, self.log, random.Random(1), lambda request: self.may_ask)
         self.recorder = Recorder(wants=self.explained.wants)
 
     def request(self, name: str = "r", **headers: str) -> InferenceRequest:
@@ -85,17 +84,17 @@ class World:
     ) -> Attempt:
         """A leg to the pod that was chosen."""
         attempt = Attempt(request, decision, decision.candidates()[number], number, self.clock.now())
-        self.kept.attempt_started(attempt)
+        self.explained.attempt_started(attempt)
         self.clock.advance(after)
         if ending is Ending.COMPLETE:
             attempt.first_byte_at = attempt.last_byte_at = self.clock.now()
             attempt.status, attempt.usage = 200, Usage(10, 2, 4)
         attempt.ending = ending
-        self.kept.attempt_ended(attempt, None)
+        self.explained.attempt_ended(attempt, None)
         return attempt
 
     def end(self, attempt: Attempt | None, name: str = "r", status: int = 200, outcome: Any = Ending.COMPLETE) -> None:
-        self.kept.request_ended(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
+        self.explained.request_ended(Call(name), status, outcome, attempt, 0)  # type: ignore[arg-type]
 
     def served(self, name: str, after: float = 0.1, **headers: str) -> Entry | None:
         """A whole request; what is kept of it, if anything."""

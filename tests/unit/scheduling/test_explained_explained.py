@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import EndpointState, update
 from proxy.core.errors import NoEndpoints
-from proxy.scheduling.explained_decision import ENTRY, Leg, short, whole
+from proxy.scheduling.explained_decision import ENTRY, EndedAttempt, short, whole
 from proxy.telemetry.settings import DecisionSettings
 from tests.helpers.scheduling.deciding import World, fleet
 from tests.helpers.scheduling.situations import pod, ranking, scheduling
@@ -99,7 +99,7 @@ def test_a_leg_that_runs_is_seen_as_far_as_it_has_come() -> None:
     assert [leg["ending"] for leg in whole(entry)["legs"]] == ["upstream-failed", "complete"]
     told = short(entry)
     assert (told["tries"], told["pod"], told["answeredBy"]) == (2, "pod-0", "pod-1")
-    assert all(isinstance(leg, Leg) for leg in entry.legs)
+    assert all(isinstance(attempt, EndedAttempt) for attempt in entry.attempts)
 
 
 def test_who_may_not_ask_is_served_as_if_he_had_not() -> None:

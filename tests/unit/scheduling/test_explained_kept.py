@@ -10,13 +10,13 @@ import pytest
 from proxy.core.attempt import Ending
 from proxy.core.errors import BadRequest, Reason
 from proxy.scheduling import explained_log
-from proxy.scheduling.explained_log import Wanted
+from proxy.scheduling.explained_log import DecisionQuery
 from proxy.telemetry.settings import DecisionSettings
 from tests.helpers.scheduling.deciding import World, fleet
 
 
 def names(world: World, **query: str) -> list[str]:
-    return [one["request"] for one in Wanted.of(query).among(world.kept, world.clock.now())]
+    return [one["request"] for one in world.log.listed(DecisionQuery.of(query))["decisions"]]
 
 
 def test_the_latest_are_kept_and_come_first() -> None:
@@ -24,7 +24,7 @@ def test_the_latest_are_kept_and_come_first() -> None:
     for number in range(5):
         world.served(str(number))
     assert names(world) == ["4", "3", "2"]
-    assert world.kept.seen == 5
+    assert world.log.seen == 5
 
 
 def test_what_was_slow_failed_or_asked_for_is_not_driven_out() -> None:
@@ -69,8 +69,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 5 < len(world.kept) < 300
-    assert world.kept.bytes <= limit
+    assert 5 < len(world.log) < 300
+    assert world.log.bytes <= limit
     assert taken <= limit * 1.1
 
 
@@ -78,11 +78,11 @@ def test_one_is_found_by_its_id_and_by_its_request() -> None:
     world = World(fleet())
     for name in ("a", "b", "a"):
         world.served(name)
-    first, newest = world.kept.find("1"), world.kept.find("a")
+    first, newest = world.log.find("1"), world.log.find("a")
     assert first is not None
     assert newest is not None
     assert (first.request, first.id, newest.id) == ("a", "1", "3")
-    assert world.kept.find("c") is None
+    assert world.log.find("c") is None
 
 
 def test_filters_are_of_pods_tenants_and_requests() -> None:
@@ -102,7 +102,7 @@ def test_filters_are_of_pods_tenants_and_requests() -> None:
 @pytest.mark.parametrize("query", [{"slwo": "1"}, {"slow": "fast"}, {"limit": "0"}, {"limit": "many"}])
 def test_what_is_no_filter_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
-        Wanted.of(query)
+        DecisionQuery.of(query)
 
 
 def test_what_was_refused_after_the_decision_has_ended() -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim.faults import Fault, Kind
-from proxy.scheduling.explained_log import Kept
+from proxy.scheduling.explained_log import Explained
 from tests.helpers.scenarios.disagg import PROMPT, disaggregated
 from tests.helpers.scenarios.disagg import SCHEDULING as SPLIT
 from tests.helpers.scenarios.stack import CHAT, Stack, stack
@@ -115,7 +115,7 @@ async def test_off_is_as_if_there_were_no_such_thing() -> None:
         assert "telemetry" in answer["hint"]
         assert s.app._process.serving.gateway.recorder.wants is None
         listeners = s.app._server.service.listeners
-        assert not any(isinstance(listener, Kept) for listener in listeners.all)
+        assert not any(isinstance(listener, Explained) for listener in listeners.all)
 
 
 async def test_it_is_switched_on_and_off_while_requests_run() -> None:
@@ -248,7 +248,7 @@ async def everything(s: Stack) -> Any:
         series = (await response.text()).splitlines()
     moving = re.compile(r"process_|python_|kvlane_(loop|scrape|pod_scrape|endpoint_scrape|plugin)|.*(age|_seconds)")
     counted = [line for line in series if line.startswith("kvlane_") and not moving.match(line)]
-    kept = s.app._process.explaining.kept
+    kept = s.app._process.explaining.log
     assert kept is not None
     return indexes, turns, sessions, loads, counted, kept.seen
 
