@@ -19,6 +19,8 @@ from proxy.core.errors import ConfigError
 from proxy.core.ports import SystemClock
 from proxy.core.state import State
 from proxy.fleet.discovery.file import FileSource
+from proxy.fleet.discovery.kubernetes import KubernetesSource
+from proxy.fleet.settings import KubernetesSettings
 from proxy.models.cluster import ClusterNames
 from proxy.models.settings import ClusterObjects, ModelSettings
 from proxy.settings import from_mapping
@@ -79,14 +81,23 @@ async def cluster() -> AsyncIterator[Check]:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         settings = ClusterObjects(server=url, namespace="n")
+        pods = KubernetesSettings(server=url, namespace="n", selector="app=vllm", service="s")
+        pool = KubernetesSettings(server=url, namespace="n", inference_pool="p")
 
         async def check(data: bytes, rng: random.Random) -> str:
             nonlocal listed, events, asked
             listed, _, events = data.partition(b"\n")
             asked = 0
-            async with ClusterNames(settings, SystemClock(), rng, retry=0.001) as names:
-                await until(lambda: asked >= 5, PATIENCE)
+            async with (
+                ClusterNames(settings, SystemClock(), rng, retry=0.001) as names,
+                KubernetesSource(pods, SystemClock(), rng, retry=0.001) as of_service,
+                KubernetesSource(pool, SystemClock(), rng, retry=0.001) as of_pool,
+            ):
+                await until(lambda: asked >= 10, PATIENCE)
                 names.added_to(ModelSettings())
+                for source in (of_service, of_pool):
+                    if source._news.is_set():
+                        await source.poll()
             return ""
 
         yield check

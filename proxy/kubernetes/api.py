@@ -35,6 +35,22 @@ WATCH = 300.0
 """Seconds after which the API server ends a watch; a watch that is silent for `TIMEOUT` longer is closed."""
 
 
+def text(fields: Object, name: str) -> str:
+    """Return a field, empty where it is missing. Raise TypeError if it is not a text."""
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r:.80}, not a text")
+    return value
+
+
+def texts(fields: Object, name: str) -> dict[str, str]:
+    """Return a map of texts, empty where it is missing. Raise TypeError if it is something else."""
+    values = fields.get(name) or {}
+    return {key: text(values, key) for key in values}
+
+
 class ApiError(Exception):
     """A failed request. `status` is that of the response, or of the error in a watch; 0 without a response."""
 
@@ -242,6 +258,10 @@ class Collection(Generic[T]):
         """Where a watch continues; None: list everything first."""
         self._failures = 0
         self._warned = ""
+        self._unreadable: dict[str, str] = {}
+        """The last error of reading each object."""
+        self._skipped = False
+        """Whether an object without a name was logged since the last list."""
         self.objects: dict[str, T] = {}
         self.listed = False
 
@@ -262,11 +282,11 @@ class Collection(Generic[T]):
     async def _list(self) -> None:
         listed = await self._api.list(self._resource, self._query)
         objects: dict[str, T] = {}
-        try:
-            for item in listed.items:
-                self._put(objects, item)
-        except (KeyError, TypeError):
-            raise ApiError(0, "an object of the list has no name") from None
+        self._skipped = False
+        for item in listed.items:
+            if (name := self._name(item)) is not None:
+                self._put(objects, name, item)
+        self._unreadable = {name: why for name, why in self._unreadable.items() if name in objects}
         self._version = listed.version
         self._recovered()
         if objects != self.objects or not self.listed:
@@ -276,39 +296,52 @@ class Collection(Generic[T]):
     async def _watch(self, version: str) -> None:
         async with aclosing(self._api.watch(self._resource, self._query, version)) as events:  # type: ignore[type-var]
             async for event in events:
-                self._apply(event)
+                try:
+                    version = str(event.object["metadata"]["resourceVersion"])
+                except (KeyError, TypeError):
+                    raise ApiError(0, "the object of an event has no version") from None
+                if event.kind in ("ADDED", "MODIFIED", "DELETED"):
+                    self._store(event)
+                self._version = version  # all that bookmarks change
                 self._failures = 0
                 self._recovered()
 
-    def _apply(self, event: Event) -> None:
-        """Apply an event. Bookmarks only advance the version."""
-        try:
-            version = str(event.object["metadata"]["resourceVersion"])
-            if event.kind in ("ADDED", "MODIFIED", "DELETED"):
-                self._store(event)
-            self._version = version
-        except (KeyError, TypeError):
-            raise ApiError(0, "the object of an event has no name or no version") from None
-
     def _store(self, event: Event) -> None:
-        name = event.object["metadata"]["name"]
+        if (name := self._name(event.object)) is None:
+            return
         before = self.objects.get(name)
         if event.kind == "DELETED":
             self.objects.pop(name, None)
+            self._unreadable.pop(name, None)
         else:
-            self._put(self.objects, event.object)
+            self._put(self.objects, name, event.object)
         if self.objects.get(name) != before:
             self._changed()
 
-    def _put(self, objects: dict[str, T], item: Object) -> None:
+    def _put(self, objects: dict[str, T], name: str, item: Object) -> None:
         """Store an object. One that cannot be read is left out, or keeps its last value."""
-        name = item["metadata"]["name"]
         try:
             objects[name] = self._read(item)
+            self._unreadable.pop(name, None)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("failed to read %s %s; keeping its last value: %r", self._resource, name, error)
+            if self._unreadable.get(name) != repr(error):
+                log.warning("failed to read %s %s; keeping its last value: %r", self._resource, name, error)
+            self._unreadable[name] = repr(error)
             if name in self.objects:
                 objects[name] = self.objects[name]
+
+    def _name(self, item: Any) -> str | None:
+        """Return the name, or None for an object that has none, which is skipped; the first one is logged."""
+        try:
+            name = item["metadata"]["name"]
+        except (LookupError, TypeError):
+            name = None
+        if isinstance(name, str) and name:
+            return name
+        if not self._skipped:
+            log.warning("skipping an object of %s: its metadata.name is %r, not a text", self._resource, name)
+        self._skipped = True
+        return None
 
     def _on_error(self, error: ApiError) -> None:
         """A lost connection continues at the same version, without a warning the first time. Where the server has

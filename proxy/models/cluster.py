@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any
 
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
-from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource
+from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource, text
 from proxy.models.settings import ClusterObjects, ModelSettings, Objective, Rewrite, Target
 
 VERSION = "v1alpha2"
@@ -72,18 +73,25 @@ class ClusterNames:
 
 def _objective(item: Object) -> tuple[str, Objective]:
     """Return the pool and the objective."""
-    return item["spec"]["poolRef"]["name"], Objective(int(item["spec"].get("priority") or 0))
+    return text(item["spec"]["poolRef"], "name"), Objective(int(item["spec"].get("priority") or 0))
 
 
 def _rules(item: Object) -> _Rules:
     metadata, spec = item["metadata"], item["spec"]
     rewrites = tuple(rewrite for rule in spec["rules"] for rewrite in _rewrites(metadata["name"], rule))
-    return _Rules(spec["poolRef"]["name"], metadata.get("creationTimestamp") or "", rewrites)
+    return _Rules(text(spec["poolRef"], "name"), text(metadata, "creationTimestamp"), rewrites)
 
 
 def _rewrites(name: str, rule: Object) -> Iterator[Rewrite]:
     """Yield a rewrite per match; without matches, one for all models."""
-    targets = tuple(Target(one["modelRewrite"], one.get("weight")) for one in rule.get("targets") or ())
+    targets = tuple(Target(text(one, "modelRewrite"), _weight(one)) for one in rule.get("targets") or ())
     if targets:
-        for model in [match["model"]["value"] for match in rule.get("matches") or ()] or [""]:
+        for model in [text(match["model"], "value") for match in rule.get("matches") or ()] or [""]:
             yield Rewrite(name, model, targets=targets)
+
+
+def _weight(target: Object) -> float | None:
+    weight: object = target.get("weight")
+    if weight is None or (isinstance(weight, int | float) and 0 <= weight < math.inf):
+        return weight
+    raise ValueError(f"weight is {weight!r:.80}")

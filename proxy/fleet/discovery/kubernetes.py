@@ -15,7 +15,7 @@ from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks
 from proxy.fleet.discovery import Source
 from proxy.fleet.settings import HOST_ADDRESS, HOST_NAME, KubernetesSettings, PodSettings, bracketed
-from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource
+from proxy.kubernetes.api import RETRY, Api, Collection, Object, Resource, text, texts
 
 PODS = Resource("", "v1", "pods")
 SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
@@ -66,16 +66,16 @@ def read_pod(item: Object) -> PodSeen:
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
     ready = conditions.get("Ready") == "True" and status.get("phase") not in _OVER
     annotations = metadata.get("annotations") or {}
-    address = status.get("podIP") or ""
-    place = _place((item.get("spec") or {}).get("nodeName"), host=status.get("hostIP"))
+    address = text(status, "podIP")
+    place = _place(text(item.get("spec") or {}, "nodeName"), host=text(status, "hostIP"))
     return PodSeen(
         metadata["name"],
-        metadata.get("uid") or "",
+        text(metadata, "uid"),
         address,
         bool(ready and address and not metadata.get("deletionTimestamp")),
-        metadata.get("creationTimestamp") or "",
-        {**place, **(metadata.get("labels") or {})},
-        {key: annotations[key] for key in _KEPT if key in annotations},
+        text(metadata, "creationTimestamp"),
+        {**place, **texts(metadata, "labels")},
+        {key: text(annotations, key) for key in _KEPT if key in annotations},
     )
 
 
@@ -83,39 +83,44 @@ def read_slice(item: Object) -> tuple[PodSeen, ...]:
     """Of labels, an endpoint has those of its slice, which are those of the service. A slice has one set of ports: pods
     whose ports of the same name have other numbers, as in a rollout that changes one, are in another."""
     metadata = item["metadata"]
-    own = {key: value for key, value in (metadata.get("labels") or {}).items() if not _is_of_slices(key)}
-    ports = tuple(one["port"] for one in item.get("ports") or () if one.get("port") and _is_tcp(one))
-    born = metadata.get("creationTimestamp") or ""
-    return tuple(_endpoints(item.get("endpoints") or (), own, born, ports))
+    own = {key: value for key, value in texts(metadata, "labels").items() if not _is_of_slices(key)}
+    ports = tuple(_port(one["port"]) for one in item.get("ports") or () if one.get("port") and _is_tcp(one))
+    return tuple(_endpoints(item.get("endpoints") or (), own, text(metadata, "creationTimestamp"), ports))
 
 
 def read_pool(item: Object) -> PoolSeen:
     spec = item["spec"]
-    labels: Mapping[str, str] = (spec.get("selector") or {}).get("matchLabels") or {}
+    labels = texts(spec.get("selector") or {}, "matchLabels")
     selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-    return PoolSeen(selector, tuple(one["number"] for one in spec.get("targetPorts") or ()))
+    return PoolSeen(selector, tuple(_port(one["number"]) for one in spec.get("targetPorts") or ()))
+
+
+def _port(value: object) -> int:
+    if not isinstance(value, int) or not 0 < value < 65536:
+        raise ValueError(f"{value!r:.80} is not a port")
+    return int(value)
 
 
 def _endpoints(items: Any, labels: Mapping[str, str], born: str, ports: tuple[int, ...]) -> Iterator[PodSeen]:
-    """A condition that is not there counts as met, `terminating` as not. Who has no address is none."""
+    """A condition that is missing counts as met, `terminating` as not. Endpoints without an address are left out."""
     for item in items:
         if not item.get("addresses"):
             continue
         conditions, target = item.get("conditions") or {}, item.get("targetRef") or {}
         ready = conditions.get("ready") is not False and not conditions.get("terminating")
-        address = item["addresses"][0]
+        address = text({"address": item["addresses"][0]}, "address")
         yield PodSeen(
-            target.get("name") or address,
-            target.get("uid") or "",
+            text(target, "name") or address,
+            text(target, "uid"),
             address,
-            ready,
+            bool(address) and ready,
             born,
-            {**labels, **_place(item.get("nodeName"), item.get("zone"))},
+            {**labels, **_place(text(item, "nodeName"), text(item, "zone"))},
             ports=ports,
         )
 
 
-def _place(node: str | None = None, zone: str | None = None, host: str | None = None) -> dict[str, str]:
+def _place(node: str = "", zone: str = "", host: str = "") -> dict[str, str]:
     return {key: value for key, value in ((HOST_NAME, node), (ZONE, zone), (HOST_ADDRESS, host)) if value}
 
 
@@ -242,7 +247,11 @@ class KubernetesSource(Source):
         active, ports = _ports(pod), self._ports_of(pod, ports)
         name = f"{self._settings.namespace}/{pod.name}" if self._settings.namespace else pod.name
         names = {port: f"{name}-rank-{rank}" for rank, port in enumerate(ports)} if len(ports) > 1 else {ports[0]: name}
-        made = {port: self._pod(pod, names[port], port) for port in ports if active is None or port in active}
+        try:
+            made = {port: self._pod(pod, names[port], port) for port in ports if active is None or port in active}
+        except ValueError as error:
+            log.warning("skipping pod %s: %s", name, error)
+            return ()
         if len(ports) == 1:
             return tuple(made.values())
         ranks = {port: {RANK_LABEL: str(rank)} for rank, port in enumerate(ports)}

@@ -136,6 +136,72 @@ async def test_a_pod_that_is_not_ready_ends_or_has_no_address_is_not_wanted(item
             assert seen.names == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("metadata", "uid", 5),
+        ("metadata", "creationTimestamp", 5),
+        ("metadata", "creationTimestamp", {}),
+        ("metadata", "labels", {"app": "vllm", "x": 5}),
+        ("metadata", "annotations", {"kvlane/weight": 5}),
+        ("status", "podIP", 5),
+        ("status", "podIP", ["10.0.0.1"]),
+        ("status", "podIP", "no address"),
+        ("status", "hostIP", 5),
+        ("spec", "nodeName", 5),
+    ],
+)
+async def test_a_pod_with_a_field_of_another_type_is_skipped_and_the_others_are_found(
+    part: str, field: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeApiServer() as server:
+        item = pod("x", "10.0.0.8")
+        item.setdefault(part, {})[field] = value
+        server.put(pods_in(), item)
+        server.put(pods_in(), pod("a", "10.0.0.9"))
+        async with seen_by(server, selector="app=vllm") as seen:
+            await until(lambda: seen.names == ["a"])
+            server.put(pods_in(), pod("b", "10.0.0.10"))
+            await until(lambda: seen.names == ["a", "b"])
+            server.put(pods_in(), pod("x", "10.0.0.8"))
+            await until(lambda: seen.names == ["a", "b", "x"])
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ports": [{"port": "x"}]},
+        {"ports": [{"port": 70000}]},
+        {"endpoints": [{"addresses": [5]}]},
+        {"endpoints": [{"addresses": ["10.0.0.8"], "targetRef": {"name": 5}}]},
+        {"endpoints": [{"addresses": ["10.0.0.8"], "targetRef": {"uid": []}}]},
+        {"endpoints": [{"addresses": ["10.0.0.8"], "zone": 5}]},
+        {"endpoints": ["x"]},
+    ],
+)
+async def test_a_slice_with_a_field_of_another_type_is_skipped_and_the_others_are_found(change: Object) -> None:
+    async with FakeApiServer() as server:
+        server.put(slices_in(), {**endpoint_slice("x", endpoint("x", "10.0.0.8")), **change})
+        server.put(slices_in(), endpoint_slice("s", endpoint("a", "10.0.0.9")))
+        async with seen_by(server, service="vllm") as seen:
+            await until(lambda: seen.names == ["a"])
+
+
+@pytest.mark.parametrize("change", [{"selector": {"matchLabels": {"app": 5}}}, {"targetPorts": [{"number": "x"}]}])
+async def test_an_inference_pool_with_a_field_of_another_type_keeps_its_last_state(change: Object) -> None:
+    async with FakeApiServer() as server:
+        server.put(pools_in(), pool("p", {"app": "vllm"}, 9000))
+        server.put(pods_in(), pod("a", "10.0.0.9"))
+        async with seen_by(server, inference_pool="p") as seen:
+            await until(lambda: seen.urls == ["10.0.0.9:9000"])
+            broken = pool("p", {"app": "vllm"}, 9000)
+            broken["spec"].update(change)
+            server.put(pools_in(), broken)
+            server.put(pods_in(), pod("b", "10.0.0.10"))
+            await until(lambda: seen.urls == ["10.0.0.9:9000", "10.0.0.10:9000"])
+
+
 async def test_a_pod_comes_when_it_is_ready_and_leaves_when_it_is_told_to_end() -> None:
     async with FakeApiServer() as server, seen_by(server, selector="app=vllm") as seen:
         await until(lambda: seen.answers)

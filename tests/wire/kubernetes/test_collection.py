@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.core.ports import SystemClock
@@ -358,16 +359,33 @@ async def test_an_object_with_an_empty_list_where_one_thing_has_to_be_does_not_e
             await until(lambda: set(followed.objects) == {"a", "c"})
 
 
-async def test_a_list_with_an_object_without_a_name_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", [5, None, [], {}, "", True])
+async def test_an_object_whose_name_is_not_a_text_is_skipped_with_one_log_line(
+    name: object, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeApiServer() as server:
-        server.put(pods_in(), pod("a"))
-        name = server.objects[pods_in()]["a"]["metadata"].pop("name")
+        for each in "abc":
+            server.put(pods_in(), pod(each))
+        for each in "ab":
+            server.objects[pods_in()][each]["metadata"]["name"] = name
         async with following(server) as followed:
-            await until(lambda: followed.news)
-            assert not followed.listed
-            server.objects[pods_in()]["a"]["metadata"]["name"] = name
-            await until(lambda: set(followed.objects) == {"a"})
-    assert "an object of the list has no name" in caplog.text
+            await until(lambda: followed.listed and server.open)
+            server.say(orjson.dumps({"type": "ADDED", "object": {"metadata": {"name": name, "resourceVersion": "9"}}}))
+            server.put(pods_in(), pod("d"))
+            await until(lambda: set(followed.objects) == {"c", "d"})
+            assert (len(server.lists), len(server.watches)) == (1, 1)
+    assert caplog.text.count("its metadata.name is") == 1
+
+
+async def test_an_object_that_stays_unreadable_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with two_pods() as (server, followed):
+        broken = pod("a")
+        del broken["metadata"]["uid"]
+        for _ in range(3):
+            server.put(pods_in(), broken)
+        server.put(pods_in(), pod("c"))
+        await until(lambda: "c" in followed.objects)
+    assert caplog.text.count("failed to read pods a") == 1
 
 
 @pytest.mark.parametrize(

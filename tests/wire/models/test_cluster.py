@@ -108,6 +108,28 @@ async def test_the_older_group_of_the_api_is_asked_where_it_is_named() -> None:
             await until(lambda: followed.priorities == {"chat": 10})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("creationTimestamp", 5), ("model", 5), ("modelRewrite", 5), ("weight", "x"), ("weight", -1)],
+)
+async def test_a_rewrite_with_a_field_of_another_type_is_left_out_and_the_others_count(field: str, value: Any) -> None:
+    async with FakeApiServer() as server:
+        server.put(rewrites_in(), rewrite("good", rule({"x": None})))
+        broken = rewrite("broken", rule({"y": None}, "m"))
+        target = broken["spec"]["rules"][0]["targets"][0]
+        match field:
+            case "creationTimestamp":
+                broken["metadata"][field] = value
+            case "model":
+                broken["spec"]["rules"][0]["matches"][0]["model"]["value"] = value
+            case _:
+                target[field] = value
+        server.put(rewrites_in(), broken)
+        async with following(server) as followed:
+            await until(lambda: bool(followed.settings.rewrites))
+            assert [each.name for each in followed.settings.rewrites] == ["good"]
+
+
 async def test_an_object_without_its_pool_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeApiServer() as server:
         server.put(objectives_in(), {"metadata": {"name": "broken"}, "spec": {"priority": 1}})
