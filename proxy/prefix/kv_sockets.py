@@ -33,10 +33,11 @@ class NoReplay(Exception):
 
 
 class Track:
-    """Lives as long as its rank of its pod. An engine counts its messages from 0 on, so one that has missed none knows
-    all that it holds. A lower number than expected, of a later time, is a restart; of an earlier one, it was replayed.
+    """The messages of one rank of a pod. An engine counts its messages from 0, so a track without a gap knows all
+    blocks of the rank. A lower number than expected is a restart, whatever the engine's clock says, unless it is a
+    message that was replayed before, or the last one again.
 
-    `whole` says that nothing was missed; `heard` that the engine is there and is the one that said so.
+    `whole`: no message was missed. `heard`: the engine is connected and has sent or replayed messages.
     """
 
     def __init__(self, endpoint: Endpoint, rank: int, listener: KvListener, replay: Replay | None) -> None:
@@ -46,6 +47,8 @@ class Track:
         self._replay = replay
         self._next = 0
         self._at = 0.0
+        self._replayed: dict[int, float] = {}
+        """Number and time of replayed messages, which may also arrive at the other socket."""
         self._told: bool | None = None
         self.whole = True
         self.heard = False
@@ -74,11 +77,13 @@ class Track:
         except Garbled as error:
             log.warning("pod %s published what is no batch of KV events: %s", self._endpoint.name, error)
             return
-        if number < self._next and batch.at > self._at:
-            self._restarted()
         if number < self._next:
-            return
-        if number > self._next:
+            if batch.at == (self._at if number == self._next - 1 else self._replayed.get(number)):
+                return
+            self._restarted()
+        if number == self._next:
+            self._replayed.clear()
+        else:
             await self._fill()
         if number > self._next:
             self._lost(number)
@@ -113,6 +118,7 @@ class Track:
                 if number > self._next:
                     self._lost(number)
                 if number == self._next:
+                    self._replayed[number] = batch.at
                     await self._take(batch)
 
     def _asked(self, start: int) -> Answers:
@@ -141,6 +147,7 @@ class Track:
         log.info("pod %s: its KV cache begins anew", self._endpoint.name)
         self._listener.lost(self._endpoint, self._rank)
         self._next, self._at, self.whole = 0, 0.0, True
+        self._replayed.clear()
         self._told = None
 
     def _lost(self, number: int) -> None:

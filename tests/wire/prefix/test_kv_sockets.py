@@ -140,15 +140,17 @@ async def test_a_replay_socket_that_is_silent_is_not_waited_for(monkeypatch: pyt
         await until(lambda: ear.blocks() == [2, 3])
 
 
+@pytest.mark.parametrize("clock", [100, -100, 0])
 @pytest.mark.parametrize("replay", [True, False])
-async def test_a_pod_that_restarts_is_forgotten(replay: bool) -> None:
+async def test_a_pod_that_restarts_is_forgotten(replay: bool, clock: int) -> None:
+    """Even if its clock is behind that of before."""
     async with engine() as (it, ports), heard(at(ports, replay), pod()) as (ear, _):
         await joined(it, ear)
         await it.publish(block(1))
         await until(lambda: 1 in ear.blocks())
         it.close()
         await known(ear, False)
-        async with engine(ports=ports, start=it.clock + 100) as (anew, _):
+        async with engine(ports=ports, start=it.clock + clock) as (anew, _):
             if not replay:
                 await connected(anew, ear, 7)
             await anew.publish(block(8))
@@ -156,6 +158,20 @@ async def test_a_pod_that_restarts_is_forgotten(replay: bool) -> None:
             await known(ear)
             assert 1 not in ear.blocks()
             assert ear.forgotten == [POD]
+
+
+async def test_events_count_after_the_numbers_of_a_connected_engine_go_backwards() -> None:
+    async with engine() as (it, ports), heard(at(ports), pod()) as (ear, _):
+        await known(ear)
+        for name in range(3):
+            await it.publish(block(name))
+        await until(lambda: ear.blocks() == [0, 1, 2])
+        it.number, it.clock, it.buffer = 0, it.clock - 100, []
+        await it.publish(block(7))
+        await it.publish(block(8))
+        await until(lambda: ear.blocks()[-2:] == [7, 8])
+        assert ear.forgotten == [POD]
+        await known(ear)
 
 
 async def test_a_connection_that_was_cut_costs_nothing() -> None:
