@@ -15,38 +15,52 @@ _LONGEST = 1800.0
 @dataclass(frozen=True, slots=True)
 class ScaleUp:
     instances: int = param(4, "replicas that may be added per period", at_least=0)
-    percent: int = param(100, "of those at the beginning of the period that may be added", at_least=0, at_most=1000)
-    period: Duration = param(Duration(60.0), "that both limits are for; 0: no limit", at_most=_LONGEST)
-    select: Literal["or", "and", "none"] = param("or", "the larger of both limits, the smaller, or no limit")
+    percent: int = param(
+        100, "percentage of the replicas at the start of the period that may be added", at_least=0, at_most=1000
+    )
+    period: Duration = param(Duration(60.0), "period of both limits; 0: no limit", at_most=_LONGEST)
+    select: Literal["or", "and", "none"] = param(
+        "or", "which of the two limits applies: the larger, the smaller, or neither"
+    )
     stabilization: Duration = param(
-        Duration(0.0), "for which more must have been recommended before it is done", at_most=_LONGEST
+        Duration(0.0), "time for which more replicas must have been recommended before any is added", at_most=_LONGEST
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    instances: int = param(1, "replicas that may be taken away per period", at_least=0)
-    percent: int = param(50, "of those at the beginning of the period", at_least=0, at_most=1000)
-    period: Duration = param(Duration(60.0), "that both limits are for; 0: no limit", at_most=_LONGEST)
-    select: Literal["or", "and", "none"] = param("or", "the larger of both limits, the smaller, or no limit")
+    instances: int = param(1, "replicas that may be removed per period", at_least=0)
+    percent: int = param(
+        50, "percentage of the replicas at the start of the period that may be removed", at_least=0, at_most=1000
+    )
+    period: Duration = param(Duration(60.0), "period of both limits; 0: no limit", at_most=_LONGEST)
+    select: Literal["or", "and", "none"] = param(
+        "or", "which of the two limits applies: the larger, the smaller, or neither"
+    )
     stabilization: Duration = param(
-        Duration(240.0), "for which less must have been recommended before it is done", at_most=_LONGEST
+        Duration(240.0),
+        "time for which fewer replicas must have been recommended before one is removed",
+        at_most=_LONGEST,
     )
-    spare: float = param(
-        0.0, "of a replica, that those who stay must have beyond what is asked for", at_least=0, at_most=2
-    )
+    spare: float = param(0.0, "spare capacity, in replicas, that must remain after a removal", at_least=0, at_most=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Panic:
-    """Replicas are added fast, none is taken away, and pressure does not move any."""
+    """Panic mode: replicas are added quickly, none is removed, and pressure moves none between roles."""
 
     threshold_percent: int = param(
-        200, "of the current total, recommended, that sets it off", at_least=110, at_most=1000
+        200, "recommended percentage of the current total that starts panic mode", at_least=110, at_most=1000
     )
-    hold: Duration = param(Duration(60.0), "that it lasts after that; 0: there is no panic", at_most=_LONGEST)
-    percent: int = param(1000, "of those at the beginning of the period that may be added", at_least=0, at_most=1000)
-    period: Duration = param(Duration(60.0), "that this limit is for; 0: no limit", at_most=_LONGEST)
+    hold: Duration = param(
+        Duration(60.0),
+        "time that panic mode lasts after the last such recommendation; 0: no panic mode",
+        at_most=_LONGEST,
+    )
+    percent: int = param(
+        1000, "percentage of the replicas at the start of the period that may be added", at_least=0, at_most=1000
+    )
+    period: Duration = param(Duration(60.0), "period of this limit; 0: no limit", at_most=_LONGEST)
 
 
 @dataclass(frozen=True, slots=True)

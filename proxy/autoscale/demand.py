@@ -19,13 +19,17 @@ Kind = Literal["avg", "value", "total"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a role or a fleet is sized by. The kind cannot be told from a name: one that is averaged and taken for a sum
-    would ask for one or two replicas, whatever runs."""
+    """A scaling metric of a role or a pool. Its kind must be given, because a name does not show whether the value is
+    an average or a sum."""
 
-    name: str = param(doc="of the metric")
-    kind: Kind = param(doc="avg: per replica; value: a level of all of them; total: a sum over them")
-    target: float = param(doc="what it should be: per replica, of the level, or of the sum per replica", more_than=0)
-    source: str = param("", "where it is read: a name, or promql: and a query; its own name unless given")
+    name: str = param(doc="name of the metric")
+    kind: Kind = param(
+        doc="avg: a value per replica; value: one level for all replicas; total: a sum over all replicas"
+    )
+    target: float = param(doc="target of the value per replica, of the level, or of the sum per replica", more_than=0)
+    source: str = param(
+        "", "where the value comes from: a scraped metric, or promql: and a query; default: the metric of this name"
+    )
 
 
 @dataclass(frozen=True, slots=True)

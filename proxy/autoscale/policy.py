@@ -61,11 +61,11 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A further pressure signal of one role. It never enters the total."""
+    """A further pressure signal of one role. It does not change the total."""
 
-    source: str = param(doc="where it is read: a scraped metric, or promql: and a query")
-    saturation: float = param(doc="the value at which it is as high as counts", more_than=0)
-    weight: float = param(1.0, "beside the weights of the role's other signals", at_least=0)
+    source: str = param(doc="where the value comes from: a scraped metric, or promql: and a query")
+    saturation: float = param(doc="value that counts as full pressure", more_than=0)
+    weight: float = param(1.0, "weight among the signals of the role", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +73,30 @@ class Coordination:
     """How a total is divided among roles. `preferred_ratio` is as it was written, since a band that is none is ignored
     and said so: `bands.read`."""
 
-    mode: Mode = param("off", "off: by cost alone; preferred: within the preferred ratios, by pressure")
-    preferred_ratio: Mapping[str, Any] = param({}, "role -> {min, max}: percent of the total that it should have")
-    alpha: float = param(0.5, "what pressure counts for against the baseline", at_least=0, at_most=1)
-    baseline: Literal["cost", "current", "weights", "demand"] = param(
-        "cost", "what the shares would be without pressure"
+    mode: Mode = param("off", "off: divide by cost alone; preferred: divide by pressure, within the preferred ratios")
+    preferred_ratio: Mapping[str, Any] = param(
+        {}, "role -> {min, max}: percentage of the total that the role should have"
     )
+    alpha: float = param(0.5, "weight of the pressure against the baseline", at_least=0, at_most=1)
+    baseline: Literal["cost", "current", "weights", "demand"] = param("cost", "shares of the roles without pressure")
     normalization: Literal["absolute", "relative"] = param(
-        "absolute", "absolute: against saturation; relative: against the other roles"
+        "absolute", "absolute: pressure relative to saturation; relative: pressure relative to the other roles"
     )
-    weight_by: Literal["none", "ready"] = param("none", "ready: a role's pressure counts once for each ready replica")
-    combine: Literal["mean", "max"] = param("mean", "the signals of a role: their weighted mean, or the highest")
-    pressure_floor: float = param(0.05, "up to which all roles are idle", at_least=0, at_most=1)
+    weight_by: Literal["none", "ready"] = param(
+        "none", "ready: the pressure of a role counts once for each of its ready replicas"
+    )
+    combine: Literal["mean", "max"] = param("mean", "how the signals of a role are combined: weighted mean or maximum")
+    pressure_floor: float = param(0.05, "pressure up to which all roles count as idle", at_least=0, at_most=1)
     hysteresis_percent: float = param(
-        0.0, "of the total, beyond half a replica: nothing moves for less", at_least=0, at_most=20
+        0.0,
+        "smallest change, as a percentage of the total and at least half a replica, for which replicas move "
+        "between roles",
+        at_least=0,
+        at_most=20,
     )
-    panic_hold: bool = param(True, "in panic replicas are added to those that run, and none moves")
-    coupled: bool = param(False, "one role cannot serve without the others: all have a replica, or none")
-    saturation: Mapping[str, float] = param({}, "signal -> the value at which it is as high as counts")
+    panic_hold: bool = param(True, "in panic mode, add replicas to the running ones and move none between roles")
+    coupled: bool = param(False, "no role can serve without the others: all roles have replicas, or none has")
+    saturation: Mapping[str, float] = param({}, "signal -> value that counts as full pressure")
     signal_weights: Mapping[str, Mapping[str, float]] = param({}, "role or * -> signal -> weight")
     signals: Mapping[str, Mapping[str, Signal]] = param({}, "role -> name -> a further signal")
 

@@ -36,28 +36,32 @@ _BUILT_IN = {
 
 @dataclass(frozen=True, slots=True)
 class ActuatorSettings:
-    """Scales roles where `mode` is active."""
+    """The actuator, which scales roles if `mode` is active."""
 
-    type: Literal["webhook", "exec", "kubernetes", "compose"] = param(doc="how")
-    roles: tuple[str, ...] = param((), "that it scales; those of `targets`, or all, unless given")
-    url: str = param("", "webhook: where to send; kubernetes: the API server; that of the cluster unless given")
+    type: Literal["webhook", "exec", "kubernetes", "compose"] = param(doc="kind of actuator")
+    roles: tuple[str, ...] = param((), "roles to scale; default: the roles in `targets`, or all")
+    url: str = param("", "webhook: URL to send to; kubernetes: URL of the API server, default: that of the own cluster")
     secret: str | None = param(None, "webhook: key of the signature")
-    command: tuple[str, ...] = param((), "exec: program and arguments; {pool} {role} {desired} {current} {victims}")
-    targets: Mapping[str, str] = param(
-        {}, "role -> kubernetes: deployment/NAME, statefulset/NAME or GROUP/VERSION/RESOURCE/NAME; compose: service"
+    command: tuple[str, ...] = param(
+        (), "exec: program and arguments; {pool} {role} {desired} {current} {victims} are replaced"
     )
-    namespace: str = param("", "kubernetes: of the targets; that of kvlane's own pod unless given")
-    token_file: str = param("", "kubernetes: with the token; that of the service account unless given")
-    ca_file: str = param("", "kubernetes: with the certificates to trust; that of the service account unless given")
+    targets: Mapping[str, str] = param(
+        {},
+        "role -> object to scale; kubernetes: deployment/NAME, statefulset/NAME or "
+        "GROUP/VERSION/RESOURCE/NAME; compose: service",
+    )
+    namespace: str = param("", "kubernetes: namespace of the targets; default: that of kvlane's own pod")
+    token_file: str = param("", "kubernetes: file with the token; default: that of the service account")
+    ca_file: str = param("", "kubernetes: file of the certificate authorities; default: that of the service account")
     project: str = param("", "compose: name of the project")
-    directory: str = param("", "compose: with the compose file")
-    up_interval: Duration = param(Duration(30.0), "between two steps up of a role, at least")
-    down_interval: Duration = param(Duration(300.0), "between two steps down of a role, at least")
-    max_step: int = param(8, "replicas by which a role is changed at once, at most; 0: any number", at_least=0)
-    timeout: Duration = param(Duration(10.0), "that a call may take", more_than=0)
-    startup: Duration = param(Duration(600.0), "that replicas which were asked for may take to be seen", more_than=0)
-    allow_zero: bool = param(False, "a role with min: 0 may lose its last replica")
-    kill_file: str | None = param(None, "while this file exists nothing is scaled")
+    directory: str = param("", "compose: directory of the compose file")
+    up_interval: Duration = param(Duration(30.0), "shortest time between two increases of a role")
+    down_interval: Duration = param(Duration(300.0), "shortest time between two decreases of a role")
+    max_step: int = param(8, "largest number of replicas by which a role changes at once; 0: no limit", at_least=0)
+    timeout: Duration = param(Duration(10.0), "timeout of one call of the actuator", more_than=0)
+    startup: Duration = param(Duration(600.0), "time in which requested replicas must appear", more_than=0)
+    allow_zero: bool = param(False, "allow a role with min: 0 to lose its last replica")
+    kill_file: str | None = param(None, "file whose existence stops all scaling")
 
     def __post_init__(self) -> None:
         """Raises ValueError for what the type lacks, or has no use for."""
@@ -94,19 +98,20 @@ def path_of(target: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DrainSettings:
-    """Pods that are to go get no new requests, and are taken away when their last one has ended."""
+    """Draining of pods before their removal: a pod gets no new requests, and is removed when its last request has
+    ended."""
 
     policy: Literal["least-loss", "highest-ordinal", "newest"] = param(
-        "least-loss", "who goes first; highest-ordinal is what StatefulSets and compose do anyway"
+        "least-loss", "which pods are removed first; StatefulSets and compose always use highest-ordinal"
     )
     timeout: Mapping[str, Duration] = param(
-        {}, "role -> longest wait for the last request; 300s for prefill, 900s for others unless given"
+        {}, "role -> longest wait for the last request; default: 300s for prefill, 900s for other roles"
     )
 
     group_label: str = param(
         "modelserving.volcano.sh/group-name",
-        "label with the name of the group of roles that a pod serves with; least-loss keeps the last pod of a role in "
-        "each group as long as it can",
+        "label with the group of roles that a pod belongs to; least-loss keeps the last pod of each role in a"
+        " group as long as possible",
     )
 
     def patience(self, role: str) -> float:
@@ -119,12 +124,12 @@ PROMQL = "promql:"
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSettings:
-    """Where queries of metrics and signals are asked."""
+    """The Prometheus server for metrics and signals whose source is a query."""
 
-    url: str = param(doc="of Prometheus, or of what answers as it does; with the path before /api/v1, if there is one")
+    url: str = param(doc="URL of Prometheus or of a compatible server, with the path before /api/v1")
     token: str | None = param(None, "bearer token")
-    token_file: str = param("", "file of a bearer token, read anew for each query")
-    ca_file: str = param("", "file of the certificates that the server's may be signed by; the system's unless given")
+    token_file: str = param("", "file with a bearer token, read for each query")
+    ca_file: str = param("", "file of the certificate authorities of the server; default: those of the system")
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -142,20 +147,20 @@ PATH = "autoscale"
 class RoleSettings:
     """One role of a pool."""
 
-    name: str = param(doc="what metrics, answers and preferred ratios call it")
-    min: int = param(doc="replicas that it has at least", at_least=0)
-    max: int = param(doc="replicas that it has at most", at_least=1)
+    name: str = param(doc="name of the role in metrics, responses and preferred ratios")
+    min: int = param(doc="smallest number of replicas", at_least=0)
+    max: int = param(doc="largest number of replicas", at_least=1)
     selector: Mapping[str, str] = param(
-        {}, "labels of its pods; unless given those of the role of this name, or all pods where there is but one role"
+        {}, "labels of the role's pods; default: pods with the role of this name, or all pods if the pool has one role"
     )
-    cost: float = param(1.0, "of a replica, against the other roles", at_least=0)
-    weight: float = param(1.0, "its part of the total, with baseline: weights", at_least=0)
-    gpus: float = param(1.0, "of a replica", at_least=0)
-    metrics: tuple[Metric, ...] = param((), "what it is sized by; the one that asks for most decides")
+    cost: float = param(1.0, "cost of a replica, relative to the other roles", at_least=0)
+    weight: float = param(1.0, "share of the total, with baseline: weights", at_least=0)
+    gpus: float = param(1.0, "GPUs of a replica", at_least=0)
+    metrics: tuple[Metric, ...] = param((), "scaling metrics; the one that requires the most replicas decides")
     prefill_rate: float | None = param(
-        None, "uncached prompt tokens that a replica computes per second; null: as latencies tell", more_than=0
+        None, "uncached prompt tokens that a replica computes per second; null: learnt from latencies", more_than=0
     )
-    externally_owned: bool = param(False, "others scale it by what is recommended: an HPA, KEDA, a person")
+    externally_owned: bool = param(False, "another controller, such as an HPA or KEDA, applies the recommendation")
 
     def sized(self, current: int | None, ready: int | None) -> Role:
         return Role(self.name, self.min, self.max, self.cost, self.weight, current, ready)
@@ -163,53 +168,64 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationSettings(Coordination):
-    """How the total is divided among roles."""
+    """How the total is divided among the roles."""
 
-    alpha: float = param(0.25, "what pressure counts for against the baseline", at_least=0, at_most=1)
+    alpha: float = param(0.25, "weight of the pressure against the baseline", at_least=0, at_most=1)
     baseline: Literal["cost", "current", "weights", "demand"] = param(
-        "demand", "what the shares would be without pressure; with total: joint, demand is current"
+        "demand", "shares of the roles without pressure; with total: joint, demand is the same as current"
     )
     hysteresis_percent: float = param(
-        8.0, "of the total, beyond half a replica: nothing moves for less", at_least=0, at_most=20
+        8.0,
+        "smallest change, as a percentage of the total and at least half a replica, for which replicas move "
+        "between roles",
+        at_least=0,
+        at_most=20,
     )
-    coupled: bool = param(True, "one role cannot serve without the others: all have a replica, or none")
+    coupled: bool = param(True, "no role can serve without the others: all roles have replicas, or none has")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Roles that serve together."""
+    """The roles of a pool and how they are scaled."""
 
-    roles: tuple[RoleSettings, ...] = param(doc="in the order that decides between equal costs")
+    roles: tuple[RoleSettings, ...] = param(doc="roles; between equal costs the earlier one gets the replica")
     mode: Literal["dry_run", "active", "paused"] = param(
-        "dry_run", "dry_run: recommend; active: also act; paused: keep recommending the same"
+        "dry_run", "dry_run: recommend only; active: scale; paused: repeat the last recommendation"
     )
     tolerance_percent: float = param(
-        10.0, "that a metric may be off its target before anything changes", at_least=0, at_most=100
+        10.0, "deviation of a metric from its target that causes no change", at_least=0, at_most=100
     )
     total: Literal["sum", "joint"] = param(
-        "sum", "sum: what the roles ask for, each by its metrics; joint: all roles as one, by the metrics of the pool"
+        "sum",
+        "sum: the sum of what the metrics of each role require; joint: what the metrics of the whole pool require",
     )
-    metrics: tuple[Metric, ...] = param((), "of all roles together, with total: joint")
+    metrics: tuple[Metric, ...] = param((), "scaling metrics of all roles together, with total: joint")
     behavior: Behavior = field(default_factory=Behavior)
     coordination: CoordinationSettings = field(default_factory=CoordinationSettings)
     cost_expansion_rate_percent: float = param(
         EXPANSION,
-        "by which the packages grow that a role gets at a time, where cost decides",
+        "growth of the packages of replicas that a role gets at once, where cost decides",
         at_least=0,
         at_most=10000,
     )
-    gpu_budget: float | None = param(None, "GPUs of all replicas together; null: any number", more_than=0)
+    gpu_budget: float | None = param(None, "largest number of GPUs of all replicas; null: no limit", more_than=0)
     look_ahead: Duration = param(
-        Duration(150.0), "by which sums that grow are carried on: what a pod takes to start", at_most=1800
+        Duration(150.0), "time by which growing sums are extrapolated: the time that a pod takes to start", at_most=1800
     )
-    gate: bool = param(True, "while replicas start or drain, none moves unless a role asks for more than it gets")
-    settle: Duration = param(Duration(30.0), "that the gate stays closed after that: a window of the metrics")
-    max_moves: int = param(0, "replicas that change their role in one decision, at most; 0: any number", at_least=0)
+    gate: bool = param(
+        True, "while replicas start or drain, move none between roles unless a role needs more than it has"
+    )
+    settle: Duration = param(
+        Duration(30.0), "time for which the gate stays closed afterwards: the window of the metrics"
+    )
+    max_moves: int = param(
+        0, "largest number of replicas that change their role in one decision; 0: no limit", at_least=0
+    )
     surge: bool = param(
-        False, "where the GPU budget has room, a replica that changes its role starts in one before it leaves the other"
+        False, "if the GPU budget permits it, start a replica in its new role before it leaves the old one"
     )
-    stale_after: Duration = param(Duration(45.0), "from which on a measured value is missing", more_than=0)
-    actuator: ActuatorSettings | None = param(None, "who scales, with mode: active")
+    stale_after: Duration = param(Duration(45.0), "age at which a measured value counts as missing", more_than=0)
+    actuator: ActuatorSettings | None = param(None, "actuator for mode: active")
     drain: DrainSettings = field(default_factory=DrainSettings)
 
     def affords(self, replicas: Mapping[str, int]) -> bool:
@@ -221,11 +237,11 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleSettings:
-    """Recommends how many replicas each role of a pool should have."""
+    """Recommendations of how many replicas each role of a pool should have."""
 
-    interval: Duration = param(Duration(15.0), "between two recommendations", more_than=0)
-    pools: Mapping[str, PoolSettings] = param({}, "by name")
-    prometheus: PrometheusSettings | None = param(None, "who is asked where a source is promql: and a query")
+    interval: Duration = param(Duration(15.0), "time between two recommendations", more_than=0)
+    pools: Mapping[str, PoolSettings] = param({}, "scaling policies by name of the pool")
+    prometheus: PrometheusSettings | None = param(None, "Prometheus server for sources of the form promql: QUERY")
 
 
 def load(section: Any, path: str = PATH) -> AutoscaleSettings:

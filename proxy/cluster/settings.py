@@ -83,27 +83,29 @@ INTERVAL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """Several proxies of one deployment that know of each other over Redis or Valkey; needs the extra kvlane[redis].
-    Workers of one host always do."""
+    """Several proxies that share state over Redis or Valkey; needs the extra kvlane[redis]. Workers of one host share
+    state without it."""
 
     store: str = param(
         NONE,
-        "none, or where it is: redis://HOST:PORT/DB, rediss:// with TLS, unix://PATH,"
-        " redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT,HOST:PORT",
+        "URL of the store, or none: redis://HOST:PORT/DB, rediss:// with TLS, unix://PATH, "
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT,HOST:PORT",
     )
-    username: str | None = param(None, "of the store's ACL")
-    password: str | None = param(None, "of the store")
-    sentinel_username: str | None = param(None, "of the sentinels' ACL")
-    sentinel_password: str | None = param(None, "of the sentinels, if they have one: they do not have the store's")
-    prefix: str = param("kvlane", "of all channels and keys; those who have the same one belong together")
-    name: str | None = param(None, "what the others call this one; the host's name unless given")
+    username: str | None = param(None, "user name for the store's ACL")
+    password: str | None = param(None, "password of the store")
+    sentinel_username: str | None = param(None, "user name for the sentinels' ACL")
+    sentinel_password: str | None = param(None, "password of the sentinels; they do not use that of the store")
+    prefix: str = param("kvlane", "prefix of all channels and keys; proxies with the same prefix form one group")
+    name: str | None = param(None, "name of this proxy in the group; default: the host name")
     lease: Duration = param(
-        Duration(5.0), "after which one that is not heard of is forgotten, with all that it has in flight", at_least=0.5
+        Duration(5.0),
+        "time without a message after which a proxy and its requests in flight are forgotten",
+        at_least=0.5,
     )
     limits: Literal["localShare", "open"] = param(
         "localShare",
-        "without the store: localShare takes the others to spend what this one does, and keeps to this one's part of"
-        " caps; open takes them to do nothing",
+        "limits while the store is unreachable. localShare: assume that the other proxies spend as much as "
+        "this one, and enforce this proxy's share of each cap; open: assume that they spend nothing",
     )
 
     def __post_init__(self) -> None:

@@ -14,13 +14,19 @@ from proxy.core.params import param
 
 @dataclass(frozen=True, slots=True)
 class PodTls:
-    """For `https` URLs. Files are PEM, and read again when they change; without a `ca` the system's are trusted."""
+    """TLS to pods with `https` URLs. Files are PEM and are read again when they change."""
 
-    ca: str | None = param(None, "file of the certificates that a pod's may be signed by; the system's unless given")
-    cert: str | None = param(None, "file of the certificate that is shown to the pod")
-    key: str | None = param(None, "file of its key, unless that is in the same file")
-    server_name: str | None = param(None, "name in the pod's certificate; the host of its URL unless given")
-    insecure_skip_verify: bool = param(False, "take any certificate: whoever is in between may read and change all")
+    ca: str | None = param(
+        None, "file of the certificate authorities that may sign the certificates of pods; default: those of the system"
+    )
+    cert: str | None = param(None, "file of the client certificate that kvlane presents to pods")
+    key: str | None = param(None, "file of the private key; default: the key in the certificate file")
+    server_name: str | None = param(
+        None, "host name that the certificate of the pod must have; default: the host of its URL"
+    )
+    insecure_skip_verify: bool = param(
+        False, "accept any certificate. Anyone on the network path can then read and change the traffic"
+    )
 
     def __post_init__(self) -> None:
         """Raises ValueError for what contradicts itself."""

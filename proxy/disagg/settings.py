@@ -11,12 +11,12 @@ from proxy.disagg.connectors import CONNECTORS, connector_named
 
 @dataclass(frozen=True, slots=True)
 class DisaggregationSettings:
-    """How the KV cache of a prompt gets to the pod that answers, where a profile handler sends prompts to another one.
-    All pods are configured for the same connector."""
+    """Transfer of KV caches from prefill to decode pods, for pools whose profile handler separates the two. All pods
+    use the same connector."""
 
-    connector: str = param("nixl", f"that the engines are configured with: {', '.join(CONNECTORS)}")
+    connector: str = param("nixl", f"connector that the engines are configured with: {', '.join(CONNECTORS)}")
     prefill_timeout: Duration = param(
-        Duration(120.0), "for a prompt to be computed; then another pod is asked", more_than=0
+        Duration(120.0), "time for the prefill of a prompt; then another pod is tried", more_than=0
     )
 
     def __post_init__(self) -> None:

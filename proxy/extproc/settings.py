@@ -10,16 +10,18 @@ from proxy.http.settings import ServerTls
 
 @dataclass(frozen=True, slots=True)
 class ExtProcSettings:
-    """The port at which gateways ask which pod a request goes to, by the Endpoint Picker Protocol over ext_proc; needs
-    the extra kvlane[extproc]."""
+    """The gRPC port for gateways such as Envoy, which speaks the Endpoint Picker Protocol over ext_proc; needs the
+    extra kvlane[extproc]."""
 
     host: str = param("0.0.0.0", "address of the port for gateways")
-    port: int | None = param(None, "gRPC port for gateways, 9002 by custom; null: none", at_least=0, at_most=65535)
-    tls: ServerTls | None = param(None, "to speak TLS there")
+    port: int | None = param(
+        None, "gRPC port for gateways, usually 9002; null: the port is closed", at_least=0, at_most=65535
+    )
+    tls: ServerTls | None = param(None, "serve TLS on this port")
     fallbacks: int = param(
         0,
-        "further pods that are named behind the first, for gateways that go on to them when it fails;"
-        " clusters of type ORIGINAL_DST take one only",
+        "number of fallback pods to name after the first, for gateways that retry on them; clusters of type "
+        "ORIGINAL_DST support 0 only",
         at_least=0,
         at_most=16,
     )

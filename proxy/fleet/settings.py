@@ -31,7 +31,7 @@ class DataParallelSettings:
 
     size: int | None = param(
         None,
-        "Ranks of the pod; 1: the pod is one endpoint. Read from its metrics unless given.",
+        "number of ranks behind the port; 1: the pod is one endpoint; default: read from its metrics",
         at_least=1,
         at_most=MOST_RANKS,
     )
@@ -39,25 +39,33 @@ class DataParallelSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """One pod as it is wanted, whoever wants it: a file, a name server or an operator."""
+    """One pod, as a file, a discovery source or an operator describes it."""
 
-    url: str = param(doc="base URL of the engine's server")
-    name: str = param("", "what the pod is called in headers, logs and metrics; host:port of the URL unless given")
-    role: str = param("", "prefill, decode or a compound of them; the label llm-d.ai/role says the same")
-    labels: Mapping[str, str] = param({}, "what filters select by")
-    weight: float = param(1.0, "share of the traffic where nothing else decides", more_than=0)
-    models: tuple[str, ...] = param((), "the models it serves; the pod is asked unless given")
-    engine: Engine = param(DEFAULT_ENGINE, "whose metrics it exposes")
-    api_key: str | None = param(None, "sent to the pod as its bearer token")
-    tls: PodTls | None = param(None, "how its https URL is spoken to; as pods.tls says unless given")
-    uid: str = param("", "tells it from an earlier pod of the same name: with another one it is a new pod")
+    url: str = param(doc="base URL of the engine's server, without /v1")
+    name: str = param("", "name of the pod in headers, logs and metrics; default: host:port of the URL")
+    role: str = param(
+        "",
+        "role of the pod: prefill, decode or encode, or several of them, as prefill-decode; default: its "
+        "label llm-d.ai/role",
+    )
+    labels: Mapping[str, str] = param({}, "labels, for filters and scorers")
+    weight: float = param(1.0, "relative share of the traffic where no scorer prefers a pod", more_than=0)
+    models: tuple[str, ...] = param((), "models that the pod serves; default: what the pod lists at /v1/models")
+    engine: Engine = param(DEFAULT_ENGINE, "engine of the pod, which decides how its metrics are read")
+    api_key: str | None = param(None, "bearer token that kvlane sends to the pod")
+    tls: PodTls | None = param(None, "TLS settings of the pod; default: pods.tls")
+    uid: str = param(
+        "",
+        "unique id of the pod. A pod with the same name and another uid is a new pod, and what was learnt of "
+        "the old one is dropped",
+    )
     data_parallel: DataParallelSettings | None = param(
-        None, "Data-parallel ranks behind the pod's port; read from its metrics unless given."
+        None, "data-parallel ranks behind the pod's port; default: read from its metrics"
     )
 
     ports: str = param(
         "",
-        "Ports of data-parallel ranks with a port each, such as 8000-8007: each is a pod, named NAME-rank-0 and so on.",
+        "ports of data-parallel ranks that have a port each, such as 8000-8007; each becomes a pod NAME-rank-N",
     )
 
     @property
@@ -98,19 +106,19 @@ class PodSettings:
 
 @dataclass(frozen=True, slots=True)
 class DnsSettings:
-    """A pod for every address of a name; all other keys are what each of them is like."""
+    """One pod for each address of a DNS name. The other keys apply to all of these pods."""
 
-    name: str = param(doc="the name to look up")
-    port: int = param(doc="the port of every pod", at_least=1, at_most=65535)
-    scheme: Literal["http", "https"] = param("http", "of every pod's URL")
-    interval: Duration = param(Duration(5.0), "between two lookups", more_than=0)
-    role: str = param("", "of every pod")
-    labels: Mapping[str, str] = param({}, "of every pod")
-    weight: float = param(1.0, "of every pod", more_than=0)
-    models: tuple[str, ...] = param((), "of every pod; they are asked unless given")
-    engine: Engine = param(DEFAULT_ENGINE, "of every pod")
-    api_key: str | None = param(None, "of every pod")
-    data_parallel: DataParallelSettings | None = param(None, "Data-parallel ranks behind the port of every pod.")
+    name: str = param(doc="DNS name to look up")
+    port: int = param(doc="port of the pods", at_least=1, at_most=65535)
+    scheme: Literal["http", "https"] = param("http", "scheme of the URLs of the pods")
+    interval: Duration = param(Duration(5.0), "time between two lookups", more_than=0)
+    role: str = param("", "role of the pods")
+    labels: Mapping[str, str] = param({}, "labels of the pods")
+    weight: float = param(1.0, "weight of each pod", more_than=0)
+    models: tuple[str, ...] = param((), "models of the pods; default: what each pod lists at /v1/models")
+    engine: Engine = param(DEFAULT_ENGINE, "engine of the pods")
+    api_key: str | None = param(None, "bearer token that kvlane sends to the pods")
+    data_parallel: DataParallelSettings | None = param(None, "data-parallel ranks behind the port of each pod")
 
     def pod(self, address: str) -> PodSettings:
         return PodSettings(
@@ -127,13 +135,15 @@ class DnsSettings:
 
 @dataclass(frozen=True, slots=True)
 class DcgmSettings:
-    """Where NVIDIA's DCGM exporter says how busy a pod's GPUs are."""
+    """The exporter of NVIDIA DCGM, which reports the utilization of a pod's GPUs."""
 
-    port: int = param(9400, "of the exporter", at_least=1, at_most=65535)
-    path: str = param("/metrics", "where it exposes its metrics")
-    scheme: Literal["http", "https"] = param("http", "it is asked by")
-    on_node: bool = param(False, "one for each node, not one beside each pod")
-    interval: Duration | None = param(None, "between two answers; null: as often as the pod is asked", more_than=0)
+    port: int = param(9400, "port of the exporter", at_least=1, at_most=65535)
+    path: str = param("/metrics", "path of the exporter's metrics")
+    scheme: Literal["http", "https"] = param("http", "scheme of the exporter's URL")
+    on_node: bool = param(False, "the exporter runs once per node instead of once per pod")
+    interval: Duration | None = param(
+        None, "time between two scrapes of the exporter; null: scrape it whenever the pod is scraped", more_than=0
+    )
 
     def url_of(self, endpoint: Endpoint) -> str:
         host = bracketed(urlsplit(endpoint.url).hostname or "")
@@ -144,16 +154,20 @@ class DcgmSettings:
 
 @dataclass(frozen=True, slots=True)
 class RefreshSettings:
-    interval: Duration = param(Duration(0.25), "between two scrapes of a pod, while maxCore allows it", more_than=0)
-    timeout: Duration = param(Duration(1.0), "for one answer of a pod", more_than=0)
-    max_core: float = param(0.05, "share of one core that all scrapes together may take", more_than=0, at_most=1)
-    attributes: Mapping[str, str] = param({}, "further values to scrape: key -> name{label=value}")
-    path: str = param("/metrics", "where a pod exposes its metrics")
-    port: int | None = param(None, "of the metrics; the pod's own unless given", at_least=1, at_most=65535)
-    scheme: Literal["http", "https"] | None = param(None, "of the metrics; the pod's own unless given")
-    dcgm: DcgmSettings | None = param(
-        None, "an exporter that is asked for the attribute GPUUtilization, too; null: nobody is asked"
+    interval: Duration = param(
+        Duration(0.25), "time between two scrapes of a pod; it grows where maxCore requires it", more_than=0
     )
+    timeout: Duration = param(Duration(1.0), "timeout of one scrape", more_than=0)
+    max_core: float = param(
+        0.05, "largest share of one CPU core that all scrapes together may use", more_than=0, at_most=1
+    )
+    attributes: Mapping[str, str] = param(
+        {}, "further values to scrape as endpoint attributes: name -> metric{label=value}"
+    )
+    path: str = param("/metrics", "path of the pods' metrics")
+    port: int | None = param(None, "port of the pods' metrics; default: the port of the pod", at_least=1, at_most=65535)
+    scheme: Literal["http", "https"] | None = param(None, "scheme of the metrics URL; default: the scheme of the pod")
+    dcgm: DcgmSettings | None = param(None, "DCGM exporter to scrape for the attribute GPUUtilization; null: none")
 
     def metrics_url(self, pod_url: str) -> str:
         """Where the pod of this base URL is scraped."""
@@ -171,19 +185,22 @@ class RefreshSettings:
 
 @dataclass(frozen=True, slots=True)
 class WarmupSettings:
-    """Off unless `prompts` is more than 0. System prompts and tools of requests are then kept in memory."""
+    """Prefix warm-up. It is off unless `prompts` is above 0; then system prompts and tools of requests are kept in
+    memory."""
 
     prompts: int = param(
-        0, "Shared system prompts, per model, that a new or restarted pod gets; 0 switches warm-up off.", at_least=0
+        0,
+        "number of shared system prompts per model that are sent to a new or restarted pod; 0: no warm-up",
+        at_least=0,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PodSources:
-    static: tuple[PodSettings, ...] = param((), "pods that are there from the start")
-    file: str | None = param(None, "a YAML list of pods, watched for changes")
-    dns: DnsSettings | None = param(None, "a name whose addresses are pods")
-    kubernetes: KubernetesSettings | None = param(None, "pods of a cluster")
+    static: tuple[PodSettings, ...] = param((), "pods with fixed addresses")
+    file: str | None = param(None, "YAML file with a list of pods; kvlane watches it for changes")
+    dns: DnsSettings | None = param(None, "discover pods by a DNS name")
+    kubernetes: KubernetesSettings | None = param(None, "discover pods with the Kubernetes API")
     tls: PodTls = field(default_factory=PodTls)
     refresh: RefreshSettings = field(default_factory=RefreshSettings)
     warmup: WarmupSettings = field(default_factory=WarmupSettings)
@@ -275,23 +292,27 @@ _SELECTOR = re.compile(rf"{_REQUIREMENT}(?:,{_REQUIREMENT})*")
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings(ApiServer):
-    """A pod for every ready pod of a cluster that is not about to end; those that end are drained. What labels and
-    annotations of a pod say goes before what stands here."""
+    """One pod for each ready pod of a Kubernetes cluster; terminating pods are drained. Labels and annotations of a pod
+    take precedence over the keys here."""
 
-    selector: str = param("", "of labels: the pods themselves, or those whose labels count where a service says who")
-    service: str = param("", "whose EndpointSlices say which pods there are")
-    inference_pool: str = param("", "InferencePool whose selector and target ports say it")
+    selector: str = param("", "label selector of the pods; with a service: of the pods whose labels are read")
+    service: str = param("", "Service whose EndpointSlices list the pods")
+    inference_pool: str = param("", "InferencePool that defines the selector and the target ports")
     ports: tuple[int, ...] = param(
-        (), "of every pod, each a pod of its own; those of the service or InferencePool unless given, else 8000"
+        (),
+        "ports of each pod; every port becomes a pod of its own. Default: the ports of the Service or "
+        "InferencePool, else 8000",
     )
-    scheme: Literal["http", "https"] = param("http", "of every pod's URL")
-    role: str = param("", "of pods without a label llm-d.ai/role")
-    labels: Mapping[str, str] = param({}, "of every pod, beside its own")
-    weight: float = param(1.0, "of pods without an annotation kvlane/weight", more_than=0)
-    models: tuple[str, ...] = param((), "of pods without an annotation kvlane/models; they are asked unless given")
-    engine: Engine = param(DEFAULT_ENGINE, "of pods without a label llm-d.ai/engine-type")
-    api_key: str | None = param(None, "of every pod")
-    data_parallel: DataParallelSettings | None = param(None, "Data-parallel ranks behind one port of every pod.")
+    scheme: Literal["http", "https"] = param("http", "scheme of the URLs of the pods")
+    role: str = param("", "role of pods without the label llm-d.ai/role")
+    labels: Mapping[str, str] = param({}, "labels to add to every pod")
+    weight: float = param(1.0, "weight of pods without the annotation kvlane/weight", more_than=0)
+    models: tuple[str, ...] = param(
+        (), "models of pods without the annotation kvlane/models; default: what each pod lists at /v1/models"
+    )
+    engine: Engine = param(DEFAULT_ENGINE, "engine of pods without the label llm-d.ai/engine-type")
+    api_key: str | None = param(None, "bearer token that kvlane sends to the pods")
+    data_parallel: DataParallelSettings | None = param(None, "data-parallel ranks behind each port of every pod")
 
     def __post_init__(self) -> None:
         """Raises ValueError for what names no pods, or several sets of them."""

@@ -171,14 +171,16 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Files are PEM, and read again when they change."""
+    """TLS of a listening port. Files are PEM and are read again when they change."""
 
-    cert: str = param(doc="file of the certificate, and of those between it and the one that clients trust")
-    key: str | None = param(None, "file of its key, unless that is in the same file")
+    cert: str = param(doc="file of the certificate, followed by its intermediate certificates")
+    key: str | None = param(None, "file of the private key; default: the key in the certificate file")
     client_ca: str | None = param(
-        None, "file of the certificates that a client's must be signed by; without it clients show none"
+        None,
+        "file of the certificate authorities that must have signed the client's certificate; null: no client "
+        "certificate is required",
     )
-    min_version: Literal["1.2", "1.3"] = param("1.2", "oldest version of TLS that is spoken")
+    min_version: Literal["1.2", "1.3"] = param("1.2", "oldest accepted TLS version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,38 +188,49 @@ class Listen:
     """The data port."""
 
     host: str = param("0.0.0.0", "address of the data port")
-    port: int = param(8000, "port of the data port; 0 takes any that is free", at_least=0, at_most=65535)
-    max_body: Size = param(Size(64 * MIB), "largest request body; more is 413", at_least=1)
+    port: int = param(8000, "port of the data port; 0: any free port", at_least=0, at_most=65535)
+    max_body: Size = param(Size(64 * MIB), "largest request body; a larger one is refused with 413", at_least=1)
     retained_bodies: Size = param(
         Size(512 * MIB),
-        "memory for request bodies, heads and pipelined requests in the whole process; beyond it reading pauses",
+        "memory for request bodies, request heads and pipelined requests of all clients; beyond it kvlane "
+        "stops reading until some is free",
         at_least=1,
     )
     kept_upload: Size = param(
         Size(64 * MIB),
-        "largest form that is read whole, so that it can be sent to another pod if one fails;"
-        " a larger one is streamed to one pod",
+        "largest form that is read completely, so that it can be retried on another pod; a larger one is "
+        "streamed to one pod",
         at_least=1,
     )
     head_timeout: Duration = param(
-        Duration(30.0), "from the first byte of a request's head to its last; longer is 408", more_than=0
+        Duration(30.0),
+        "time from the first to the last byte of a request head; then the request is refused with 408",
+        more_than=0,
     )
-    body_timeout: Duration = param(Duration(60.0), "between two pieces of a request body; longer is 408", more_than=0)
+    body_timeout: Duration = param(
+        Duration(60.0), "time between two pieces of a request body; then the request is refused with 408", more_than=0
+    )
     min_body_rate: Size = param(
-        Size(1024), "of a request body per second, once bodyTimeout has passed; less is 408; 0: any", at_least=0
+        Size(1024),
+        "bytes per second that a client must send of a body that takes longer than bodyTimeout, else 408; 0: "
+        "no minimum",
+        at_least=0,
     )
     send_timeout: Duration = param(
         SEND_TIMEOUT,
-        "how long a client may read none of the bytes that wait for it; then its connection is reset",
+        "time for which a client may read nothing of its response; then its connection is reset",
         more_than=0,
     )
     max_connections: int = param(
-        20_000, "clients that one process is connected to; one more is hung up on", at_least=1, at_most=10_000_000
+        20_000,
+        "largest number of client connections of one process; further ones are closed at once",
+        at_least=1,
+        at_most=10_000_000,
     )
-    tls: ServerTls | None = param(None, "to speak https")
+    tls: ServerTls | None = param(None, "serve HTTPS instead of HTTP")
     keep_alive: Duration = param(
         Duration(3630.0),
-        "that a connection without a request stays open; keep it above that of a proxy in front",
+        "time that a connection stays open without a request; set it above that of a proxy in front of kvlane",
         more_than=0,
     )
 
@@ -227,14 +240,14 @@ class Admin:
     """The admin port."""
 
     host: str = param("127.0.0.1", "address of the admin port")
-    port: int = param(9190, "port of the admin port; 0 takes any that is free", at_least=0, at_most=65535)
-    api_key: str | None = param(None, "bearer token of everything but probes and /metrics")
+    port: int = param(9190, "port of the admin port; 0: any free port", at_least=0, at_most=65535)
+    api_key: str | None = param(None, "bearer token that is required for everything but probes and /metrics")
     hosts: tuple[str, ...] = param(
         (),
-        "further host names that requests may be addressed to, as a service name of Kubernetes or Compose;"
-        " IP addresses, localhost and admin.host are always accepted. With a key, only /metrics is restricted",
+        "further accepted host names, such as the name of a Kubernetes or Compose service; IP addresses, "
+        "localhost and admin.host are always accepted. With apiKey set, only /metrics checks the host name",
     )
-    tls: ServerTls | None = param(None, "to speak https")
+    tls: ServerTls | None = param(None, "serve HTTPS instead of HTTP")
 
     def __post_init__(self) -> None:
         """Raises ValueError for an empty key, which would open what it was meant to close, and for invalid hosts."""
@@ -261,10 +274,10 @@ def host_name(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CorsSettings:
-    """Off while no origin is named."""
+    """Cross-origin requests from browsers; off while `origins` is empty."""
 
     origins: tuple[str, ...] = param(
-        (), "sites whose pages may ask and read answers, as browsers name them: https://host; `*` is every one"
+        (), "origins of web pages that may send requests, such as https://host; `*` allows every origin"
     )
 
     def __post_init__(self) -> None:
@@ -276,16 +289,14 @@ class CorsSettings:
 
 @dataclass(frozen=True, slots=True)
 class Security(AuthSettings):
-    """Who may ask for what. Without keys and tokens nobody is asked who he is."""
+    """Authentication, authorisation and limits. Without keys and tokens, requests need no authentication."""
 
-    relay_paths: tuple[str, ...] = param((), "further paths to relay: exact, or `/prefix/*`")
+    relay_paths: tuple[str, ...] = param((), "further paths to relay to pods: exact, or `/prefix/*`")
 
-    expose_endpoint: bool = param(
-        True, "name the pod, and the model in place of another, in x-kvlane-endpoint and -model"
-    )
+    expose_endpoint: bool = param(True, "name the pod in x-kvlane-endpoint, and a substituted model in x-kvlane-model")
 
     client_ranks: bool = param(
-        False, "Let clients choose a data-parallel rank by X-data-parallel-rank; it is ignored otherwise."
+        False, "let clients choose a data-parallel rank with X-data-parallel-rank; otherwise kvlane ignores the header"
     )
 
     cors: CorsSettings = field(default_factory=CorsSettings)

@@ -17,12 +17,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class ApiServer:
     """The API server; by default that of kvlane's own cluster, with the service account of its pod."""
 
-    server: str = param("", "URL of the API server; default: that of the cluster that kvlane runs in")
+    server: str = param("", "URL of the API server; default: that of the cluster in which kvlane runs")
     namespace: str = param("", "namespace of the objects; default: that of kvlane's own pod")
     token_file: str = param(
-        "", "file with a bearer token, read per connection; default in a pod: the service account's"
+        "", "file with a bearer token, read for each connection; default in a pod: the token of the service account"
     )
-    ca_file: str = param("", "file with the certificate authorities of the server; default in a pod: the cluster's")
+    ca_file: str = param("", "file of the certificate authorities of the server; default in a pod: that of the cluster")
 
     def __post_init__(self) -> None:
         """Raise ValueError for an invalid server."""

@@ -44,16 +44,21 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    enabled: bool = param(False, "wake a pod when a request wants a model that only pods serve that sleep")
-    timeout: Duration = param(Duration(60.0), "longest wait of a request for it", more_than=0)
+    enabled: bool = param(False, "wake a sleeping pod for a request whose model only sleeping pods serve")
+    timeout: Duration = param(Duration(60.0), "longest time that a request waits for a pod to wake", more_than=0)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterObjects(ApiServer):
     """InferenceObjectives and InferenceModelRewrites of a Kubernetes cluster."""
 
-    group: str = param("llm-d.ai", "API group, version v1alpha2; before llm-d it was inference.networking.x-k8s.io")
-    inference_pool: str = param("", "InferencePool of the objects; default: all of the namespace")
+    group: str = param(
+        "llm-d.ai",
+        "API group of the objects, version v1alpha2; releases before llm-d use inference.networking.x-k8s.io",
+    )
+    inference_pool: str = param(
+        "", "InferencePool that the objects must refer to; default: all objects of the namespace"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,13 @@ class ModelSettings:
     aliases: Mapping[str, str] = param({}, "further name -> model; listed at /v1/models while the model is served")
     rewrites: tuple[Rewrite, ...] = param((), "rules that replace the requested model")
     objectives: Mapping[str, Objective] = param(
-        {}, "name -> {priority}: what x-llm-d-inference-objective may say; `default` is for requests without one"
+        {},
+        "name -> {priority}: values of the header x-llm-d-inference-objective; `default` applies to requests "
+        "without the header",
     )
     fallbacks: Mapping[str, tuple[str, ...]] = param(
         {},
-        "model -> models to try in order where no pod has capacity for it; model@pool: only with the pods of that pool",
+        "model -> models to try in order where no pod has capacity for it; model@pool restricts one to a pool",
     )
     wake: Wake = param(Wake(), "waking of sleeping pods")
     kubernetes: ClusterObjects | None = param(

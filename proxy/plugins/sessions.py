@@ -58,8 +58,10 @@ class SessionSource:
 @dataclass(frozen=True, slots=True)
 class SessionIdConfig:
     sources: tuple[SessionSource, ...] = param((), f"first that has an id; the header {ID_HEADER} unless given")
-    eviction_ttl_seconds: float = param(300.0, "a session unused for so long is forgotten", at_least=0)
-    eviction_sweep_seconds: float = param(10.0, "how often memory is freed", at_least=0)
+    eviction_ttl_seconds: float = param(300.0, "time without a request after which a session is forgotten", at_least=0)
+    eviction_sweep_seconds: float = param(
+        10.0, "time between two removals of forgotten sessions from memory", at_least=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +78,19 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     clock: Clock
     state: PluginState
     strategy: Literal["encoded_endpoint_header", "session_id"] = param(
-        "encoded_endpoint_header", "who remembers: the client, by a token, or the proxy, by the session's id"
+        "encoded_endpoint_header",
+        "encoded_endpoint_header: the client keeps a token; session_id: the proxy remembers the session",
     )
-    encoded_endpoint_header_config: TokenConfig | None = param(None, "of that strategy")
+    encoded_endpoint_header_config: TokenConfig | None = param(None, "settings of the strategy encoded_endpoint_header")
     header_name: str = param("", "older spelling of encodedEndpointHeaderConfig.header")
     profile_name: str = param(
         "",
-        "the profile whose pod a session stays with, where one prefills and another decodes; a request without "
-        "such a pod binds nothing; empty: the decode pod",
+        "profile whose pod a session is bound to, with prefill/decode; empty: that of the decode pod. "
+        "Requests without a pod of the profile bind nothing",
     )
-    session_id_config: SessionIdConfig = param(SessionIdConfig(), "of that strategy")
+    session_id_config: SessionIdConfig = param(SessionIdConfig(), "settings of the strategy session_id")
     rebalance: Rebalance | None = param(
-        None, "when a session leaves a pod that is behind the others, and is bound again; without it sessions stay"
+        None, "when a session leaves a pod that is slower than the others and is bound to another; null: sessions stay"
     )
     table: SessionTable = field(init=False, repr=False, compare=False)
     _successors: dict[Endpoint, Endpoint] = field(init=False, repr=False, compare=False)
@@ -275,8 +278,14 @@ def _digest(session: str) -> bytes:
 class Rebalance:
     """In seconds where there is a forecast, which includes what each pod has cached of the prompt; else in requests."""
 
-    seconds: float = param(1.0, "that staying may cost more, where predicted-latency-producer predicts", at_least=0)
-    requests: int = param(16, "that run and wait on the pod, more than elsewhere, where it does not", at_least=0)
+    seconds: float = param(
+        1.0, "predicted seconds by which the session's pod may be slower, with predicted-latency-producer", at_least=0
+    )
+    requests: int = param(
+        16,
+        "running and waiting requests by which the session's pod may exceed the others, without predictions",
+        at_least=0,
+    )
 
     def is_behind(self, request: InferenceRequest, held: Sequence[Endpoint], others: Sequence[Endpoint]) -> bool:
         """Return whether the best of the holders is too far behind the best of the others."""

@@ -34,8 +34,8 @@ class StageProfiles:
 
 @dataclass(frozen=True, slots=True)
 class StageDeciders:
-    prefill: str = param("", "name of the decider that says when; empty: prompts are never computed elsewhere")
-    encode: str = param("", "name of the decider that says when; empty: media are never encoded elsewhere")
+    prefill: str = param("", "name of the prefill decider; empty: prompts are never computed by another pod")
+    encode: str = param("", "name of the encode decider; empty: media are never encoded by another pod")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from proxy.core.params import Duration, param
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """`first_byte` and `idle` are for streams: an answer in one piece sends its headers only when it is done, so it is
-    bounded by `request`."""
+    """Timeouts of requests to pods. `firstByte` and `idle` apply to streams; a response in one piece sends its headers
+    when it is complete, so only `request` bounds it."""
 
-    connect: Duration = param(Duration(2.0), "to establish a connection to a pod", more_than=0)
-    first_byte: Duration = param(Duration(300.0), "from the request to the first byte of a stream", more_than=0)
-    idle: Duration = param(Duration(60.0), "between two chunks of a stream", more_than=0)
-    request: Duration = param(Duration(1800.0), "for the whole of a request", more_than=0)
+    connect: Duration = param(Duration(2.0), "time to establish a connection to a pod", more_than=0)
+    first_byte: Duration = param(Duration(300.0), "time from the request to the first byte of a stream", more_than=0)
+    idle: Duration = param(Duration(60.0), "time between two chunks of a stream", more_than=0)
+    request: Duration = param(Duration(1800.0), "total time of a request, unless the client requests less", more_than=0)
 
 
 Cause = Literal["connect", "reset", "500", "502", "503", "504"]
@@ -25,99 +25,112 @@ Cause = Literal["connect", "reset", "500", "502", "503", "504"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    initial: Duration = param(Duration(0.025), "before the first retry, half of it by chance; each is twice the last")
-    max: Duration = param(Duration(1.0), "at most")
+    initial: Duration = param(
+        Duration(0.025), "delay before the first retry, with jitter of 50 %; it doubles with each retry"
+    )
+    max: Duration = param(Duration(1.0), "largest delay before a retry")
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Only before the first byte of an answer. 429 is tried on other pods, on each once; any other 4xx is final."""
+    """Retries before the first byte of a response. A 429 is tried once on each other pod; other 4xx responses are
+    final."""
 
-    attempts: int = param(3, "pods that are given the request; one that takes no connection does not count", at_least=1)
+    attempts: int = param(
+        3, "number of pods that are tried; a pod that does not accept the connection does not count", at_least=1
+    )
     on: tuple[Cause, ...] = param(
         ("connect", "reset", "502", "503", "504", "500"),
-        "what another pod is asked after: no connection, a connection that breaks off, and statuses; 504 is also an"
-        " answer that does not begin in time",
+        "causes of a retry: connection failure, connection reset, and statuses; 504 includes a response that "
+        "does not start in time",
     )
-    budget_percent: float = param(
-        20.0, "retries that there may be per hundred requests, and one per second more", at_least=0
-    )
+    budget_percent: float = param(20.0, "retries per hundred requests, in addition to one per second", at_least=0)
     backoff: Backoff = field(default_factory=Backoff)
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """A pod that failed so many requests within the window, and as many as it served, gets none for a while; then one
-    at a time, until one succeeds. What is the client's own fault does not count."""
+    """Circuit breaker of a pod. It opens when failures within the window reach `failures` and are at least as many as
+    the successes. Later it lets single requests pass and closes after the first success. Errors of clients do not
+    count."""
 
-    failures: int = param(5, "within the window that open the breaker of a pod", at_least=1)
-    window: Duration = param(Duration(30.0), "for which a failure counts", more_than=0)
-    open: Duration = param(Duration(10.0), "that a pod gets no requests", more_than=0)
+    failures: int = param(5, "failures within the window that open the breaker", at_least=1)
+    window: Duration = param(Duration(30.0), "time for which a failure counts", more_than=0)
+    open: Duration = param(Duration(10.0), "time for which an open breaker blocks all requests to the pod", more_than=0)
     panic_percent: float = param(
         50.0,
-        "share of the pods that answer, beyond which so many are in doubt that all are asked",
+        "panic threshold: if more than this share of the live pods is ejected, ejections are ignored; 0 "
+        "ignores every ejection",
         at_least=0,
         at_most=100,
     )
     slow_start: Duration = param(
-        Duration(10.0), "in which the share of a pod that comes back grows from a tenth to all of it", at_least=0
+        Duration(10.0), "time in which the share of a returning pod grows from a tenth to its full share", at_least=0
     )
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceCheck:
-    """One token is asked of a pod that has nothing to do."""
+    """A completion of one token, requested of idle pods."""
 
-    interval: Duration = param(Duration(30.0), "between two checks of a pod", more_than=0)
-    timeout: Duration = param(Duration(10.0), "for the token", more_than=0)
+    interval: Duration = param(Duration(30.0), "time between two checks of a pod", more_than=0)
+    timeout: Duration = param(Duration(10.0), "time for the token", more_than=0)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """Checks beside the scrapes, which see pods that take no connections. A pod that has no such path, or does not take
-    such requests, is not judged by it."""
+    """Active health checks. Scrapes detect pods that accept no connections; these checks detect other failures. A pod
+    without the path, or which does not serve completions, is not ejected by the check."""
 
-    path: str | None = param("/health", "that answers 2xx while a pod is well; null: not asked")
-    interval: Duration = param(Duration(5.0), "between two checks of a pod; longer in large fleets", more_than=0)
-    timeout: Duration = param(Duration(1.0), "for one check", more_than=0)
-    failures: int = param(2, "after each other that cast doubt on a pod", at_least=1)
-    successes: int = param(1, "after each other that take it back", at_least=1)
-    inference: InferenceCheck | None = param(None, "has pods generate a token now and then; {} with defaults")
+    path: str | None = param("/health", "path that responds with 2xx while a pod is healthy; null: no check")
+    interval: Duration = param(Duration(5.0), "time between two checks of a pod; longer in large fleets", more_than=0)
+    timeout: Duration = param(Duration(1.0), "timeout of one check", more_than=0)
+    failures: int = param(2, "consecutive failures that eject a pod", at_least=1)
+    successes: int = param(1, "consecutive successes that end the ejection", at_least=1)
+    inference: InferenceCheck | None = param(
+        None, "request a token from idle pods regularly; {} uses the defaults; null: no check"
+    )
     stall: Duration = param(
-        Duration(30.0), "in which requests wait for a pod and none of its counters moves: its engine hangs", more_than=0
+        Duration(30.0),
+        "time without progress of any counter, while requests wait, after which the engine of a pod counts as hung",
+        more_than=0,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
     settle: Duration = param(
-        Duration(5.0), "in which new requests are still served when kvlane is told to stop, as balancers notice late"
+        Duration(5.0), "how long to keep accepting requests after SIGTERM, so that load balancers can notice"
     )
-    grace: Duration = param(Duration(120.0), "that running requests have to end after that")
+    grace: Duration = param(Duration(120.0), "how long running requests may continue after that")
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationSettings:
-    """When a pod dies in the middle of a stream of plain text, another one goes on with it."""
+    """Continuation of streams: if a pod fails during a stream of plain text, another pod continues the text."""
 
-    models: tuple[str, ...] = param((), "for which it does, as pods call them: exact, or patterns with `*`")
+    models: tuple[str, ...] = param(
+        (), "models whose streams are continued, by the names that pods use; `*` is a wildcard"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class HedgingSettings:
-    """A request whose answer does not begin in time is sent to a second pod too, and answered by whichever begins."""
+    """Hedged requests: a request whose response does not start in time is also sent to a second pod; the client
+    receives the response that starts first."""
 
     after: Duration | None = param(
-        None, "without a first byte, that a request gets a second pod; null: as percentile says", more_than=0
+        None, "time without a first byte after which a hedged attempt starts; null: by percentile", more_than=0
     )
     percentile: float = param(
         95.0,
-        "of the recent times to the first byte of its model, streams apart, after which it is late",
+        "percentile of recent times to first byte of the same model and kind (stream or not) after which a "
+        "hedged attempt starts",
         at_least=50,
         at_most=99.9,
     )
-    priority_at_least: int = param(0, "of the requests that get one")
-    budget_percent: float = param(5.0, "second legs that there may be per hundred legs", at_least=0, at_most=100)
+    priority_at_least: int = param(0, "lowest priority of requests that are hedged")
+    budget_percent: float = param(5.0, "hedged attempts per hundred attempts", at_least=0, at_most=100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,7 @@ class ReliabilitySettings:
     health: HealthSettings = field(default_factory=HealthSettings)
     drain: Drain = field(default_factory=Drain)
     continuation: ContinuationSettings = field(default_factory=ContinuationSettings)
-    hedging: HedgingSettings | None = param(None, "two pods for what is late; {} with defaults")
+    hedging: HedgingSettings | None = param(None, "hedged requests; {} uses the defaults; null: off")
 
 
 def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[str]:

@@ -47,7 +47,7 @@ TOP_LEVEL = (
 @dataclass(frozen=True, slots=True)
 class PluginEntry:
     type: str = param(doc="plugin type")
-    name: str = param("", "name of the instance; the type unless given")
+    name: str = param("", "name of the instance; default: the type")
     parameters: Mapping[str, Any] | None = param(None, "parameters of the type")
 
     @property
@@ -58,7 +58,7 @@ class PluginEntry:
 @dataclass(frozen=True, slots=True)
 class PluginRef:
     plugin_ref: str = param(doc="name of a plugin")
-    weight: float | None = param(None, "of a scorer, 1 unless given", at_least=0)
+    weight: float | None = param(None, "weight of a scorer; default: 1", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,11 @@ class ProfileShell:
 
     name: str = param(doc="name of the profile")
     plugins: Sequence[Any] = param((), "references to plugins")
-    shadow: bool = param(False, "run it after the decision, report it, never act upon it", aliases=("shadow-profile",))
+    shadow: bool = param(
+        False,
+        "run the profile after the decision and report its choice without applying it",
+        aliases=("shadow-profile",),
+    )
 
 
 @dataclass(frozen=True, slots=True)

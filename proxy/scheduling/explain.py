@@ -138,13 +138,13 @@ class StatedMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StatedLoad:
-    requests: int = param(0, "requests this proxy has in flight on the pod", at_least=0)
-    tokens: int = param(0, "their uncached prompt tokens", at_least=0)
+    requests: int = param(0, "requests of this proxy in flight on the pod", at_least=0)
+    tokens: int = param(0, "uncached prompt tokens of these requests", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
 class StatedMatch:
-    blocks: int = param(0, "blocks of the prompt that the pod has cached, from its start on", at_least=0)
+    blocks: int = param(0, "number of blocks of the prompt, from its start, that the pod has cached", at_least=0)
     total: int = param(0, "blocks of the prompt", at_least=0)
     block_size: int = param(64, "tokens per block", at_least=0)
 
@@ -158,11 +158,11 @@ class StatedMatch:
 class StatedEndpoint:
     name: str = param(doc="name of the pod")
     labels: Mapping[str, str] = param({}, "labels of the pod")
-    weight: float = param(1.0, "share of traffic where nothing else decides", more_than=0)
-    metrics: StatedMetrics = param(StatedMetrics(), "its last scrape")
+    weight: float = param(1.0, "relative share of the traffic where no scorer prefers a pod", more_than=0)
+    metrics: StatedMetrics = param(StatedMetrics(), "values of its last scrape")
     attributes: Mapping[str, float] = param({}, "custom values of its last scrape")
-    inflight: StatedLoad = param(StatedLoad(), "what this proxy has in flight on it")
-    prefix_match: StatedMatch | None = param(None, "what it has cached of the prompt")
+    inflight: StatedLoad = param(StatedLoad(), "requests of this proxy in flight on the pod")
+    prefix_match: StatedMatch | None = param(None, "cached part of the prompt")
 
     def endpoint(self, now: float) -> Endpoint:
         """A ready pod, just scraped, whose recent work is what it has in flight."""
@@ -187,10 +187,10 @@ class StatedEndpoint:
 @dataclass(frozen=True, slots=True)
 class StatedRequest:
     model: str = param("", "model or LoRA adapter")
-    headers: Mapping[str, str] = param({}, "request headers, in any case")
+    headers: Mapping[str, str] = param({}, "request headers, in upper or lower case")
     prompt: Any = param(None, "prompt of a completion")
     messages: Any = param(None, "messages of a chat")
-    prompt_tokens: int | None = param(None, "a prompt of so many tokens", at_least=0)
+    prompt_tokens: int | None = param(None, "length in tokens of an invented prompt", at_least=0)
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.prompt, self.messages, self.prompt_tokens)) > 1:
@@ -215,7 +215,7 @@ class StatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExplainState:
-    scheduling: Any = param(None, "the `scheduling` section; the default profile unless given")
+    scheduling: Any = param(None, "the `scheduling` section; default: the default profile")
     request: StatedRequest = field(default_factory=StatedRequest)
     endpoints: tuple[StatedEndpoint, ...] = param((), "the pods")
 

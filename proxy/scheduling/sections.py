@@ -14,23 +14,23 @@ from proxy.core.params import Duration, Size, param
 class HttpSource:
     """How a pod is asked; None means as its URL or the `pods` section says."""
 
-    scheme: Literal["http", "https"] | None = param(None, "of the pod's own URL unless set")
-    path: str | None = param(None, "path that is asked")
-    port: int | None = param(None, "port that is asked, if it is not the pod's own", at_least=1, at_most=65535)
+    scheme: Literal["http", "https"] | None = param(None, "scheme of the scrape; default: that of the pod's URL")
+    path: str | None = param(None, "path of the scrape")
+    port: int | None = param(None, "port of the scrape; default: the port of the pod", at_least=1, at_most=65535)
     interval: Duration | None = param(None, "time between two scrapes of one pod", more_than=0)
     insecure_skip_verify: bool = param(True, "accept any certificate")
-    ca_cert_path: str | None = param(None, "certificate authority to verify pods with")
-    client_cert_path: str | None = param(None, "client certificate")
-    client_key_path: str | None = param(None, "key of the client certificate")
+    ca_cert_path: str | None = param(None, "file of the certificate authorities of the pods")
+    client_cert_path: str | None = param(None, "file of the client certificate")
+    client_key_path: str | None = param(None, "file of the key of the client certificate")
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmSource:
-    scheme: Literal["http", "https"] = param("http", "the exporter is asked by")
-    path: str = param("/metrics", "path that is asked")
-    port: int = param(9400, "port that is asked", at_least=1, at_most=65535)
-    insecure_skip_verify: bool = param(True, "accepted and without effect: certificates are looked at as those of pods")
-    use_node_address: bool = param(False, "ask the node of the pod, not its own address")
+    scheme: Literal["http", "https"] = param("http", "scheme of the exporter's URL")
+    path: str = param("/metrics", "path of the exporter's metrics")
+    port: int = param(9400, "port of the exporter", at_least=1, at_most=65535)
+    insecure_skip_verify: bool = param(True, "accepted and without effect: certificates are verified as those of pods")
+    use_node_address: bool = param(False, "scrape the node of the pod instead of the pod")
     interval: Duration | None = param(None, "time between two scrapes of one exporter", more_than=0)
 
 
@@ -78,7 +78,7 @@ class CoreMetrics:
 @dataclass(frozen=True, slots=True)
 class FileDiscovery:
     path: str = param(doc="file with the list of endpoints")
-    watch_file: bool = param(False, "follow its changes")
+    watch_file: bool = param(False, "watch the file for changes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from proxy.core.request import InferenceRequest
 @plugin("always-disagg-pd-decider")
 @dataclass(frozen=True, slots=True)
 class AlwaysDisaggPdDecider(Decider):
-    """Wants every request's prompt to be computed by a pod of the prefill profile."""
+    """Prefills every request on a pod of the prefill profile."""
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         return True

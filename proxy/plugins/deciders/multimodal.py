@@ -13,7 +13,7 @@ from proxy.openai.prompts import has_media
 @plugin("always-disagg-multimodal-decider")
 @dataclass(frozen=True, slots=True)
 class AlwaysDisaggMultimodalDecider(Decider):
-    """Wants the stage for every request with an image, audio or video in it."""
+    """Runs the encode stage for every request with an image, audio or video."""
 
     def wants(self, request: InferenceRequest, decode: Endpoint) -> bool:
         return has_media(request.body)

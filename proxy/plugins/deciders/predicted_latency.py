@@ -39,11 +39,13 @@ class PredictedLatencyPdDecider(PairDecider, PreRequest, PostResponse, EndpointR
         0.5, "cost of a second between the first and the last token, in seconds before the first", at_least=0
     )
     transfer_seconds_per_token: float = param(
-        2e-5, "assumed seconds of a transfer per prompt token, until some were measured", at_least=0
+        2e-5, "assumed seconds of a transfer per prompt token until transfers were measured", at_least=0
     )
-    transfer_seconds: float = param(0.01, "assumed fixed seconds of a transfer: the decode pod's step", at_least=0)
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: the first producer's")
-    latency_prediction_info_producer_name: str = param("", "whose predictions to read; empty: the first producer's")
+    transfer_seconds: float = param(
+        0.01, "assumed fixed seconds of a transfer, for a step of the decode pod", at_least=0
+    )
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
+    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
     transfer: Transfer = field(init=False, repr=False, compare=False)
     duty: Duty = field(init=False, repr=False, compare=False)
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)

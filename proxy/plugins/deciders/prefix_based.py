@@ -15,13 +15,15 @@ from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch
 @plugin("prefix-based-pd-decider")
 @dataclass(slots=True)
 class PrefixBasedPdDecider(Decider):
-    """Splits if the prompt has at least `promptTokens` and the decode pod lacks at least `nonCachedTokens` of them;
-    never if these are 0, or where nothing is known of what is cached."""
+    """Splits a request if its prompt has at least `promptTokens` and the decode pod lacks at least `nonCachedTokens` of
+    them. Does not split if these are 0 or if the cached tokens are unknown."""
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
-    non_cached_tokens: int = param(0, "prompt tokens that the decode pod must lack; 0: never", at_least=0)
-    prompt_tokens: int = param(0, "tokens of the shortest prompt; 0: any", at_least=0)
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: the first producer's")
+    non_cached_tokens: int = param(
+        0, "smallest number of prompt tokens that the decode pod lacks; 0: never split", at_least=0
+    )
+    prompt_tokens: int = param(0, "length of the shortest prompt that is split, in tokens; 0: any", at_least=0)
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -19,16 +19,13 @@ from proxy.prefix.match import PREFIX_MATCH, PrefixMatch
 @plugin("candidate-sampling-filter")
 @dataclass(frozen=True, slots=True)
 class CandidateSamplingFilter(Filter):
-    """Of more than `maxCandidates` pods, keeps at most so many: up to half of them with more of the
-    prompt than the rest of the fleet does, the longest match first, the others drawn at random.
-
-    The best of a hundred pods that have nothing of a prompt is about as good as the best of a thousand, and a twentieth
-    of the time finds it.
-    """
+    """Keeps at most `maxCandidates` pods: up to half of them with more of the prompt than the rest of the fleet,
+    longest match first, the others drawn at random. The best of a hundred pods without any of the prompt is about as
+    good as the best of a thousand, and takes a twentieth of the time to find."""
 
     random: Random
-    max_candidates: int = param(128, "pods that are scored", at_least=2)
-    prefix_match_info_producer_name: str = param("", "producer of the prefix match, where there are several")
+    max_candidates: int = param(128, "largest number of pods that are scored", at_least=2)
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:

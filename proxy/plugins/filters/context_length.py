@@ -25,8 +25,8 @@ class ContextLengthAware(Filter, Scorer):
     w = 0. Out of it, at a distance d: 0.3 / (1 + d / 1000). Without the label 0.5, with one that is no range 0.
     """
 
-    label: str = param("llm-d.ai/context-length-range", "label with the range, as 0-8192")
-    enable_filtering: bool = param(False, "drop pods out of range; those without the label stay")
+    label: str = param("llm-d.ai/context-length-range", "label with the range of prompt tokens, as 0-8192")
+    enable_filtering: bool = param(False, "drop pods whose range excludes the prompt; pods without the label stay")
 
     def __post_init__(self) -> None:
         if not self.label:

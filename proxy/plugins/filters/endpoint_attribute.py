@@ -28,13 +28,13 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    operator: Operator = param(doc="how the attribute is compared")
-    value: float = param(doc="with what")
+    operator: Operator = param(doc="comparison operator")
+    value: float = param(doc="value to compare the attribute with")
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdAlgorithm:
-    type: Literal["threshold"] = param(doc="the only one there is")
+    type: Literal["threshold"] = param(doc="kind of comparison; threshold is the only one")
     threshold: Threshold = param(doc="attribute operator value")
 
 
@@ -45,9 +45,9 @@ class EndpointAttributeFilter(Filter):
 
     attribute: str = param(doc="name of the attribute")
     algorithm: ThresholdAlgorithm = param(doc="the comparison")
-    producer: str = param("", "who delivers the attribute, where several do")
-    on_missing: Literal["Pass", "Fail"] = param("Pass", "what becomes of a pod without the attribute")
-    fallback_on_empty: bool = param(False, "keep all pods where none passes")
+    producer: str = param("", "producer of the attribute, if several exist")
+    on_missing: Literal["Pass", "Fail"] = param("Pass", "whether to keep or drop a pod without the attribute")
+    fallback_on_empty: bool = param(False, "keep all pods if none passes")
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         read = attribute_reader(self.attribute, self.producer)

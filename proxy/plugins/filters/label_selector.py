@@ -16,8 +16,10 @@ from proxy.core.request import InferenceRequest
 @dataclass(frozen=True, slots=True)
 class Requirement:
     key: str = param(doc="label")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = param(doc="NotIn also keeps pods without the label")
-    values: tuple[str, ...] = param((), "for In and NotIn")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = param(
+        doc="comparison operator; NotIn also keeps pods without the label"
+    )
+    values: tuple[str, ...] = param((), "values for In and NotIn")
 
     def __post_init__(self) -> None:
         wants_values = self.operator in ("In", "NotIn")
@@ -35,7 +37,7 @@ class Requirement:
 @plugin("label-selector-filter")
 @dataclass(frozen=True, slots=True)
 class LabelSelectorFilter(Filter):
-    """Keeps pods that have every label of matchLabels and meet every one of matchExpressions; both empty keep all."""
+    """Keeps pods that match all matchLabels and all matchExpressions. An empty selector keeps all pods."""
 
     match_labels: Mapping[str, str] = param({}, "labels and the values they must have")
     match_expressions: tuple[Requirement, ...] = param((), "requirements on single labels")

@@ -27,14 +27,23 @@ class PrefixCacheAffinityFilter(Filter):
     """
 
     random: Random
-    affinity_threshold: float = param(0.8, "share of the prompt's blocks; 0 switches off", at_least=0, at_most=1)
-    exploration_probability: float = param(0.0, "probability of keeping all", at_least=0, at_most=1)
-    max_ttft_penalty_ms: float = param(18000.0, "0: whatever it costs", key="maxTTFTPenaltyMs", at_least=0)
-    ttft_source: Literal["prefillThroughput", "latencyPredictor"] = param("prefillThroughput", "how it is estimated")
-    peak_prefill_throughput: float = param(15928.0, "tokens per second of one pod", more_than=0)
-    prefix_match_info_producer_name: str = param("", "producer of the prefix match, where there are several")
-    in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
-    latency_prediction_info_producer_name: str = param("", "producer of the predictions, where there are several")
+    affinity_threshold: float = param(
+        0.8, "smallest cached share of the prompt's blocks; 0: the filter is off", at_least=0, at_most=1
+    )
+    exploration_probability: float = param(0.0, "probability of keeping all pods", at_least=0, at_most=1)
+    max_ttft_penalty_ms: float = param(
+        18000.0,
+        "largest accepted delay of the first token, in milliseconds; 0: no limit",
+        key="maxTTFTPenaltyMs",
+        at_least=0,
+    )
+    ttft_source: Literal["prefillThroughput", "latencyPredictor"] = param(
+        "prefillThroughput", "how the time to first token is estimated"
+    )
+    peak_prefill_throughput: float = param(15928.0, "prompt tokens that a pod computes per second", more_than=0)
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
+    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
+    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:

@@ -20,17 +20,15 @@ from proxy.latency.forecast import LATENCY, LatencyForecast, objectives
 @plugin("slo-headroom-tier-filter")
 @dataclass(slots=True)
 class SloHeadroomTierFilter(Filter):
-    """Keeps the pods that are expected to keep the objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or
-    without `llm-d-`); now and then the others instead, by `epsilonExploreNeg`, so that they too are learnt from.
-
-    Keeps all if none would keep them or all would, and without objectives.
-    """
+    """Keeps the pods that are predicted to meet the objectives in x-llm-d-slo-ttft-ms or x-llm-d-slo-tpot-ms (or
+    without `llm-d-`). With probability `epsilonExploreNeg` it keeps the other pods instead, so that predictions for
+    them stay current. Keeps all pods if all or none meet the objectives, and for requests without objectives."""
 
     random: Random
     epsilon_explore_neg: float = param(
-        0.01, "probability of keeping the pods that would break an objective", at_least=0, at_most=1
+        0.01, "probability of keeping the pods that are predicted to miss an objective", at_least=0, at_most=1
     )
-    latency_prediction_info_producer_name: str = param("", "whose predictions to read; empty: the first producer's")
+    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
     _key: DataKey[LatencyForecast] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

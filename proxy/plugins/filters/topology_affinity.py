@@ -17,12 +17,14 @@ from proxy.plugins.endpoint_data import LEVELS, PEER, distances
 @plugin("topology-affinity-filter")
 @dataclass(frozen=True, slots=True)
 class TopologyAffinityFilter(Filter):
-    """Keeps the pods that share a place with the peer, the pod that the request was given before, or a nearer one; all
-    if the peer is the only one, or without a peer. Places are the labels kubernetes.io/hostname (or the host of the
-    URL) and topology.kubernetes.io/rack, zone and region."""
+    """Keeps the pods in the same topology domain as the peer (the pod that the request was already assigned to) or in a
+    closer one. Keeps all pods if only the peer is in it, and for requests without a peer. Domains are the labels
+    kubernetes.io/hostname (or the host of the URL) and topology.kubernetes.io/rack, zone and region."""
 
-    min_affinity: Literal["host", "rack", "zone", "region"] = param("host", "the place that must be shared")
-    topology_producer_name: str = param("", "accepted and without effect: the labels of pods say where they are")
+    min_affinity: Literal["host", "rack", "zone", "region"] = param("host", "topology domain that must be shared")
+    topology_producer_name: str = param(
+        "", "accepted and without effect: labels of the pods name their topology domains"
+    )
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:

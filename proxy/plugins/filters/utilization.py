@@ -16,9 +16,9 @@ from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
 @dataclass(frozen=True, slots=True)
 class Condition:
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"] = param(
-        doc="active requests are counted by this proxy; the KV cache is a share in [0, 1]"
+        doc=("metric to compare; active requests are counted by this proxy, KV cache usage is a share in [0, 1]")
     )
-    max_value: float = param(doc="most that a pod may have and be kept", at_least=0)
+    max_value: float = param(doc="largest value with which a pod is kept", at_least=0)
 
     def __post_init__(self) -> None:
         if self.metric == "kv-cache-utilization" and self.max_value > 1:
@@ -38,13 +38,13 @@ class Condition:
 @plugin("utilization-filter")
 @dataclass(frozen=True, slots=True)
 class UtilizationFilter(Filter):
-    """Keeps pods that meet all conditions; where none does, the client gets a 429: all pods are busy."""
+    """Keeps pods that meet all conditions. If no pod does, the client receives 429."""
 
     exhausts: ClassVar[bool] = True
 
-    conditions: tuple[Condition, ...] = param(doc="metric <= maxValue, for each; at least one")
-    fallback_on_empty: bool = param(False, "keep all pods where none meets the conditions")
-    in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
+    conditions: tuple[Condition, ...] = param(doc="conditions metric <= maxValue; at least one")
+    fallback_on_empty: bool = param(False, "keep all pods if none meets the conditions")
+    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
 
     def __post_init__(self) -> None:
         if not self.conditions:

@@ -17,8 +17,8 @@ from proxy.plugins.weighted_order import weighted_draw
 @plugin("max-score-picker")
 @dataclass(frozen=True, slots=True)
 class MaxScorePicker(Picker):
-    """Equal scores: the pod with the fewest requests in flight per unit of its weight, then the one with the least
-    recent work, then at random by weight, never by order."""
+    """Picks the pod with the highest score. Ties go to the pod with the fewest requests in flight per unit of weight,
+    then to the one with the least recent work, then at random by weight."""
 
     random: Random
     max_num_of_endpoints: int = param(

@@ -16,7 +16,7 @@ from proxy.plugins.weighted_order import weighted_order
 @plugin("random-picker")
 @dataclass(frozen=True, slots=True)
 class RandomPicker(Picker):
-    """The probability of a pod is proportional to its weight."""
+    """Picks a random pod. The probability of a pod is proportional to its weight."""
 
     random: Random
     max_num_of_endpoints: int = param(

@@ -17,8 +17,8 @@ from proxy.core.state import PluginState
 @plugin("round-robin-picker")
 @dataclass(frozen=True, slots=True)
 class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
-    """Smooth weighted round robin, as nginx does it: every candidate gains its weight, the one with the most is next
-    and gives the sum of the weights back. Scores do not count; the position moves when a request is sent."""
+    """Smooth weighted round robin, as in nginx: every candidate gains its weight, the one with the highest sum is
+    picked and loses the sum of all weights. Scores are ignored. The position advances when a request is sent."""
 
     state: PluginState
     max_num_of_endpoints: int = param(0, "only 0: a round counts the turns of every candidate of a decision")

@@ -16,7 +16,8 @@ from proxy.plugins.weighted_order import weighted_order
 @plugin("weighted-random-picker")
 @dataclass(frozen=True, slots=True)
 class WeightedRandomPicker(Picker):
-    """The probability of a pod is proportional to its score times its weight; without any score, to its weight."""
+    """Picks a random pod. The probability of a pod is proportional to its score times its weight, or to its weight if
+    all scores are 0."""
 
     random: Random
     max_num_of_endpoints: int = param(

@@ -20,15 +20,16 @@ SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id
 @plugin("agent-identity")
 @dataclass(frozen=True, slots=True)
 class AgentIdentity(DataProducer):
-    """Takes the session from the headers that coding agents send, the first that is not empty: added headers
-    then x-claude-code-session-id, x-session-affinity, session-id and session_id. Session affinity reads it where a
-    source names it (`attribute: agent-identity`); and where flow control shares out fairly, requests that name no
-    tenant are distinguished by it."""
+    """Reads the session id from the headers that coding agents send, the first that is not empty: additional headers,
+    then x-claude-code-session-id, x-session-affinity, session-id and session_id. Session affinity uses it with the
+    source `attribute: agent-identity`; fair queuing uses it as the tenant of requests without one."""
 
     waits: ClassVar[bool] = False
 
     name: InstanceName
-    additional_session_headers: tuple[str, ...] = param((), "further headers, asked for before these, in any case")
+    additional_session_headers: tuple[str, ...] = param(
+        (), "further headers, which take precedence; in upper or lower case"
+    )
 
     @property
     def headers(self) -> tuple[str, ...]:

@@ -18,17 +18,15 @@ from proxy.prefix.match import PREFIX_MATCH, ExactMatch, ExactOrApproxMatch, Pre
 @plugin("exact-or-approx-prefix-cache-producer")
 @dataclass(slots=True)
 class ExactOrApproxPrefixCacheProducer(DataProducer, PreRequest):
-    """A pod counts as known exactly while its KV events arrive, none was missed for good since it started, and its
-    responses confirm them. A prompt with media, or of an API whose prompts are not tokenised, is matched approximately.
-
-    Plugins that read a prefix match without naming a producer read this one.
-    """
+    """Combines exact and approximate prefix matches per pod. A pod is matched exactly while its KV events arrive, none
+    was lost since it started, and its responses confirm them. Prompts with media, and prompts of APIs that are not
+    tokenised, are matched approximately. Plugins that name no producer of prefix matches use this one."""
 
     waits: ClassVar[bool] = False
 
     name: InstanceName
-    exact_producer_name: str = param("precise-prefix-cache-producer", "whose matches are exact")
-    approx_producer_name: str = param("approx-prefix-cache-producer", "whose matches fill the gaps")
+    exact_producer_name: str = param("precise-prefix-cache-producer", "producer of exact matches")
+    approx_producer_name: str = param("approx-prefix-cache-producer", "producer of approximate matches")
     _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _exact: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _approx: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)

@@ -17,18 +17,18 @@ from proxy.prefix.match import PREFIX_MATCH
 @plugin("inflight-load-producer")
 @dataclass(frozen=True, slots=True)
 class InflightLoadProducer(DataProducer):
-    """Estimates the response as prompt tokens * outputRatio, at most the client's limit and `maxEstimatedOutputTokens`.
-
-    Requests and prompt tokens in flight are counted with or without it.
-    """
+    """Estimates the length of responses: prompt tokens * outputRatio, at most the client's limit and
+    `maxEstimatedOutputTokens`. Requests and prompt tokens in flight are counted without this plugin too."""
 
     waits: ClassVar[bool] = False
 
     name: InstanceName
-    add_estimated_output_tokens: bool = param(False, "count the estimate as in flight until the response has ended")
+    add_estimated_output_tokens: bool = param(
+        False, "count the estimated tokens as in flight until the response has ended"
+    )
     output_ratio: float = param(1.5, "completion tokens per prompt token", at_least=0)
     max_estimated_output_tokens: int | None = param(None, "largest estimate of completion tokens", at_least=0)
-    prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")
+    prefix_match_info_producer_name: str = param("", "required producer of prefix matches")
     sync_cross_replica_state: bool = param(True, "accepted and without effect: each proxy counts its own requests")
 
     @property

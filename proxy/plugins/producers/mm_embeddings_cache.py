@@ -47,8 +47,8 @@ ENCODER_CACHE_MATCH: DataKey[MediaMatch] = DataKey("EncoderCacheMatchInfo", valu
 @plugin("mm-embeddings-cache-producer")
 @dataclass(slots=True)
 class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
-    """Tells media apart by what stands in the request, a URL or the content. A pod that only goes on with a prompt that
-    another one has computed encodes nothing, so it is not taken to have seen its media."""
+    """Remembers which pods have encoded which images, audio and videos, identified by URL or content. A decode pod
+    whose prompt another pod has prefilled encodes nothing and is not remembered."""
 
     waits: ClassVar[bool] = False
 
@@ -56,7 +56,7 @@ class MmEmbeddingsCacheProducer(DataProducer, PreRequest, EndpointRemoved):
     state: PluginState
     cache_size_in_mb_per_server: int = param(
         DEFAULT_MIB,
-        "MiB of a pod's cache of embeddings, with 2 per medium; 0 or less: the default.",
+        "size of a pod's cache of embeddings in MiB, with 2 MiB per medium; 0 or less: the default",
         key="cacheSizeInMBPerServer",
         aliases=("cacheSizeInMB",),
     )

@@ -34,13 +34,14 @@ tokens of a block."""
 class PodDiscovery:
     socket_port: int = param(
         5557,
-        "where a pod publishes, unless its label kvlane/kv-events-port says otherwise; rank r is r ports up",
+        "port on which a pod publishes KV events, unless its label kvlane/kv-events-port names another; rank "
+        "r uses this port + r",
         at_least=1,
         at_most=65535,
     )
     replay_socket_port: int = param(
         0,
-        "where it can be asked for what was missed, unless its label kvlane/kv-replay-port says otherwise; 0: nowhere",
+        "port on which a pod replays lost events, unless its label kvlane/kv-replay-port names another; 0: no replay",
         at_least=0,
         at_most=65535,
     )
@@ -50,13 +51,13 @@ class PodDiscovery:
 
 @dataclass(frozen=True, slots=True)
 class KvEventsConfig:
-    zmq_endpoint: str = param("", "where kvlane listens if discoverPods is false; pods connect to it")
-    topic_filter: str = param("", "beginning of the topics that count")
+    zmq_endpoint: str = param("", "address on which kvlane listens for pods, if discoverPods is false")
+    topic_filter: str = param("", "prefix of the topics to subscribe to")
     discover_pods: bool = param(True, "connect to every pod; false: pods connect to zmqEndpoint")
     pod_discovery_config: PodDiscovery = field(default=PodDiscovery(), metadata={"doc": "how to connect to the pods"})
-    endpoint: str = param("tcp://{host}:{port}", "what a pod's socket is connected to")
+    endpoint: str = param("tcp://{host}:{port}", "address of a pod's socket")
     data_parallel_size: int = param(
-        1, "ranks of a pod, unless its label kvlane/data-parallel-size says otherwise", at_least=1, at_most=1024
+        1, "ranks of a pod, unless its label kvlane/data-parallel-size gives another number", at_least=1, at_most=1024
     )
     concurrency: int = param(4, UNUSED + "one loop does it")
     engine_type: Literal["vllm", "sglang"] = param("vllm", UNUSED + "both are understood")
@@ -65,7 +66,7 @@ class KvEventsConfig:
 @dataclass(frozen=True, slots=True)
 class TokenProcessor:
     block_size_tokens: int = param(
-        16, "tokens per block of a pod that has not said so", aliases=("blockSize",), at_least=1
+        16, "tokens per block of a pod that has not reported its block size", aliases=("blockSize",), at_least=1
     )
     hash_seed: str = param("", UNUSED + "nothing depends on how engines hash")
     hash_algorithm: str = param("", UNUSED + "nothing depends on how engines hash")
@@ -73,14 +74,14 @@ class TokenProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    name: str = param(doc="medium, as pods name it")
-    weight: float = param(1.0, "what a block there is worth", at_least=0, at_most=1)
+    name: str = param(doc="cache tier, as pods name it")
+    weight: float = param(1.0, "value of a block in this tier; 1: as on the GPU", at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexerConfig:
     kv_cache_backend_configs: tuple[Backend, ...] = param(
-        (Backend("gpu", 1.0), Backend("cpu", 0.8)), "what blocks are worth by tier; others as much as on the GPU"
+        (Backend("gpu", 1.0), Backend("cpu", 0.8)), "values of blocks by cache tier; tiers not listed count as the GPU"
     )
     kv_block_index_config: Mapping[str, Any] = param({}, UNUSED + "see maxBytes")
     prefix_store_config: Mapping[str, Any] = param({}, UNUSED + "token ids are remembered by the token-producer")
@@ -90,11 +91,9 @@ class IndexerConfig:
 @plugin("precise-prefix-cache-producer")
 @dataclass(slots=True)
 class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
-    """Follows the KV events of all pods and matches the token ids of prompts, so it needs a token-producer that makes
-    some. What a chosen pod will hold counts from the decision on, until the pod's events say so themselves.
-
-    Blocks have the size of the engines' blocks; the last token of a prompt is never cached.
-    """
+    """Subscribes to the KV events of all pods and matches the token ids of prompts; requires a token-producer that
+    produces token ids. Blocks that a pod will store count from the decision on, until its events confirm them.
+    Blocks have the size of the engine's blocks; the last token of a prompt is never cached."""
 
     waits: ClassVar[bool] = False
 
@@ -106,11 +105,13 @@ class PrecisePrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoin
     kv_events_config: KvEventsConfig = field(
         default=KvEventsConfig(), metadata={"doc": "where pods publish", "key": "kvEventsConfig"}
     )
-    speculative_indexing: bool = param(True, "count what a pod was sent before its events confirm it")
-    speculative_ttl: Duration = param(
-        Duration(2.0), "how long after a response the events may take", key="speculativeTTL", more_than=0
+    speculative_indexing: bool = param(
+        True, "count the blocks of a request that was sent to a pod before the pod's events confirm them"
     )
-    max_bytes: Size = param(Size(1 << 30), "memory of the index; what pods store beyond that is not seen", at_least=0)
+    speculative_ttl: Duration = param(
+        Duration(2.0), "time after a response in which its events must arrive", key="speculativeTTL", more_than=0
+    )
+    max_bytes: Size = param(Size(1 << 30), "memory of the index; blocks beyond it are ignored", at_least=0)
     index: ExactIndex = field(init=False, repr=False, compare=False)
     _key: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _reserved: DataKey[Predicted] = field(init=False, repr=False, compare=False)

@@ -29,11 +29,9 @@ UNUSED = "accepted and without effect: "
 @plugin("predicted-latency-producer")
 @dataclass(slots=True)
 class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointRemoved):
-    """Learns online, for each pod, what an engine step, an uncached prompt token and a running request cost, from the
-    first and last bytes of streamed responses and the cached tokens they report; no training servers, no profiles.
-
-    A pod that nothing is known of is taken to be like the others.
-    """
+    """Learns for each pod what an engine step, an uncached prompt token and a running request cost, from the times of
+    the first and last bytes of streams and the cached tokens that they report. It needs no training server and no
+    profile. An unknown pod is assumed to be like the others."""
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (TOKENIZED_PROMPT,)
     waits: ClassVar[bool] = False
@@ -48,7 +46,7 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
     decode_cost: float = param(
         0.03, "cost of a second of delay of a running response, in seconds before its start", at_least=0
     )
-    prefix_match_info_producer_name: str = param("", "whose matches to read; empty: the first producer's")
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
     in_flight_load_producer_name: str = param("", UNUSED + "the proxy counts what is in flight by itself")
     slo_buffer_factor: float = param(1.0, UNUSED + "objectives are taken as they are")
     context_ttl: Duration = param(Duration(300.0), UNUSED + "what is known of a request ends with it", key="contextTTL")

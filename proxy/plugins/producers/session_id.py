@@ -18,12 +18,12 @@ SESSION_ID: DataKey[str] = DataKey("SessionID", value_type=str)
 @plugin("session-id-producer")
 @dataclass(frozen=True, slots=True)
 class SessionIdProducer(DataProducer):
-    """Takes the session's id from a header or from a cookie; the header x-session-id unless one of them is named."""
+    """Reads the session id from a header or a cookie; default: the header x-session-id."""
 
     waits: ClassVar[bool] = False
 
     name: InstanceName
-    header_name: str = param("", "request header with the id, in any case")
+    header_name: str = param("", "request header with the id, in upper or lower case")
     cookie_name: str = param("", "cookie with the id")
 
     def __post_init__(self) -> None:

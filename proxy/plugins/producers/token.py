@@ -19,22 +19,27 @@ POD_TIMEOUT = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Here, by the model's own tokenizer and chat template."""
+    """Tokenises in this process, with the model's own tokenizer and chat template."""
 
-    model: str = param(doc="folder with tokenizer.json, or a model id that the local cache of Hugging Face has")
-    chat_template: str = param("", "file with a Jinja template, in place of the model's own")
-    content_format: ContentFormat = param("auto", "of messages, as the engine's --chat-template-content-format")
-    chat_template_kwargs: Mapping[str, Any] = param({}, "as the engine's --default-chat-template-kwargs")
-    exclude_tools_when_tool_choice_none: bool = param(False, "as the engine's flag of this name")
+    model: str = param(doc="directory with tokenizer.json, or a model id in the local cache of Hugging Face")
+    chat_template: str = param("", "file with a Jinja template that replaces the model's own")
+    content_format: ContentFormat = param(
+        "auto", "content format of messages, as --chat-template-content-format of the engine"
+    )
+    chat_template_kwargs: Mapping[str, Any] = param(
+        {}, "arguments of the template, as --default-chat-template-kwargs of the engine"
+    )
+    exclude_tools_when_tool_choice_none: bool = param(False, "as the flag of this name of the engine")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """By a server that renders prompts, at /v1/completions/render and /v1/chat/completions/render."""
+    """Requests token ids from a server that renders prompts, at /v1/completions/render and
+    /v1/chat/completions/render."""
 
     url: str = param("http://localhost:8000", "base URL of a vLLM server with --enable-scale-out")
-    timeout: Duration = param(Duration(5.0), "for a response; all producers together have 0.4 s", more_than=0)
-    mm_timeout: Duration = param(Duration(30.0), "accepted and without effect: prompts with media are not asked for")
+    timeout: Duration = param(Duration(5.0), "timeout of one request; all producers together have 0.4 s", more_than=0)
+    mm_timeout: Duration = param(Duration(30.0), "accepted and without effect: prompts with media are not sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +50,19 @@ class Pod:
 @plugin("token-producer")
 @dataclass(slots=True)
 class TokenProducer(DataProducer):
-    """Makes token ids of prompts in the mode that is given; without one it estimates: four bytes of what the chat
-    template will see are one token. Chats, completions and token ids are known; where it is not certain what the engine
-    would make of a prompt, because of media, say, its tokens are estimated."""
+    """Produces the token ids of prompts in one of the modes; without a mode it estimates their number: four bytes of
+    the text that the chat template sees are one token. Chats, completions and lists of token ids are supported.
+    Where the tokens of a prompt are uncertain, for example because of media, they are estimated."""
 
     name: InstanceName
     tokenizers: Tokenizers
-    local: Local | None = param(None, "the mode that needs kvlane[precise]")
-    pod: Pod | None = param(None, "the mode that asks the pods")
-    vllm: Server | None = param(None, "the mode that asks a server")
-    estimate: Mapping[str, Any] = param({}, "the default mode; it has nothing to set: media count with fixed estimates")
+    local: Local | None = param(None, "mode that tokenises in this process; needs the extra kvlane[precise]")
+    pod: Pod | None = param(None, "mode that requests token ids from the pods")
+    vllm: Server | None = param(None, "mode that requests token ids from a server")
+    estimate: Mapping[str, Any] = param({}, "default mode, without settings; media count with fixed estimates")
     uds: Any = param(None, "not supported: use local")
-    model_name: str = param("", "what pod and vllm call the model; empty: as the request does")
-    models: tuple[str, ...] = param((), "models whose prompts are tokenised so; empty: all")
+    model_name: str = param("", "model name for pod and vllm; empty: the model of the request")
+    models: tuple[str, ...] = param((), "models whose prompts are tokenised in this mode; empty: all")
     _tokens: Tokens | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

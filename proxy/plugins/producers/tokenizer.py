@@ -12,7 +12,7 @@ from proxy.plugins.producers.token import TokenProducer
 @plugin("tokenizer")
 @dataclass(slots=True)
 class Tokenizer(TokenProducer):
-    """As token-producer, but without a mode it asks the pods. Deprecated: use token-producer."""
+    """As token-producer, but without a mode it requests token ids from the pods. Deprecated: use token-producer."""
 
     def _opened(self) -> Tokens | None:
         # Not super(): a dataclass with slots is another class than the one its methods were written in.

@@ -16,21 +16,20 @@ OLDER = "older spelling of "
 @plugin("disagg-profile-handler")
 @dataclass(slots=True)
 class DisaggProfileHandler(StagedHandler):
-    """Runs the decode profile, which chooses the pod that responds; then, if its decider wants it, the encode profile,
-    and the prefill profile in the same way. A stage without another pod than the decode pod is left out; where the
-    decode profile finds none, a pod of the prefill profile does all. With `prefill-first` every prompt is computed by a
-    pod of the prefill profile, which is chosen first.
-    """
+    """Runs the decode profile, which picks the pod that responds; then the encode profile and the prefill profile, each
+    if its decider requires it. A stage is left out if only the decode pod could run it. If the decode profile finds
+    no pod, a pod of the prefill profile serves the whole request. With `prefill-first` every prompt is computed by a
+    pod of the prefill profile, which is picked first."""
 
     name: InstanceName
     known: ProfileNames
     available: Deciders
     stage_order: Literal["decode-first", "prefill-first"] = param(
-        "decode-first", "whose pod is chosen first: then that of the other stage can be near it"
+        "decode-first", "stage whose pod is picked first; the pod of the other stage can then be close to it"
     )
     profiles: StageProfiles = param(StageProfiles(), "the profile of each stage")
-    deciders: StageDeciders = param(StageDeciders(), "who says whether a stage runs")
-    prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")
+    deciders: StageDeciders = param(StageDeciders(), "decider of each stage")
+    prefix_match_info_producer_name: str = param("", "required producer of prefix matches")
     decode_profile: str = param("", OLDER + "profiles.decode")
     prefill_profile: str = param("", OLDER + "profiles.prefill")
     encode_profile: str = param("", OLDER + "profiles.encode")

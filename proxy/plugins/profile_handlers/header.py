@@ -16,11 +16,11 @@ from proxy.core.request import InferenceRequest
 @plugin("header-profile-handler")
 @dataclass(frozen=True, slots=True)
 class HeaderProfileHandler(ProfileHandler):
-    """Runs the profile that the header names, in its exact spelling; without the header, the default profile. Where
-    there is only one profile it always runs; a name that is no profile is the client's error (400)."""
+    """Runs the profile that the header names, case-sensitively; without the header, the default profile. A single
+    profile always runs. An unknown name is a client error (400)."""
 
     profiles: ProfileNames
-    header_name: str = param("EPP-Profile", "request header, in any case")
+    header_name: str = param("EPP-Profile", "request header, in upper or lower case")
     default_profile: str = param("decode", "profile of requests without the header")
 
     def plan(self, request: InferenceRequest) -> Generator[str, ProfileResult, Decision]:

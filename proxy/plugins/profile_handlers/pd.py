@@ -21,9 +21,9 @@ class PdProfileHandler(StagedHandler):
     known: ProfileNames
     available: Deciders
     decode_profile: str = param("decode", "profile of the decode pods")
-    prefill_profile: str = param("prefill", "profile of the pods that compute prompts for others")
-    decider_plugin_name: str = param("prefix-based-pd-decider", "name of the decider that says when")
-    prefix_match_info_producer_name: str = param("", "a producer of the prefix match that must be there")
+    prefill_profile: str = param("prefill", "profile of the prefill pods")
+    decider_plugin_name: str = param("prefix-based-pd-decider", "name of the decider")
+    prefix_match_info_producer_name: str = param("", "required producer of prefix matches")
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
     primary_port: int = param(0, UNUSED + ": each rank is reached at its own port", at_least=0, at_most=65535)

@@ -14,7 +14,7 @@ from proxy.core.request import InferenceRequest
 @plugin("single-profile-handler")
 @dataclass(frozen=True, slots=True)
 class SingleProfileHandler(ProfileHandler):
-    """Runs the one profile there is; several are an error. Shadow profiles do not count."""
+    """Runs the only profile; several profiles are an error. Shadow profiles do not count."""
 
     profiles: ProfileNames
 

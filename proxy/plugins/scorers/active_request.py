@@ -18,10 +18,12 @@ from proxy.core.request import OUTPUT_ESTIMATE, DataKey, InferenceRequest
 class ActiveRequestScorer(Scorer):
     """1 up to `idleThreshold` requests, above it (max - requests) / max * maxBusyScore with the candidates' max."""
 
-    idle_threshold: int = param(0, "requests up to which a pod counts as idle", at_least=0)
-    max_busy_score: float = param(1.0, "what a busy pod's score comes near to; outside [0, 1]: 1")
-    request_timeout: Duration | None = param(None, "accepted and without effect: every request is counted out exactly")
-    in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
+    idle_threshold: int = param(0, "number of requests up to which a pod counts as idle", at_least=0)
+    max_busy_score: float = param(1.0, "upper limit of the score of a busy pod; outside [0, 1]: 1")
+    request_timeout: Duration | None = param(
+        None, "accepted and without effect: the end of every request is counted exactly"
+    )
+    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:

@@ -16,8 +16,8 @@ from proxy.plugins.endpoint_data import attribute_reader
 
 @dataclass(frozen=True, slots=True)
 class FixedRange:
-    min: float = param(doc="value that counts as the least")
-    max: float = param(doc="value that counts as the most")
+    min: float = param(doc="lower end of the range")
+    max: float = param(doc="upper end of the range")
 
     def __post_init__(self) -> None:
         if self.min >= self.max:
@@ -31,8 +31,8 @@ class AdaptiveRange:
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    fixed_range: FixedRange | None = param(None, "between two given values")
-    adaptive_range: AdaptiveRange | None = param(None, "between the least and the most of the candidates; the default")
+    fixed_range: FixedRange | None = param(None, "a configured range")
+    adaptive_range: AdaptiveRange | None = param(None, "the range of the candidates' values; the default")
 
     def __post_init__(self) -> None:
         if self.fixed_range is not None and self.adaptive_range is not None:
@@ -41,8 +41,10 @@ class Normalization:
 
 @dataclass(frozen=True, slots=True)
 class LinearAlgorithm:
-    type: Literal["linear_lower_is_better", "linear_higher_is_better"] = param(doc="which end is good")
-    normalization: Normalization = param(Normalization(), "what is 0 and what is 1")
+    type: Literal["linear_lower_is_better", "linear_higher_is_better"] = param(
+        doc="whether higher or lower values are better"
+    )
+    normalization: Normalization = param(Normalization(), "range that is mapped to [0, 1]")
 
 
 @plugin("endpoint-attribute-scorer")
@@ -52,8 +54,8 @@ class EndpointAttributeScorer(Scorer):
     and 1 for all that have it where the range is adaptive and all are equal."""
 
     attribute_key: str = param(doc="name of the attribute")
-    algorithm: LinearAlgorithm = param(doc="how the attribute becomes a score")
-    producer: str = param("", "who delivers the attribute, where several do")
+    algorithm: LinearAlgorithm = param(doc="how a value becomes a score")
+    producer: str = param("", "producer of the attribute, if several exist")
 
     def __post_init__(self) -> None:
         if not self.attribute_key or "/" in self.attribute_key:

@@ -17,7 +17,7 @@ from proxy.core.request import InferenceRequest
 class HeaderLabelAffinityScorer(Scorer):
     """1 where the label equals the header, else 0; 0 for all without the header."""
 
-    header_name: str = param(doc="request header, in any case")
+    header_name: str = param(doc="request header, in upper or lower case")
     label_key: str = param(doc="label of the pods")
 
     def __post_init__(self) -> None:

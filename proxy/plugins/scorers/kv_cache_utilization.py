@@ -14,7 +14,7 @@ from proxy.core.request import InferenceRequest
 @plugin("kv-cache-utilization-scorer")
 @dataclass(frozen=True, slots=True)
 class KvCacheUtilizationScorer(Scorer):
-    """1 - KV cache usage, whatever the others have."""
+    """1 - KV cache usage."""
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         return [1.0 - endpoint.metrics.kv_usage for endpoint in endpoints]

@@ -36,15 +36,17 @@ class LatencyScorer(Scorer):
 
     uses: ClassVar[tuple[DataKey[Any], ...]] = (STAGE_COSTS,)
     scale_seconds: float = param(1.0, "excess that halves the score", more_than=0)
-    ttft_weight: float = param(0.8, "of the time to first token in a broken objective, or in the headroom", at_least=0)
-    tpot_weight: float = param(0.2, "of the time per token in it", at_least=0)
+    ttft_weight: float = param(
+        0.8, "weight of the time to first token in headroom and violation of objectives", at_least=0
+    )
+    tpot_weight: float = param(0.2, "weight of the time per token in headroom and violation of objectives", at_least=0)
     headroom_selection_strategy: Literal["cheapest", "least", "most"] = param(
-        "cheapest", "which of the pods that keep the objectives: the cheapest, or that with the least or most headroom"
+        "cheapest", "order of the pods that meet the objectives: by cost, least headroom first or most headroom first"
     )
     composite_kv_weight: float = param(1.0, UNUSED, key="compositeKVWeight", at_least=0)
     composite_queue_weight: float = param(1.0, UNUSED, at_least=0)
     composite_prefix_weight: float = param(1.0, UNUSED, at_least=0)
-    latency_prediction_info_producer_name: str = param("", "whose predictions to read; empty: the first producer's")
+    latency_prediction_info_producer_name: str = param("", "producer whose predictions are read; empty: the first one")
     prefix_match_info_producer_name: str = param(
         "", "accepted and without effect: predictions include the prefix match"
     )

@@ -25,10 +25,14 @@ MOST_PLAIN = 1000
 
 @dataclass(frozen=True, slots=True)
 class AdapterRebalance(Rebalance):
-    """To load an adapter takes a second or more."""
+    """When a request may leave the pods with its adapter. Loading an adapter takes a second or more."""
 
-    seconds: float = param(1.0, "that the pods with the adapter may cost more than one with room", at_least=0)
-    requests: int = param(8, "the same where there is no forecast, in requests that run and wait", at_least=0)
+    seconds: float = param(
+        1.0, "predicted seconds by which the pods with the adapter may be slower than one with a free slot", at_least=0
+    )
+    requests: int = param(
+        8, "the same as a number of running and waiting requests, where no prediction exists", at_least=0
+    )
 
 
 @plugin("lora-affinity-scorer")
@@ -46,7 +50,9 @@ class LoraAffinityScorer(Scorer, PreRequest, PostResponse, EndpointRemoved):
     state: PluginState
     rebalance: AdapterRebalance | None = param(None, "load a hot adapter on a second pod; without it load is ignored")
     remember: Duration = param(
-        Duration(0.0), "an adapter counts as loaded so long after its last request; 0: what pods report", at_least=0
+        Duration(0.0),
+        "time after its last request for which an adapter counts as loaded; 0: trust the pods' reports",
+        at_least=0,
     )
     _slots: dict[Endpoint, OrderedDict[str, float]] = field(init=False, repr=False, compare=False)
     """The adapters that were sent to each pod, as many as it holds, the one used last at the end."""

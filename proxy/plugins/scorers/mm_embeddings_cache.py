@@ -17,9 +17,9 @@ from proxy.plugins.producers.mm_embeddings_cache import ENCODER_CACHE_MATCH, Med
 @plugin("mm-embeddings-cache-scorer")
 @dataclass(slots=True)
 class MmEmbeddingsCacheScorer(Scorer):
-    """The share of the request's media, each counted once, that the endpoint has seen; 0 for all if it has none."""
+    """Share of the distinct media of the request that the pod has encoded; 0 for all pods if the request has none."""
 
-    producer_name: str = param("", "Whose matches to read; empty: the first producer's.")
+    producer_name: str = param("", "producer whose matches are read; empty: the first one")
     _match: DataKey[MediaMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -26,10 +26,10 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     1 - i/(n-1) in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
     state: PluginState
-    lru_size: int = param(1024, "Endpoints remembered.", at_least=1)
+    lru_size: int = param(1024, "number of pods to remember", at_least=1)
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
-    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: the first producer's.")
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
     _lru: OrderedDict[Endpoint, None] = field(init=False, repr=False, compare=False)
 

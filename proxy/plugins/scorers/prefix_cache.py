@@ -24,7 +24,7 @@ class PrefixCacheScorer(Scorer):
         0.0, "Share of the matched length in the score; the rest is the matched ratio.", at_least=0, at_most=1
     )
     match_length_scale_tokens: int = param(8192, "Matched tokens that count as a full length.", more_than=0)
-    prefix_match_info_producer_name: str = param("", "Whose matches to read; empty: the first producer's.")
+    prefix_match_info_producer_name: str = param("", "producer whose prefix matches are read; empty: the first one")
     _match: DataKey[PrefixMatch] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class TokenLoadScorer(Scorer):
     queue_threshold_tokens: int = param(
         DEFAULT_THRESHOLD, f"tokens at which the score is 0; not above 0: {DEFAULT_THRESHOLD}"
     )
-    in_flight_load_producer_name: str = param("", "the inflight-load-producer that must be there")
+    in_flight_load_producer_name: str = param("", "required inflight-load-producer")
 
     @property
     def requires(self) -> tuple[DataKey[int], ...]:

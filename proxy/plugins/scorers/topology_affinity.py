@@ -20,10 +20,13 @@ SCORES = (1.0, 0.2, 0.05, 0.02, 0.0)
 @plugin("topology-affinity-scorer")
 @dataclass(frozen=True, slots=True)
 class TopologyAffinityScorer(Scorer):
-    """1 for pods on the host of the peer, the pod that the request was given before, 0.2 in its rack, 0.05 in its zone,
-    0.02 in its region, else 0; 0 for all without a peer. For the labels see topology-affinity-filter."""
+    """1 for pods on the host of the peer (the pod that the request was already assigned to), 0.2 in its rack, 0.05
+    in its zone, 0.02 in its region, else 0; 0 for all pods without a peer. See topology-affinity-filter for the
+    labels."""
 
-    topology_producer_name: str = param("", "accepted and without effect: the labels of pods say where they are")
+    topology_producer_name: str = param(
+        "", "accepted and without effect: labels of the pods name their topology domains"
+    )
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:
